@@ -1,0 +1,66 @@
+# Every target sets itself up on a machine that has only Python >= 3.11: a virtual environment in
+# .venv with the versions of constraints.txt, made again when pyproject.toml or they change.
+
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+BIN := .venv/bin
+READY := .venv/ready
+PROTO := transport/fleet.proto
+
+.PHONY: help demo test check format bench proto docs clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo    a whole federation on this machine, with mutual TLS and real data"
+	@echo "make test    every test"
+	@echo "make check   formatting, lint, types, layers and packaging"
+	@echo "make format  apply what formatting and lint can repair"
+	@echo "make bench   the benchmarks, or one: make bench NAME=aggregation"
+	@echo "make proto   the Python code of $(PROTO)"
+	@echo "make docs    docs/configuration.md from the code"
+	@echo "make clean   remove what is made, but not .venv nor runs"
+
+demo: $(READY)
+	@$(BIN)/meadow demo
+
+test: $(READY)
+	@$(BIN)/python -m pytest -q --durations=10
+
+check: $(READY) build/names/meadow
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy -p meadow
+	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_packaging.py
+
+format: $(READY)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(READY)
+	@set -e; for program in $(if $(NAME),benchmarks/$(NAME).py,$(wildcard benchmarks/[a-z]*.py)); do \
+		echo "== $$program"; $(BIN)/python $$program; done
+
+proto: $(READY) build/names/meadow
+	@$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names \
+		--pyi_out=build/names --grpc_python_out=build/names meadow/$(PROTO)
+
+docs: $(READY)
+	@$(BIN)/python docs/configuration.py docs/configuration.md
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Meadow needs Python 3.11 or newer: install it, or name one\
+	with make PYTHON=/path/to/python3"; exit 1; }
+	@echo "Installing into .venv (several minutes, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
+		-c constraints.txt -e '.[dev,examples]'
+	@touch $@
+
+build/names/meadow:
+	@mkdir -p build/names
+	@ln -sfn ../.. $@

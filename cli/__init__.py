@@ -1,0 +1,1 @@
+"""The command `meadow`: one file a noun."""

@@ -1,0 +1,171 @@
+"""`meadow demo`: a whole federation on this machine, by the same commands a person would type."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from ..errors import AppError, MeadowError
+from .output import Format, FormatOption, say
+
+__all__ = ["Federation", "demo"]
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+START_S = 60.0
+STOP_S = 20.0
+
+
+class Federation:
+    """A server and client agents as processes of this machine, each with a folder of its own."""
+
+    def __init__(self, folder: Path, app: Path) -> None:
+        self._folder = folder
+        self._app = app
+        self._processes = ExitStack()
+        self.server_dir = folder / "server"
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._processes.close()
+
+    def start_server(self) -> str:
+        """Lay out and start a server on free ports; returns its fleet address."""
+        _meadow("server", "init", "--dir", str(self.server_dir), "--host", "localhost")
+        log = self._folder / "server.log"
+        command = ["server", "start", "--dir", str(self.server_dir)]
+        command += ["--fleet-port", "0", "--enroll-port", "0"]
+        process = self._processes.enter_context(_process(command, log))
+        return str(_first_event(process, log, "listening")["fleet"])
+
+    def add_client(self, name: str) -> None:
+        """Invite, enrol and start one client."""
+        token = _meadow("server", "token", name, "--dir", str(self.server_dir))
+        folder = self._folder / "clients" / name
+        _meadow(
+            "client", "enroll", "--dir", str(folder), "--server", token["server"],
+            "--token", "-", "--ca-fingerprint", token["ca_fingerprint"], "--app", str(self._app),
+            stdin=token["token"],
+        )  # fmt: skip
+        log = self._folder / f"{name}.log"
+        process = self._processes.enter_context(
+            _process(["client", "start", "--dir", str(folder)], log)
+        )
+        _first_event(process, log, "connected")
+
+
+@contextmanager
+def _process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "meadow", *arguments, "--format", "json"],
+            stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _first_event(process: subprocess.Popen[bytes], log: Path, event: str) -> dict[str, Any]:
+    """Wait until a process says `event` in its log of JSON lines."""
+    deadline_s = time.monotonic() + START_S
+    with log.open() as lines:
+        while time.monotonic() < deadline_s:
+            line = lines.readline()
+            if not line.endswith("\n"):
+                if process.poll() is not None:
+                    break
+                time.sleep(0.02)
+                continue
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(said, dict) and said.get("event") == event:
+                return said
+    raise MeadowError(f"a process did not start; its last words are in {log}:\n{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+
+
+def _meadow(*arguments: str, stdin: str | None = None) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "meadow", *arguments, "--format", "json"],
+        input=stdin, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise MeadowError(f"`meadow {' '.join(arguments[:2])}` failed: {done.stderr.strip()}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def demo(
+    clients: Annotated[int, typer.Option(help="how many client agents", min=2, max=16)] = 4,
+    rounds: Annotated[int | None, typer.Option(help="how many rounds", min=1)] = None,
+    out: Annotated[Path, typer.Option(help="where everything goes; emptied first")] = Path(
+        "runs/demo"
+    ),
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Train on real images: a server, agents enrolled by token, mutual TLS, non-IID data."""
+    from .run import follow_and_pull  # imports what only runs need
+
+    app = EXAMPLES / "mnist"
+    if not app.is_dir():
+        raise AppError(f"{app} is missing; the demo runs from a checkout of the repository")
+    _clear(out)
+    begun_at_s = time.monotonic()
+    settings = [f"run.min_clients={clients}", f"simulation.clients={clients}"]
+    settings += [f"run.rounds={rounds}"] if rounds else []
+    with Federation(out.resolve(), app) as federation:
+        say(format, "starting the server ...", event="server_starting")
+        address = federation.start_server()
+        say(format, f"server      fleet {address}, mutual TLS", event="server", fleet=address)
+        for index in range(clients):
+            federation.add_client(f"site-{index}")
+            say(
+                format,
+                f"client      site-{index} enrolled by token and connected",
+                event="client",
+                name=f"site-{index}",
+            )
+        summary = follow_and_pull(federation.server_dir, app, settings, out, format)
+    seconds = time.monotonic() - begun_at_s
+    final = summary["final"]["server"]
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in final.items())
+    say(
+        format,
+        f"done in {seconds:.0f} s: {summary['rounds']} rounds, held-out {scores}\n"
+        f"the run folder is {out}: model.safetensors, metrics.jsonl, summary.json, tensorboard/",
+        event="done",
+        seconds=seconds,
+        summary=summary,
+    )
+
+
+def _clear(out: Path) -> None:
+    """Empty the demo's folder, but nothing that is not a demo's."""
+    if out.exists() and any(out.iterdir()) and not (out / "server").is_dir():
+        raise MeadowError(f"{out} is not empty and no demo's folder; give another with --out")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    os.chmod(out, 0o700)

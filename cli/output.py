@@ -1,0 +1,64 @@
+"""How commands speak: tables and sentences for people, JSON for programs, one exit code each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Format", "FormatOption", "fail", "moment", "say", "show_rows"]
+
+
+class Format(StrEnum):
+    """What a command prints."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="text for people, json for programs")
+]
+
+
+def say(format: Format, text: str, **fields: Any) -> None:
+    """Print a sentence, or its fields as one JSON object on a line."""
+    line = json.dumps(fields, default=str) if format is Format.JSON else text
+    print(line, flush=True)
+
+
+def show_rows(
+    format: Format, rows: Sequence[Mapping[str, Any]], *, columns: Mapping[str, str], empty: str
+) -> None:
+    """Print rows as a table with these columns (key -> heading), or as a JSON list."""
+    if format is Format.JSON:
+        print(json.dumps(list(rows), default=str), flush=True)
+        return
+    if not rows:
+        print(empty, flush=True)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in columns.values():
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(row.get(key, "")) for key in columns))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def fail(error: Exception, *, format: Format = Format.TEXT) -> None:
+    """Print an error as one line on stderr."""
+    if format is Format.JSON:
+        print(json.dumps({"error": str(error), "kind": type(error).__name__}), flush=True)
+    print(f"meadow: {error}", file=sys.stderr, flush=True)
+
+
+def moment(at_s: float) -> str:
+    """Return a moment as text, "-" for never."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_s else "-"

@@ -1,0 +1,207 @@
+"""`meadow run`: give a server an app to run, and follow it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import typer
+
+from ..apps import App, pack
+from ..errors import MeadowError, ProtocolError
+from ..transport import fleet_pb2 as pb
+from .admin import AdminOption, DirOption, admin_stub
+from .live import RunView
+from .output import Format, FormatOption, moment, say, show_rows
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Submit, follow, stop and fetch runs.")
+
+ZIP_CHUNK_BYTES = 1 << 20
+COLUMNS = {
+    "id": "RUN",
+    "app": "APP",
+    "status": "STATUS",
+    "round": "ROUND",
+    "rounds": "OF",
+    "submitted": "SUBMITTED",
+    "cause": "CAUSE",
+}
+RunNumber = Annotated[int, typer.Argument(help="the run's number, as `meadow run list` shows it")]
+
+
+@app.command()
+def submit(
+    folder: Annotated[Path, typer.Argument(metavar="APP", help="a folder with an app")],
+    dir: DirOption = None,
+    admin: AdminOption = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="override a setting: run.rounds=5")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="follow the run to its end")] = False,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Send an app to the server and begin a run of it."""
+    loaded = App.load(folder, overrides=settings or [])
+    archive = pack(loaded.folder)
+    with admin_stub(dir, admin) as stub:
+        run = stub.Submit(_pieces(archive, loaded.name, settings or []), timeout=120)
+        say(
+            format,
+            f"run {run.id} of {run.app} ({run.sha256[:12]}) is {run.status}",
+            run=run.id,
+            app=run.app,
+            sha256=run.sha256,
+            status=run.status,
+        )
+        if watch:
+            _follow(stub, run.id, format)
+
+
+def _pieces(archive: bytes, name: str, settings: list[str]) -> Iterator[pb.SubmitMessage]:
+    opened = pb.SubmitOpen(size_bytes=len(archive), name=name, settings=settings)
+    yield pb.SubmitMessage(open=opened)
+    for start in range(0, len(archive), ZIP_CHUNK_BYTES):
+        yield pb.SubmitMessage(zip=archive[start : start + ZIP_CHUNK_BYTES])
+
+
+@app.command("list")
+def list_(
+    dir: DirOption = None, admin: AdminOption = None, format: FormatOption = Format.TEXT
+) -> None:
+    """List all runs."""
+    with admin_stub(dir, admin) as stub:
+        runs = stub.Runs(pb.Empty(), timeout=10).runs
+    empty = "no run yet; `meadow run submit APP` begins one"
+    show_rows(format, [_row(run) for run in runs], columns=COLUMNS, empty=empty)
+
+
+@app.command()
+def show(
+    run: RunNumber,
+    dir: DirOption = None,
+    admin: AdminOption = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Show one run and what happened in it."""
+    with admin_stub(dir, admin) as stub:
+        detail = stub.ShowRun(pb.RunId(id=run), timeout=10)
+    row = _row(detail.run)
+    events = [
+        {"at": moment(event.at_s), "kind": event.kind, **json.loads(event.json)}
+        for event in detail.events
+    ]
+    if format is Format.JSON:
+        say(format, "", **row, events=events)
+        return
+    say(format, "\n".join(f"{COLUMNS[key].lower():10} {row[key]}" for key in COLUMNS))
+    for event in detail.events:
+        say(format, f"{moment(event.at_s)}  {event.kind:18} {event.json[:200]}")
+
+
+@app.command()
+def watch(
+    run: RunNumber,
+    dir: DirOption = None,
+    admin: AdminOption = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Follow a run live, from its beginning to its end."""
+    with admin_stub(dir, admin) as stub:
+        _follow(stub, run, format)
+
+
+def _follow(stub: Any, run_id: int, format: Format) -> None:
+    with RunView(f"run {run_id}", format=format) as view:
+        for event in stub.Watch(pb.RunId(id=run_id)):
+            view.show(event.kind, json.loads(event.json))
+    final = stub.ShowRun(pb.RunId(id=run_id), timeout=10).run
+    if final.status == "failed":
+        raise MeadowError(
+            f"run {run_id} failed: {final.cause}; `meadow run show {run_id}` tells more"
+        )
+
+
+@app.command()
+def stop(
+    run: RunNumber,
+    dir: DirOption = None,
+    admin: AdminOption = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """End a run where it is; its last committed model stays."""
+    with admin_stub(dir, admin) as stub:
+        stopped = stub.Stop(pb.RunId(id=run), timeout=60)
+    text = f"run {stopped.id} is {stopped.status} after round {stopped.round}"
+    say(format, text, **_row(stopped))
+
+
+@app.command()
+def pull(
+    run: RunNumber,
+    out: Annotated[Path | None, typer.Option(help="where to; default: run-ID")] = None,
+    dir: DirOption = None,
+    admin: AdminOption = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Fetch a run's folder: the model, the metrics and the summary."""
+    target = out or Path(f"run-{run}")
+    if target.exists() and any(target.iterdir()):
+        raise MeadowError(f"{target} is not empty; give another folder with --out")
+    with admin_stub(dir, admin) as stub:
+        files = _receive(stub.Pull(pb.PullRequest(run_id=run)), target)
+    say(format, f"{len(files)} files in {target}", out=str(target), files=files)
+
+
+def _receive(messages: Iterator[pb.PullMessage], target: Path) -> list[str]:
+    names: list[str] = []
+    file = None
+    try:
+        for message in messages:
+            if message.HasField("file"):
+                path = PurePosixPath(message.file)
+                if path.is_absolute() or ".." in path.parts:
+                    raise ProtocolError(f"the server names {message.file[:200]!r}")
+                if file is not None:
+                    file.close()
+                local = target.joinpath(*path.parts)
+                local.parent.mkdir(parents=True, exist_ok=True)
+                file = local.open("wb")
+                names.append(message.file)
+            elif file is not None:
+                file.write(message.data)
+    finally:
+        if file is not None:
+            file.close()
+    return names
+
+
+def _row(run: pb.Run) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "app": run.app,
+        "status": run.status,
+        "round": run.round,
+        "rounds": run.rounds,
+        "submitted": moment(run.submitted_at_s),
+        "cause": run.cause,
+        "sha256": run.sha256,
+    }
+
+
+
+
+def follow_and_pull(
+    server_dir: Path, folder: Path, settings: list[str], out: Path, format: Format
+) -> dict[str, Any]:
+    """Run an app on a server to its end, fetch the run folder and return its summary."""
+    loaded = App.load(folder, overrides=settings)
+    archive = pack(loaded.folder)
+    with admin_stub(server_dir, None) as stub:
+        run = stub.Submit(_pieces(archive, loaded.name, settings), timeout=120)
+        _follow(stub, run.id, format)
+        _receive(stub.Pull(pb.PullRequest(run_id=run.id)), out)
+    return dict(json.loads((out / "summary.json").read_text()))

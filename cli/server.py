@@ -1,0 +1,133 @@
+"""`meadow server`: lay out a server, run its daemon, invite clients."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import MeadowError
+from ..server.home import ServerHome
+from ..transport import fleet_pb2 as pb
+from ..transport.identity import check_client_name, fingerprint_of
+from .admin import admin_stub
+from .output import Format, FormatOption, say, show_rows
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Lay out a server, run its daemon, invite clients.")
+
+ServerDir = Annotated[Path, typer.Option("--dir", help="the server's folder")]
+
+
+@app.command()
+def init(
+    dir: ServerDir,
+    host: Annotated[
+        str, typer.Option("--host", help="the name or address by which clients reach this server")
+    ] = "localhost",
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Lay out a server: certificate authority, journal and admin identity."""
+    home = ServerHome.create(dir, host=host, now=datetime.now(UTC))
+    fingerprint = fingerprint_of(home.authority.certificate_pem)
+    say(
+        format,
+        f"server laid out in {dir}\n"
+        f"CA fingerprint  {fingerprint}\n"
+        f"start it with   meadow server start --dir {dir}\n"
+        f"invite clients  meadow server token CLIENT --dir {dir}",
+        dir=str(dir),
+        ca_fingerprint=fingerprint,
+    )
+
+
+@app.command()
+def start(
+    dir: ServerDir,
+    fleet_port: Annotated[
+        int | None, typer.Option(help="port for enrolled clients; 0: any free one")
+    ] = None,
+    enroll_port: Annotated[
+        int | None, typer.Option(help="port for enrolment; 0: any free one")
+    ] = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Run the daemon in the foreground; SIGTERM or Ctrl-C drains and stops it."""
+    from ..server.daemon import Daemon  # imports grpc's server side
+
+    home = ServerHome(dir, fleet_port=fleet_port, enroll_port=enroll_port)
+
+    def ready(addresses: dict[str, str]) -> None:
+        text = f"listening: fleet {addresses['fleet']}, enrolment {addresses['enroll']}"
+        say(format, text, event="listening", **addresses)
+
+    async def serve() -> None:
+        await Daemon(home).run(ready=ready)
+
+    asyncio.run(serve())
+    say(format, "stopped; runs go on at the next start", event="stopped")
+
+
+@app.command()
+def token(
+    client: Annotated[str, typer.Argument(help="the client's name, e.g. hospital-a")],
+    dir: ServerDir,
+    hours: Annotated[float, typer.Option(help="how long the token is good", min=0.01)] = 24.0,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Make a one-time enrolment token for a client."""
+    check_client_name(client)
+    home = ServerHome(dir)
+    secret, node_id = home.invite(client, hours=hours, now_s=time.time())
+    fingerprint = fingerprint_of(home.authority.certificate_pem)
+    address = home.listening().get("enroll", f"{home.config.hosts[0]}:{home.config.enroll_port}")
+    say(
+        format,
+        f"token           {secret}   (one use, {hours:g} h)\n"
+        f"CA fingerprint  {fingerprint}\n"
+        f"on the client   meadow client enroll --dir DIR --server {address} \\\n"
+        f"                    --token - --ca-fingerprint {fingerprint}",
+        client=client,
+        node_id=node_id,
+        token=secret,
+        ca_fingerprint=fingerprint,
+        server=address,
+    )
+
+
+@app.command()
+def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
+    """Say whether the daemon runs, who is connected, and which runs are under way."""
+    home = ServerHome(dir)
+    if not home.listening():
+        raise MeadowError(
+            f"the server in {dir} is not running; start it with `meadow server start --dir {dir}`"
+        )
+    with admin_stub(dir, None) as stub:
+        now: pb.ServerStatus = stub.Status(pb.Empty(), timeout=10)
+    runs = [
+        {"id": run.id, "app": run.app, "status": run.status, "round": f"{run.round}/{run.rounds}"}
+        for run in now.runs
+    ]
+    addresses = home.listening()
+    if format is Format.JSON:
+        say(format, "", version=now.version, connected=now.connected, enrolled=now.enrolled,
+            addresses=addresses, up_s=time.time() - now.started_at_s, runs=runs)  # fmt: skip
+        return
+    say(format, f"meadow {now.version}, up {_ago(now.started_at_s)}, fleet {addresses['fleet']}")
+    say(format, f"{now.connected} of {now.enrolled} clients connected")
+    columns = {"id": "RUN", "app": "APP", "status": "STATUS", "round": "ROUND"}
+    show_rows(format, runs, columns=columns, empty="no run is under way")
+
+
+def _ago(at_s: float) -> str:
+    seconds = max(0.0, time.time() - at_s)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

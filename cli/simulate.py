@@ -1,0 +1,73 @@
+"""`meadow simulate`: an app with many clients, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError, MeadowError
+from .live import RunView
+from .output import Format, FormatOption, say
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="APP", help="a folder with an app")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="how many clients", min=1)] = None,
+    rounds: Annotated[int | None, typer.Option(help="how many rounds", min=1)] = None,
+    executor: Annotated[str | None, typer.Option(help="how clients are executed")] = None,
+    seed: Annotated[int | None, typer.Option(help="decides everything random", min=0)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="the run folder; default: runs/APP-DATE-TIME")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="a run folder: go on with an interrupted simulation")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="override a setting: training.epochs=2")
+    ] = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Simulate an app, Meadow's or plain Flower's, with many clients on this machine."""
+    if (folder is None) == (resume is None):
+        raise ConfigError("give either an app, or --resume with a run folder")
+    if resume is not None and (clients or rounds or executor or seed or out or settings):
+        raise ConfigError("--resume goes on with the settings that the run began with; give no more")
+    from ..simulations import run  # imports torch; the command's help need not
+
+    with RunView(str(folder or resume), format=format) as view:
+        if resume is not None:
+            target = resume
+            summary = run.resume(resume, on_event=view.show)
+        else:
+            assert folder is not None
+            overrides = list(settings or [])
+            if (folder / "meadow.toml").is_file():
+                named = {"run.rounds": rounds, "simulation.executor": executor, "run.seed": seed}
+                overrides += [f"{key}={value}" for key, value in named.items() if value is not None]
+            elif rounds is not None or executor is not None or seed is not None:
+                raise ConfigError(
+                    f"{folder} is a Flower app: its rounds and seed are keys of its own config; "
+                    "give them with --set"
+                )
+            target = out or run.default_folder(folder.resolve().name)
+            summary = run.simulate(
+                folder, overrides=overrides, out=target, clients=clients, on_event=view.show
+            )
+    _conclude(summary, target, format)
+
+
+def _conclude(summary: dict[str, Any], target: Path, format: Format) -> None:
+    again = f"meadow simulate --resume {target}"
+    if summary["status"] == "failed":
+        raise MeadowError(f"{summary['cause']}\ncontinue after a repair:  {again}")
+    if summary["status"] == "stopped":
+        text = f"stopped after round {summary['rounds']}; continue with:  {again}"
+    else:
+        text = f"finished {summary['rounds']} rounds in {summary['duration_s']:.1f} s; see {target}"
+    say(format, text, event="summary", folder=str(target), **summary)

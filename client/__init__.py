@@ -1,0 +1,1 @@
+"""The client: an agent that its data's owner controls, and a training process kept warm."""

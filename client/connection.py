@@ -1,0 +1,156 @@
+"""One connection to the server: a stream of small messages, and calls beside it for tensors."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+import grpc.aio
+
+from ..errors import ProtocolError, UnreachableError
+from ..transport.fleet_pb2 import (
+    AgentMessage,
+    Blob,
+    Certificate,
+    Hello,
+    RenewRequest,
+    ServerMessage,
+    Welcome,
+)
+from ..transport.fleet_pb2_grpc import FleetStub
+from .rpc_errors import rpc_errors
+from .transfer import Bulk
+
+__all__ = ["MESSAGE_BYTES_MAX", "PROTOCOL_VERSION", "Connection", "channel_options"]
+
+PROTOCOL_VERSION = 1
+MESSAGE_BYTES_MAX = 16 << 20
+BLOB_BYTES_MAX = 64 << 30
+ANSWER_WAIT_S = 20.0
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """Return how a channel behaves: it notices a dead line, and shares nothing with another."""
+    return [
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.use_local_subchannel_pool", 1),  # else an old attempt's backoff delays a new one
+        ("grpc.enable_retries", 0),
+    ]
+
+
+class Connection:
+    """An open stream and its channels; a context manager.
+
+    The stream is asyncio's. Tensors go over a second channel that blocks in threads: measured
+    on one machine, that moves several times as many bytes a second.
+    """
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
+        self.address = address
+        self.lost = asyncio.Event()
+        self._writing = asyncio.Lock()
+        options = channel_options()
+        self._channel = grpc.aio.secure_channel(address, credentials, options)
+        self._bulk_channel = grpc.secure_channel(
+            address, credentials, [*options, ("SingleThreadedUnaryStream", 1)]
+        )
+        self._stub = FleetStub(self._channel)
+        self._stream = self._stub.Connect()
+        self._bulk = Bulk(
+            FleetStub(self._bulk_channel), address, blob_bytes_max=BLOB_BYTES_MAX
+        )
+
+    async def hello(self, client: str, version: str) -> Welcome:
+        """Introduce ourselves and return the server's welcome.
+
+        Raises:
+            UnreachableError: no server answers there.
+            IdentityError: the server does not know, or has revoked, this client.
+            ProtocolError: it answers something else.
+        """
+        greeting = Hello(protocol=PROTOCOL_VERSION, client=client, version=version)
+        try:
+            async with asyncio.timeout(ANSWER_WAIT_S):
+                with suppress(UnreachableError):  # why it ended is what `receive` says
+                    await self.send(AgentMessage(hello=greeting))
+                answer = await self.receive()
+        except TimeoutError:
+            text = f"{self.address} did not answer within {ANSWER_WAIT_S:.0f} s"
+            raise UnreachableError(text) from None
+        if not answer.HasField("welcome"):
+            raise ProtocolError(f"{self.address} did not begin with a welcome")
+        return answer.welcome
+
+    async def send(self, message: AgentMessage) -> None:
+        """Send a small message.
+
+        Raises:
+            UnreachableError, IdentityError, ProtocolError: the stream has ended.
+        """
+        with rpc_errors(self.address):
+            async with self._writing:
+                try:
+                    await self._stream.write(message)
+                except asyncio.InvalidStateError:
+                    raise UnreachableError(f"{self.address}: the stream has ended") from None
+
+    async def receive(self) -> ServerMessage:
+        """Return the server's next message.
+
+        Raises:
+            UnreachableError, IdentityError, ProtocolError: the stream has ended.
+        """
+        with rpc_errors(self.address):
+            try:
+                message = await self._stream.read()
+            except asyncio.CancelledError:
+                if not self.lost.is_set():
+                    raise  # it is the task that is cancelled, not the stream
+                raise UnreachableError(f"{self.address}: hung up") from None
+        if message is grpc.aio.EOF:
+            raise UnreachableError(f"{self.address}: the server closed the connection")
+        return message
+
+    async def download(self, blob: Blob, folder: Path) -> Path:
+        """As `Bulk.download`."""
+        return await self._bulk.download(blob, folder)
+
+    async def upload(self, instruction_id: str, blob: Blob, path: Path) -> None:
+        """As `Bulk.upload`."""
+        await self._bulk.upload(instruction_id, blob, path)
+
+    async def renew(self, csr_pem: bytes) -> Certificate:
+        """Ask for the next certificate.
+
+        Raises:
+            UnreachableError, IdentityError, ProtocolError: there is none.
+        """
+        with rpc_errors(self.address):
+            return await self._stub.Renew(RenewRequest(csr_pem=csr_pem), timeout=ANSWER_WAIT_S)
+
+    def hang_up(self) -> None:
+        """End the stream; whoever waits for a message gets an `UnreachableError`."""
+        self.lost.set()
+        self._stream.cancel()
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.lost.set()
+        self._stream.cancel()
+        self._bulk_channel.close()
+        await self._channel.close()

@@ -1,0 +1,118 @@
+"""Replies on their way to the server, each until the server has confirmed it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..errors import IdentityError, MeadowError, UnreachableError
+from ..transport.blobs import blob_path
+from ..transport.fleet_pb2 import AgentMessage, AppError, Reply
+from .connection import Connection
+from .events import Event, Report, size_text
+from .state import State, blobs_of
+from .training import REPLY_UNAVAILABLE
+from .uplink import Uplink
+
+__all__ = ["Deliveries"]
+
+DELIVERIES_MAX = 64
+
+
+class Deliveries:
+    """Uploads what a reply refers to, sends the reply, and does so again until it is confirmed."""
+
+    def __init__(self, uplink: Uplink, state: State, report: Report) -> None:
+        self._uplink = uplink
+        self._state = state
+        self._report = report
+        self._room = asyncio.Semaphore(DELIVERIES_MAX)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._confirmed: dict[str, asyncio.Event] = {}
+
+    def __contains__(self, instruction_id: str) -> bool:
+        return instruction_id in self._tasks
+
+    def ids(self) -> list[str]:
+        """Return the instructions whose replies are on their way."""
+        return list(self._tasks)
+
+    async def begin(self, reply: Reply, *, run_id: int, label: str) -> None:
+        """Deliver a reply in the background; waits only while too many are on their way."""
+        await self._room.acquire()
+        instruction_id = reply.instruction_id
+        self._confirmed[instruction_id] = asyncio.Event()
+        task = asyncio.create_task(self._deliver(reply, run_id, label))
+        self._tasks[instruction_id] = task
+        task.add_done_callback(lambda _: self._end(instruction_id))
+
+    def confirm(self, instruction_id: str) -> None:
+        """The server has a reply."""
+        if instruction_id in self._confirmed:
+            self._confirmed[instruction_id].set()
+
+    def withdraw(self, instruction_id: str) -> None:
+        """The server no longer wants a reply."""
+        self.confirm(instruction_id)
+        if instruction_id in self._tasks:
+            self._tasks[instruction_id].cancel()
+
+    async def close(self) -> None:
+        """Stop; what is not confirmed yet goes out after the next start."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _end(self, instruction_id: str) -> None:
+        del self._tasks[instruction_id], self._confirmed[instruction_id]
+        self._room.release()
+
+    async def _deliver(self, reply: Reply, run_id: int, label: str) -> None:
+        confirmed = self._confirmed[reply.instruction_id]
+        attempt = size = 0
+        while not confirmed.is_set():
+            connection = await self._uplink.online()
+            try:
+                size = await self._upload(connection, reply, run_id)
+                await connection.send(AgentMessage(reply=reply))
+            except (UnreachableError, IdentityError):
+                await self._uplink.pause(connection, attempt)
+                attempt += 1
+            except MeadowError as error:  # the server refuses it: it has to know, and the owner
+                self._report(Event(kind="failed", text=f"{label}: {error}"))
+                reply = _without_result(reply, error)
+            else:
+                await _first_of(confirmed, connection.lost)
+        await asyncio.to_thread(self._state.acknowledge, reply.instruction_id)
+        if reply.HasField("envelope") and not reply.envelope.HasField("error"):
+            what = "update" if blobs_of(reply.envelope) else "answer"
+            detail = {"instruction": reply.instruction_id, "bytes": size}
+            text = f"{label}: {what} sent {size_text(size)}"
+            self._report(Event(kind="sent", text=text, detail=detail))
+
+    async def _upload(self, connection: Connection, reply: Reply, run_id: int) -> int:
+        """Send the reply's files; return how many bytes they and the reply are."""
+        folder = self._state.reply_dir(run_id, reply.instruction_id)
+        size = reply.ByteSize()
+        for blob in blobs_of(reply.envelope):
+            await connection.upload(reply.instruction_id, blob, blob_path(folder, blob.id))
+            size += blob.size_bytes
+        return size
+
+
+def _without_result(reply: Reply, error: MeadowError) -> Reply:
+    answer = Reply(instruction_id=reply.instruction_id)
+    answer.envelope.metadata.CopyFrom(reply.envelope.metadata)
+    answer.envelope.error.CopyFrom(
+        AppError(code=REPLY_UNAVAILABLE, reason=f"the reply could not be delivered: {error}")
+    )
+    return answer
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

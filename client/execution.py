@@ -1,0 +1,178 @@
+"""One instruction's way on the client: recorded already? allowed? counted, fetched, executed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import (
+    AppError,
+    ConfigError,
+    MeadowError,
+    ProtocolError,
+    RefusedError,
+    StoreError,
+    UnreachableError,
+)
+from ..transport.blobs import blob_path, check_blob_id
+from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
+from .events import Event, Report
+from .ledger import Ledger
+from .owner import Owner
+from .policy import check, is_training
+from .rpc_errors import GoneError
+from .state import State, blobs_of
+from .training import APP_NOT_LOADED, Trainer, failure
+from .uplink import Uplink
+
+__all__ = ["Execution", "label_of"]
+
+BLOBS_KEPT = 4
+CORRUPT_MAX = 3
+
+
+class Execution:
+    """Turns instructions into replies, one at a time."""
+
+    def __init__(
+        self,
+        *,
+        owner: Owner,
+        ledger: Ledger,
+        state: State,
+        trainer: Trainer,
+        uplink: Uplink,
+        blob_dir: Path,
+        report: Report,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._owner = owner
+        self._ledger = ledger
+        self._state = state
+        self._trainer = trainer
+        self._uplink = uplink
+        self._blob_dir = blob_dir
+        self._report = report
+        self._clock = clock
+        self._verified: dict[str, tuple[int, int]] = {}
+        self.training = False
+        """Whether the trainer is at work now."""
+
+    async def perform(self, instruction: Instruction, step: Callable[[], None]) -> Reply | None:
+        """Return the reply to an instruction, None if the server does not want one any more.
+
+        Guarantees: an instruction whose reply was recorded is not executed again; one that
+            trains is counted in the ledger before it is executed.
+        """
+        try:
+            recorded = self._state.recorded(instruction.id)
+            envelope = recorded.envelope if recorded else await self._execute(instruction, step)
+            return Reply(instruction_id=instruction.id, envelope=envelope)
+        except RefusedError as error:
+            return await self._refuse(instruction, str(error))
+        except GoneError:
+            return None
+        except (MeadowError, OSError) as error:
+            text = f"{label_of(instruction.envelope)}: {error}"
+            self._report(Event(kind="failed", text=text))
+            envelope = failure(instruction, APP_NOT_LOADED, str(error))
+            return Reply(instruction_id=instruction.id, envelope=envelope)
+
+    async def _execute(self, instruction: Instruction, step: Callable[[], None]) -> Envelope:
+        self._allow(instruction)
+        if is_training(instruction):
+            now_s = self._clock()
+            await asyncio.to_thread(self._ledger.participate, instruction, now_s=now_s)
+        blobs = blobs_of(instruction.envelope)
+        for blob in blobs:
+            await self._fetch(blob)
+        self._prune({blob.id for blob in blobs})
+        verb = "training" if is_training(instruction) else "evaluating"
+        label = label_of(instruction.envelope)
+        detail = {"run": instruction.run_id, "instruction": instruction.id}
+        text = f"{label}: {verb} app {instruction.app.name}"
+        self._report(Event(kind="training", text=text, detail=detail))
+        done = await self._train(instruction, step)
+        if done.envelope.HasField("error"):
+            text = f"{label}: {done.envelope.error.reason}"
+            self._report(Event(kind="failed", text=text, detail=detail))
+        await asyncio.to_thread(self._state.record, instruction, done.envelope, done.state)
+        return done.envelope
+
+    async def _train(self, instruction: Instruction, step: Callable[[], None]) -> TrainingDone:
+        run_id = instruction.run_id
+        reply_dir = self._state.reply_dir(run_id, instruction.id)
+        state_dir = self._state.state_dir(run_id)
+        state = self._state.state_of(run_id)
+        step()
+        self.training = True
+        try:
+            return await self._trainer.execute(
+                instruction, self._blob_dir, reply_dir, state_dir, state, step
+            )
+        finally:
+            self.training = False
+
+    def _allow(self, instruction: Instruction) -> None:
+        """Return if the owner allows the instruction.
+
+        Raises:
+            RefusedError: no.
+        """
+        try:
+            policy = self._owner.config().policy
+            installed = self._owner.sha256(instruction.app.name)
+        except (ConfigError, AppError) as error:
+            self._report(Event(kind="warning", text=str(error)))
+            raise RefusedError("this client's client.toml or app needs its owner") from error
+        now_s = self._clock()
+        rounds_today = self._ledger.rounds_today(now_s=now_s, besides=instruction.id)
+        check(instruction, policy, installed=installed, rounds_today=rounds_today)
+
+    async def _refuse(self, instruction: Instruction, reason: str) -> Reply:
+        now_s = self._clock()
+        try:
+            await asyncio.to_thread(self._ledger.refuse, instruction, reason, now_s=now_s)
+        except StoreError as error:
+            self._report(Event(kind="warning", text=str(error)))
+        text = f"{label_of(instruction.envelope)}: refused: {reason}"
+        self._report(Event(kind="refused", text=text, detail={"app": instruction.app.name}))
+        return Reply(instruction_id=instruction.id, refused=reason)
+
+    async def _fetch(self, blob: Blob) -> None:
+        """See that a blob is in the folder of blobs, whole."""
+        path = blob_path(self._blob_dir, check_blob_id(blob.id))
+        if self._verified.get(blob.id) == (blob.size_bytes, blob.crc32) and path.is_file():
+            path.touch()
+            return
+        attempt = corrupt = 0
+        while True:
+            connection = await self._uplink.online()
+            try:
+                await connection.download(blob, self._blob_dir)
+                break
+            except UnreachableError:
+                await self._uplink.pause(connection, attempt)
+                attempt += 1
+            except ProtocolError:
+                corrupt += 1
+                if corrupt == CORRUPT_MAX:
+                    raise
+        path.touch()
+        self._verified[blob.id] = (blob.size_bytes, blob.crc32)
+
+    def _prune(self, needed: set[str]) -> None:
+        """Keep the files used last, and those that are needed now."""
+        files = sorted(self._blob_dir.iterdir(), key=lambda path: -path.stat().st_mtime_ns)
+        for path in files[BLOBS_KEPT:]:
+            if path.stem not in needed:
+                path.unlink()
+                self._verified.pop(path.stem, None)
+
+
+def label_of(envelope: Envelope) -> str:
+    """Return what to call the work for people: the round, or the run if it has none."""
+    group = envelope.metadata.group_id[:20]
+    return f"round {group}" if group.isdigit() else f"run {envelope.metadata.run_id}"

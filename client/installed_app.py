@@ -1,0 +1,117 @@
+"""An app at work in the training process: messages in, messages and the app's memory out."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import Context, Message, Metadata, RecordDict
+from flwr.clientapp import ClientApp
+
+from ..apps import App
+from ..errors import AppError, ProtocolError
+from ..flower import identify_process, rebuild_message, set_message_id
+from ..transport.blobs import blob_path
+from ..transport.codec import BlobWriter, decode, encode
+from ..transport.entries import unpack_entries
+from ..transport.fleet_pb2 import (
+    Envelope,
+    Inspection,
+    Instruction,
+    TrainingDone,
+    TrainingStart,
+    TrainingWork,
+)
+
+__all__ = ["InstalledApp"]
+
+
+class InstalledApp:
+    """One app, loaded, with the owner's settings for it."""
+
+    def __init__(self, app: App, client_app: ClientApp, start: TrainingStart, device: str) -> None:
+        self._app = app
+        self._client_app = client_app
+        self._node_id = start.node_id
+        self._node_config = cast(dict[str, Any], unpack_entries(start.node_config))
+        self.device = device
+
+    @classmethod
+    def load(cls, start: TrainingStart) -> InstalledApp:
+        """Load the app's code, if its content is what the agent has allowed.
+
+        Raises:
+            AppError: the content is another, or the code does not load.
+        """
+        app = App.load(start.app_dir, environ={})
+        if app.sha256 != start.sha256:
+            raise AppError(f"{start.app_dir} was changed since the agent looked at it")
+        identify_process(run_id=0, node_id=start.node_id)
+        if app.flower is not None:
+            client_app = app.load_object(app.flower.client_app)
+            if not isinstance(client_app, ClientApp):
+                raise AppError(
+                    f"{app.flower.client_app!r} is a {type(client_app).__name__}, not a ClientApp"
+                )
+            return cls(app, client_app, start, "as the app chooses")
+        from .app import client_app  # torch, which a plain Flower app may do without
+
+        return cls(app, client_app(app.load_task()), start, start.device)
+
+    def execute(self, work: TrainingWork) -> TrainingDone:
+        """Execute one instruction.
+
+        Guarantees: the files of the reply and of the state are durable on return.
+        Raises:
+            Exception: whatever the app raises.
+        """
+        instruction = work.instruction
+        blobs, states = Path(work.blob_dir), Path(work.state_dir)
+        message = decode(instruction.envelope, lambda blob: blob_path(blobs, blob.id))
+        context = self._context(instruction, _unpack_state(work.state, states))
+        reply = self._client_app(message, context)
+        if not isinstance(reply, Message):
+            raise AppError(f"the app answered with a {type(reply).__name__}, not a Message")
+        set_message_id(reply, uuid.uuid4().hex)
+        return TrainingDone(
+            instruction_id=instruction.id,
+            envelope=encode(reply, BlobWriter(Path(work.reply_dir))),
+            state=_pack_state(context, states),
+        )
+
+    def inspect(self) -> Inspection:
+        """Load the owner's data and count it, where the app says how.
+
+        Raises:
+            Exception: whatever the app raises.
+        """
+        return Inspection()
+
+    def _context(self, instruction: Instruction, state: RecordDict) -> Context:
+        identify_process(run_id=instruction.run_id, node_id=self._node_id)
+        node_config = {"site-count": instruction.sites, **self._node_config}
+        return Context(
+            run_id=instruction.run_id,
+            node_id=self._node_id,
+            node_config=node_config,
+            state=state,
+            run_config=cast(dict[str, Any], unpack_entries(instruction.run_config)),
+        )
+
+
+def _unpack_state(state: bytes, folder: Path) -> RecordDict:
+    if not state:
+        return RecordDict()
+    envelope = Envelope.FromString(state)
+    return decode(envelope, lambda blob: blob_path(folder, blob.id)).content
+
+
+def _pack_state(context: Context, folder: Path) -> bytes:
+    if not context.state:
+        return b""
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = Metadata(context.run_id, "state", 0, 0, "", "", 0.0, 0.0, "query")
+    message = rebuild_message(metadata, context.state)
+    return encode(message, BlobWriter(folder)).SerializeToString()

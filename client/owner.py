@@ -1,0 +1,84 @@
+"""What the owner says and has installed, read again whenever it changes on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..client_config import ClientConfig, load_client_config
+from ..errors import MeadowError
+
+__all__ = ["Owner"]
+
+Signature = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(slots=True)
+class _Hashed:
+    signature: Signature
+    sha256: str
+
+
+class Owner:
+    """client.toml and the app folders that it names."""
+
+    def __init__(self, directory: Path, content_hash: Callable[[Path], str]) -> None:
+        self._path = directory / "client.toml"
+        self._content_hash = content_hash
+        self._read: tuple[Signature, ClientConfig] | None = None
+        self._hashes: dict[Path, _Hashed] = {}
+
+    def config(self) -> ClientConfig:
+        """Return what the owner's file says now.
+
+        Raises:
+            ConfigError: the file is missing or wrong.
+        """
+        signature = _signature(self._path)
+        if self._read is None or self._read[0] != signature:
+            self._read = (signature, load_client_config(self._path))
+        return self._read[1]
+
+    def folder(self, app: str) -> Path | None:
+        """Return where an app is installed, None if it is not."""
+        path = self.config().apps.get(app)
+        return None if path is None else Path(path)
+
+    def sha256(self, app: str) -> str | None:
+        """Return an installed app's content hash, None if it is not installed.
+
+        Raises:
+            AppError: the folder is missing or is no app.
+        """
+        folder = self.folder(app)
+        if folder is None:
+            return None
+        signature = _signature(*sorted(path for path in folder.rglob("*") if path.is_file()))
+        known = self._hashes.get(folder)
+        if known is None or known.signature != signature:
+            known = _Hashed(signature, self._content_hash(folder))
+            self._hashes[folder] = known
+        return known.sha256
+
+    def apps(self) -> dict[str, str | MeadowError]:
+        """Return every installed app's hash, or what is wrong with it."""
+        found: dict[str, str | MeadowError] = {}
+        for app in self.config().apps:
+            try:
+                found[app] = self.sha256(app) or ""
+            except MeadowError as error:
+                found[app] = error
+        return found
+
+
+def _signature(*paths: Path) -> Signature:
+    """Return what changes when a file does: its name, size and time of change."""
+    found = []
+    for path in paths:
+        try:
+            status = path.stat()
+            found.append((str(path), status.st_size, status.st_mtime_ns))
+        except FileNotFoundError:
+            found.append((str(path), -1, 0))
+    return tuple(found)

@@ -1,0 +1,51 @@
+"""The owner's policy: may this instruction run on this data? A pure decision."""
+
+from __future__ import annotations
+
+from ..client_config import PolicyConfig
+from ..errors import RefusedError
+from ..transport.fleet_pb2 import Instruction
+
+__all__ = ["check", "is_training"]
+
+
+def check(
+    instruction: Instruction, policy: PolicyConfig, *, installed: str | None, rounds_today: int
+) -> None:
+    """Return if the owner allows an instruction.
+
+    `installed` is the SHA-256 of the app of that name that the owner has installed, None if there
+    is none; `rounds_today` is how often the data was trained on this UTC day.
+
+    Raises:
+        RefusedError: the owner does not allow it; the text is for the server's operator too.
+    """
+    app = instruction.app
+    if installed is None:
+        raise RefusedError(f"app {app.name[:80]!r} is not installed here")
+    asked = app.sha256.removeprefix("sha256:")
+    if installed != asked:
+        raise RefusedError(
+            f"app {app.name!r} is installed here as sha256:{installed[:12]}..., "
+            f"the run is of sha256:{asked[:12]}...; install the same files on both sides"
+        )
+    if policy.allowed_apps and f"sha256:{installed}" not in policy.allowed_apps:
+        raise RefusedError(f"app {app.name!r} is not among policy.allowed_apps")
+    if instruction.cohort_clients < policy.min_cohort:
+        raise RefusedError(
+            f"policy.min_cohort is {policy.min_cohort}, "
+            f"this round has {instruction.cohort_clients} clients"
+        )
+    if policy.require_secure_aggregation and not instruction.secure_aggregation:
+        raise RefusedError("policy.require_secure_aggregation is set, this run does without it")
+    if policy.require_differential_privacy and not instruction.differential_privacy:
+        raise RefusedError("policy.require_differential_privacy is set, this run does without it")
+    bound = policy.rounds_per_day
+    if bound is not None and is_training(instruction) and rounds_today >= bound:
+        raise RefusedError(f"policy.rounds_per_day is {bound}, and {rounds_today} were trained")
+
+
+def is_training(instruction: Instruction) -> bool:
+    """Return whether an instruction trains on the data, rather than evaluates or asks."""
+    category = instruction.envelope.metadata.message_type.partition(".")[0]
+    return category not in ("evaluate", "query")

@@ -1,0 +1,53 @@
+"""gRPC's errors become ours here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from ..errors import IdentityError, LimitError, MeadowError, ProtocolError, UnreachableError
+
+__all__ = ["GoneError", "rpc_errors"]
+
+
+class GoneError(ProtocolError):
+    """The server no longer has, or no longer wants, what is asked for or sent."""
+
+
+_KINDS: dict[grpc.StatusCode, type[MeadowError]] = {
+    grpc.StatusCode.UNAUTHENTICATED: IdentityError,
+    grpc.StatusCode.PERMISSION_DENIED: IdentityError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitError,
+    grpc.StatusCode.NOT_FOUND: GoneError,
+    grpc.StatusCode.INVALID_ARGUMENT: ProtocolError,
+    grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
+    grpc.StatusCode.OUT_OF_RANGE: ProtocolError,
+    grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
+}
+"""Everything else - a lost connection, a restart, a deadline - may go away by itself."""
+
+
+@contextmanager
+def rpc_errors(address: str) -> Iterator[None]:
+    """Turn what gRPC raises in the block into the error tree.
+
+    Raises:
+        UnreachableError: the server did not answer; trying again later may help.
+        IdentityError: it does not accept who we are.
+        GoneError, LimitError, ProtocolError: it refuses what we ask.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or ""
+        kind = _KINDS.get(code, UnreachableError)
+        if kind is UnreachableError:
+            details = f"{address}: {_short(details) or code.name.lower()}"
+        raise kind(details) from error
+
+
+def _short(details: str) -> str:
+    """Return the part of gRPC's text that a person can use: the last cause."""
+    return details.replace("\n", " ").rpartition("; last error: ")[2][:300]

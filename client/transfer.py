@@ -1,0 +1,121 @@
+"""Blobs to and from the server, in steps that fill the line.
+
+A transfer is a blocking loop in a thread of its own: one hop between threads a file, not one a
+chunk. It never holds more than a few chunks, and it goes on where an earlier attempt stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from ..errors import ProtocolError, StoreError
+from ..transport.blobs import Receiver, blob_path, chunks
+from ..transport.fleet_pb2 import Blob, DownloadRequest, UploadMessage, UploadOpen
+from ..transport.fleet_pb2_grpc import FleetStub
+from .rpc_errors import rpc_errors
+
+__all__ = ["Bulk"]
+
+UPLOAD_OPENINGS_MAX = 4
+T = TypeVar("T")
+Started = Callable[[grpc.Future], None]
+
+
+class Bulk:
+    """The calls that carry tensors, on a connection to one server."""
+
+    def __init__(self, stub: FleetStub, address: str, *, blob_bytes_max: int) -> None:
+        self._stub = stub
+        self._address = address
+        self._blob_bytes_max = blob_bytes_max
+
+    async def download(self, blob: Blob, folder: Path) -> Path:
+        """Fetch a blob into `folder`; a part that is there already is not fetched again.
+
+        Raises:
+            UnreachableError: the connection was lost; the part stays.
+            GoneError: the server no longer offers the blob.
+            MeadowError: the blob is not what was announced, or cannot be stored.
+        """
+        return await _in_thread(lambda started: self._download(blob, folder, started))
+
+    async def upload(self, instruction_id: str, blob: Blob, path: Path) -> None:
+        """Send a file; what the server has of it already is not sent again.
+
+        Raises:
+            UnreachableError: the connection was lost.
+            MeadowError: the server refuses the blob, or the file is not there.
+        """
+        await _in_thread(lambda started: self._upload(instruction_id, blob, path, started))
+
+    def _download(self, blob: Blob, folder: Path, started: Started) -> Path:
+        try:
+            receiver = Receiver(folder, blob, size_max=self._blob_bytes_max)
+        except ProtocolError:
+            blob_path(folder, blob.id).unlink(missing_ok=True)  # other bytes under this id
+            receiver = Receiver(folder, blob, size_max=self._blob_bytes_max)
+        with receiver, rpc_errors(self._address):
+            if not receiver.complete:
+                request = DownloadRequest(blob_id=blob.id, offset=receiver.received_bytes)
+                call = self._stub.Download(request)
+                started(call)
+                try:
+                    for chunk in call:
+                        receiver.write(chunk)
+                finally:
+                    call.cancel()
+            return receiver.finish()
+
+    def _upload(self, instruction_id: str, blob: Blob, path: Path, started: Started) -> None:
+        size = path.stat().st_size if path.is_file() else -1
+        if size != blob.size_bytes:
+            raise StoreError(f"{path}: {size} bytes, {blob.size_bytes} were recorded")
+        offset = 0
+        for _ in range(UPLOAD_OPENINGS_MAX):
+            opening = UploadOpen(instruction_id=instruction_id, blob=blob, offset=offset)
+            try:
+                with rpc_errors(self._address):
+                    call = self._stub.Upload.future(_messages(opening, path))
+                    started(call)
+                    if call.result().complete:
+                        return
+                raise ProtocolError(f"the server took only a part of blob {blob.id}")
+            except ProtocolError as error:
+                found = re.fullmatch(r"offset=(\d{1,19})", str(error))
+                if found is None:
+                    raise
+                offset = min(int(found[1]), size)
+        raise ProtocolError(f"the server does not say how much of blob {blob.id} it has")
+
+
+def _messages(opening: UploadOpen, path: Path) -> Iterator[UploadMessage]:
+    yield UploadMessage(open=opening)
+    for chunk in chunks(path, opening.offset):
+        yield UploadMessage(chunk=chunk)
+
+
+async def _in_thread(function: Callable[[Started], T]) -> T:
+    """Run a blocking call in a thread; cancelling the task cancels the call."""
+    calls: list[grpc.Future] = []
+    cancelled = False
+
+    def started(call: grpc.Future) -> None:
+        calls.append(call)
+        if cancelled:
+            call.cancel()
+
+    future = asyncio.get_running_loop().run_in_executor(None, function, started)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        cancelled = True
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(future, return_exceptions=True)
+        raise

@@ -1,0 +1,139 @@
+"""client.toml: what the owner of the data allows, and with what it is trained.
+
+The file is the owner's: nothing that a server sends, and no environment variable, changes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .settings import Settings, refuse, setting
+from .settings_sources import given_by_table, read_toml
+from .settings_values import build
+
+__all__ = [
+    "ClientConfig",
+    "DataConfig",
+    "DeviceConfig",
+    "PolicyConfig",
+    "load_client_config",
+    "make_client_config",
+]
+
+FILE_NAME = "client.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """[data]: this site's place among the sites; every other key is handed to the app."""
+
+    index: int | None = setting(
+        None, "this site's number, from 0; from the order of enrolment if absent", at_least=0
+    )
+    count: int | None = setting(None, "how many sites there are", at_least=1)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The free keys: what the task's `client_data` finds in `Site.config`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """[device]: what training may use of this machine."""
+
+    device: str = setting("auto", 'where training runs: "auto", "cpu", "cuda", "cuda:0", "mps"')
+    threads: int = setting(1, "CPU threads", at_least=1, at_most=4096)
+    memory_mb_max: int | None = setting(
+        None, "training is stopped beyond this much memory; no limit if absent", at_least=64
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """[policy]: what this site refuses, whatever a server asks."""
+
+    allowed_apps: tuple[str, ...] = setting(
+        (), 'the only apps that may run, as "sha256:..."; empty is every app under [apps]'
+    )
+    min_cohort: int = setting(
+        1, "refuse a run whose rounds may have fewer clients than this", at_least=1
+    )
+    rounds_per_day: int | None = setting(
+        None, "train in at most this many rounds in 24 hours; no limit if absent", at_least=1
+    )
+    require_secure_aggregation: bool = setting(False, "refuse a run without it")
+    require_differential_privacy: bool = setting(False, "refuse a run without it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Everything that client.toml says."""
+
+    apps: Mapping[str, str] = setting(
+        None, "the apps installed here: a name and its folder, beside this file or absolute"
+    )
+    data: DataConfig = field(default_factory=DataConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    source: Path | None = field(default=None, compare=False)
+    """The file it was read from."""
+
+
+def load_client_config(path: Path | str) -> ClientConfig:
+    """Read client.toml, or the one in a folder; app folders become absolute.
+
+    Raises:
+        ConfigError: anything at all is wrong; the text names the file, the key and the remedy.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / FILE_NAME
+    table = read_toml(file, remedy='"meadow client enroll" makes one')
+    config = make_client_config(table, where=str(file))
+    here = file.parent.absolute()
+    apps = {name: str(here / folder) for name, folder in config.apps.items()}
+    return replace(config, apps=apps, source=file)
+
+
+def make_client_config(values: Mapping[str, Any], *, where: str = "settings") -> ClientConfig:
+    """Return the config of a mapping of sections, as `{"device": {"threads": 2}}`, checked.
+
+    Raises:
+        ConfigError: as `load_client_config`.
+    """
+    free: dict[str, Any] = {}
+    data = values.get("data")
+    if isinstance(data, Mapping):
+        free = {key: value for key, value in data.items() if key not in ("index", "count")}
+        values = {**values, "data": {key: data[key] for key in data if key not in free}}
+    given: Settings = given_by_table(ClientConfig, values, where)
+    config = build(ClientConfig, given)
+    config = replace(config, apps=config.apps or {}, data=replace(config.data, config=free))
+    _check(config, where)
+    return config
+
+
+def _check(config: ClientConfig, where: str) -> None:
+    data, device, policy = config.data, config.device.device, config.policy
+    if data.index is not None and data.count is not None and data.index >= data.count:
+        refuse(
+            where,
+            "data.index",
+            f"= {data.index} must be less than data.count = {data.count}: sites count from 0",
+        )
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", device):
+        refuse(
+            where,
+            "device.device",
+            f'must be "auto", "cpu", "mps", "cuda" or "cuda:" and a number, got {device!r}',
+        )
+    for app in policy.allowed_apps:
+        if not re.fullmatch(r"sha256:[0-9a-f]{64}", app):
+            refuse(
+                where,
+                "policy.allowed_apps",
+                f'must be "sha256:" and 64 hexadecimal digits each, got {app!r}; '
+                '"meadow client doctor" prints those of the installed apps',
+            )

@@ -1,0 +1,118 @@
+"""Write docs/configuration.md from the code: `make docs`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from meadow.client_config import ClientConfig
+from meadow.config import Config
+from meadow.server_config import ServerConfig
+from meadow.settings import Rule, rule_of, section_of
+from meadow.settings_text import value_to_toml
+
+INTRODUCTION = """\
+# Configuration
+
+This page is made from the code by `make docs`; a test holds it current.
+
+Three files say everything: an app's `meadow.toml` (what a run is), a client's `client.toml` (what
+the owner of the data allows) and a server's `server.toml` (where it listens). No key has to be
+said. Unknown keys, wrong types, impossible values and keys that mean nothing beside others are
+errors that name the file, the key and what would be right; the command then ends with exit code 2.
+"""
+
+MEADOW = """
+## meadow.toml
+
+It lies in the app's folder. Values come from the defaults, then the file, then environment
+variables, then `--set`, the later over the earlier:
+
+    MEADOW_RUN__ROUNDS=5 meadow simulate my_app --set training.learning_rate=0.05
+
+A variable is `MEADOW_`, the section and the key in capitals with two underscores between them
+(`MEADOW_RUN__EARLY_STOPPING__PATIENCE`); an empty one says nothing. A run's folder holds the
+resolved file: every key that means something, defaults included.
+"""
+
+CLIENT = """
+## client.toml
+
+It lies in the client's folder and is its owner's: nothing that a server sends and no environment
+variable changes it.
+"""
+
+SERVER = """
+## server.toml
+
+It lies in the server's folder; `meadow server init` makes it. Its keys are in no section.
+"""
+
+FREE = "| any other key | | | handed to the app's `client_data` as `Site.config` |"
+NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION]
+    for text, schema in ((MEADOW, Config), (CLIENT, ClientConfig), (SERVER, ServerConfig)):
+        parts += [text, *tables(schema, "")]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def tables(schema: type[Any], prefix: str) -> Iterator[str]:
+    """Yield a section's heading and table, and those of the sections in it."""
+    hints = get_type_hints(schema)
+    rows = [
+        row(entry.name, hints[entry.name], rule_of(entry, hints[entry.name]), entry.default)
+        for entry in fields(schema)
+        if "rule" in entry.metadata
+    ]
+    if prefix and rows:
+        about = inspect.cleandoc(schema.__doc__ or "").partition(": ")[2]
+        yield f"### [{prefix}]\n\n{about[:1].upper()}{about[1:]}"
+    if rows:
+        head = ["| key | value | default | meaning |", "|---|---|---|---|"]
+        yield "\n".join([*head, *rows, *([FREE] if prefix == "data" else [])])
+    for entry in fields(schema):
+        inner = section_of(hints[entry.name])
+        if inner is not None:
+            yield from tables(inner, f"{prefix}.{entry.name}" if prefix else entry.name)
+
+
+def row(name: str, kind: Any, rule: Rule, default: Any) -> str:
+    """Return one key's line of a table."""
+    shown = "" if default is None or default == () else f"`{value_to_toml(default)}`"
+    others = [
+        f"`{key}` is {' or '.join(f'`{value_to_toml(v)}`' for v in values)}"
+        if values
+        else f"`{key}` is set"
+        for key, values in rule.only.items()
+    ]
+    meaning = rule.meaning + (f" (only if {' and '.join(others)})" if others else "")
+    return f"| `{name}` | {wanted(kind, rule)} | {shown} | {meaning} |"
+
+
+def wanted(kind: Any, rule: Rule) -> str:
+    """Return what a key's value may be."""
+    if rule.choices:
+        return ", ".join(f"`{value_to_toml(choice)}`" for choice in rule.choices)
+    members = {kind} if get_origin(kind) in (tuple, dict, Literal) else {*get_args(kind)} or {kind}
+    if section := get_origin(kind):
+        if section is tuple:
+            return "list of texts"
+        if "Mapping" in str(section):
+            return "table of texts"
+    members -= {NoneType}
+    name = NAMES[float] if float in members else " or ".join(NAMES[each] for each in members)
+    signs = (("≥", rule.at_least), (">", rule.above), ("≤", rule.at_most), ("<", rule.below))
+    return ", ".join([name, *(f"{sign} {bound}" for sign, bound in signs if bound is not None)])
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

@@ -1,0 +1,221 @@
+"""The one place that knows Flower's corners; everything else uses its public names.
+
+Two things live here. `TensorArray` is a Flower `Array` over memory that already exists (an
+array, or a file that is mapped), so that building a record costs no copy. The rest are the few
+steps that Flower leaves to whoever runs an app: who this process is, and how a message that
+came over a wire is put together again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Protocol, cast, runtime_checkable
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+import ml_dtypes
+import numpy as np
+from flwr.app import Array, ArrayRecord, Error, Message, Metadata, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from numpy.typing import NDArray
+
+from .errors import ProtocolError
+
+__all__ = [
+    "NUMPY_STYPE",
+    "FlatTensor",
+    "TensorArray",
+    "arrays_to_params",
+    "dtype_of",
+    "identify_process",
+    "params_to_arrays",
+    "rebuild_message",
+    "record_of",
+    "set_message_id",
+    "tensor_of",
+    "tensors_of",
+]
+
+NUMPY_STYPE = "numpy.ndarray"
+"""Flower's name for an array that NumPy can read."""
+
+
+@runtime_checkable
+class FlatTensor(Protocol):
+    """A tensor that is read in slices of its flattened values, from memory or from a file.
+
+    Shapes: `tensor[a:b]` is a 1-D array of `b - a` values in row-major order.
+    """
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, values: slice) -> NDArray[np.generic]: ...
+    def numpy(self) -> NDArray[np.generic]: ...
+
+
+class MemoryTensor:
+    """A `FlatTensor` over an array in memory."""
+
+    __slots__ = ("_array", "_flat")
+
+    def __init__(self, array: NDArray[np.generic]) -> None:
+        self._array: NDArray[np.generic] = np.ascontiguousarray(array).reshape(array.shape)
+        self._flat = self._array.reshape(-1)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return self._array.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    def __getitem__(self, values: slice) -> NDArray[np.generic]:
+        return self._flat[values]
+
+    def numpy(self) -> NDArray[np.generic]:
+        return self._array
+
+
+class TensorArray(Array):
+    """A Flower `Array` that holds a tensor instead of its serialised bytes.
+
+    `numpy()` gives a read-only view without a copy; `data`, Flower's serialised form, is made
+    only if somebody asks for it. Works for bfloat16 and the 8-bit floats too (by `ml_dtypes`).
+    """
+
+    def __init__(self, tensor: FlatTensor | NDArray[np.generic]) -> None:
+        held = MemoryTensor(tensor) if isinstance(tensor, np.ndarray) else tensor
+        self.__dict__["tensor"] = held
+        self.__dict__["dtype"] = held.dtype.name
+        self.__dict__["shape"] = tuple(held.shape)
+        self.__dict__["stype"] = NUMPY_STYPE
+
+    @property
+    def tensor(self) -> FlatTensor:
+        """The values, sliceable without loading all of them."""
+        return cast(FlatTensor, self.__dict__["tensor"])
+
+    def numpy(self) -> NDArray[np.generic]:
+        """Return the values as a read-only array of `shape`."""
+        view = self.tensor.numpy().view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]  # Flower's is a plain attribute
+        """Flower's serialised form (.npy), made on demand."""
+        if "_data" not in self.__dict__:
+            buffer = BytesIO()
+            np.save(buffer, self.tensor.numpy(), allow_pickle=False)
+            self.__dict__["_data"] = buffer.getvalue()
+        return cast(bytes, self.__dict__["_data"])
+
+
+def dtype_of(name: str) -> np.dtype[np.generic]:
+    """Return the NumPy dtype called `name`, bfloat16 and the 8-bit floats included.
+
+    Raises:
+        ProtocolError: `name` is not a numeric or boolean dtype.
+    """
+    try:
+        dtype: np.dtype[np.generic] = np.dtype(cast(str, getattr(ml_dtypes, name, name)))
+    except (TypeError, ValueError, SyntaxError):
+        raise ProtocolError(f"unknown dtype {name!r}") from None
+    if dtype.hasobject or (dtype.kind not in "biufc" and dtype.name not in dir(ml_dtypes)):
+        raise ProtocolError(f"dtype {name!r} is not numeric or boolean")
+    return dtype
+
+
+def tensors_of(arrays: ArrayRecord) -> dict[str, FlatTensor]:
+    """Return the record's tensors by name, without a copy where they are held unserialised.
+
+    Raises:
+        ProtocolError: an array is not a NumPy one (bytes of another library, for instance), or
+            its bytes are not a plain .npy: pickles and object arrays are never loaded.
+    """
+    return {name: tensor_of(name, array) for name, array in arrays.items()}
+
+
+def tensor_of(name: str, array: Array) -> FlatTensor:
+    """Return the tensor in an array that is called `name`; see `tensors_of`."""
+    if isinstance(array, TensorArray):
+        return array.tensor
+    if array.stype != NUMPY_STYPE:
+        raise ProtocolError(f"array {name!r} is {array.stype!r}, not {NUMPY_STYPE!r}")
+    try:
+        values = _read_npy(array.data)
+    except Exception as error:  # NumPy raises many kinds on malformed input
+        raise ProtocolError(f"array {name!r} cannot be read: {error}") from None
+    if values.dtype.kind == "V":  # .npy has no name for bfloat16; the record has
+        dtype = dtype_of(array.dtype)
+        if dtype.itemsize != values.dtype.itemsize:
+            raise ProtocolError(f"array {name!r} says {array.dtype!r}, its bytes disagree")
+        values = values.view(dtype)
+    if values.dtype.hasobject:
+        raise ProtocolError(f"array {name!r} holds Python objects")
+    return MemoryTensor(values)
+
+
+def _read_npy(data: bytes) -> NDArray[np.generic]:
+    """Return a read-only view of the array in the bytes of a .npy file, without a copy."""
+    stream = BytesIO(data)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        stream.seek(0)
+        return np.asarray(np.load(stream, allow_pickle=False))
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    flat = np.frombuffer(data, dtype, math.prod(shape), stream.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def arrays_to_params(arrays: ArrayRecord) -> dict[str, NDArray[np.generic]]:
+    """Return the record's arrays by name (read-only views where possible).
+
+    Raises:
+        ProtocolError: as `tensors_of`.
+    """
+    return {name: tensor.numpy() for name, tensor in tensors_of(arrays).items()}
+
+
+def params_to_arrays(params: Mapping[str, NDArray[np.generic] | FlatTensor]) -> ArrayRecord:
+    """Return a record over `params`, in their order, without copying them."""
+    return record_of({name: TensorArray(value) for name, value in params.items()})
+
+
+def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Return a record of these very arrays; Flower's constructor would serialise and copy them."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = array
+    return record
+
+
+def identify_process(*, run_id: int, node_id: int) -> None:
+    """Tell Flower who this process is: `Message()` inside its strategies needs to know.
+
+    One process runs one run.
+    """
+    TaskIdentity.run_id = run_id
+    TaskIdentity.node_id = node_id
+    TaskIdentity.task_id = run_id
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+
+
+def set_message_id(message: Message, message_id: str) -> None:
+    """Give a message its id, as whoever sends messages has to."""
+    message.metadata.__dict__["_message_id"] = message_id
+
+
+def rebuild_message(metadata: Metadata, content: RecordDict | Error) -> Message:
+    """Put together a message that came from a wire or from disk."""
+    if isinstance(content, Error):
+        return Message(error=content, metadata=metadata)  # type: ignore[call-overload,no-any-return]
+    return Message(content=content, metadata=metadata)  # type: ignore[call-overload,no-any-return]

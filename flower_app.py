@@ -1,0 +1,96 @@
+"""Plain Flower apps: what `[tool.flwr.app]` in a pyproject.toml says."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+from .settings_sources import read_toml
+
+__all__ = ["FlowerApp", "Scalar", "read_flower_app"]
+
+Scalar = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowerApp:
+    """A Flower app's components, as "module:name", and its run config, flattened by dots."""
+
+    name: str
+    server_app: str
+    client_app: str
+    run_config: Mapping[str, Scalar]
+
+
+def read_flower_app(path: Path, *, overrides: Sequence[str] = ()) -> FlowerApp:
+    """Read a Flower app's pyproject.toml and lay "key=value" overrides over its config.
+
+    Raises:
+        ConfigError: a table or key is missing, a value is no plain one, or an override names a
+            key that the app does not have.
+    """
+    table = read_toml(path, remedy="an app is a folder with one")
+    section = table.get("tool", {}).get("flwr", {}).get("app")
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: has no [tool.flwr.app]; is it a Flower app?")
+    components = section.get("components", {})
+    references = {}
+    for key in ("serverapp", "clientapp"):
+        reference = components.get(key)
+        if not isinstance(reference, str) or reference.count(":") != 1:
+            raise ConfigError(
+                f"{path}: tool.flwr.app.components.{key} must be \"module:name\", got {reference!r}"
+            )
+        references[key] = reference
+    config = dict(_flatten(section.get("config", {}), path))
+    for override in overrides:
+        key, value = _override(override, config)
+        config[key] = value
+    name = str(table.get("project", {}).get("name") or path.parent.name)
+    return FlowerApp(
+        name=name,
+        server_app=references["serverapp"],
+        client_app=references["clientapp"],
+        run_config=config,
+    )
+
+
+def _flatten(table: Mapping[str, Any], path: Path, above: str = "") -> Iterator[tuple[str, Scalar]]:
+    for name, value in table.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _flatten(value, path, f"{key}.")
+        elif isinstance(value, Scalar):
+            yield key, value
+        else:
+            raise ConfigError(
+                f"{path}: tool.flwr.app.config.{key} must be a bool, int, float or text, "
+                f"got {value!r}"
+            )
+
+
+def _override(override: str, config: Mapping[str, Scalar]) -> tuple[str, Scalar]:
+    key, equals, text = (part.strip() for part in override.partition("="))
+    if not equals or not text:
+        raise ConfigError(f"--set {override}: has no value; write --set key=value")
+    if key not in config:
+        close = get_close_matches(key, config, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(config) or 'none'}"
+        raise ConfigError(f"--set {override}: the app's config has no key {key!r}; {hint}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    kind = type(config[key])
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(
+            f"--set {override}: {key} must be of type {kind.__name__}, got {value!r}"
+        )
+    return key, value

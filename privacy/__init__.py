@@ -1,0 +1,1 @@
+"""Privacy: clipping, noise, accounting and secure aggregation, as pure functions."""

@@ -1,0 +1,99 @@
+"""`server_app(task, config)`: a Flower ServerApp that runs a task by a configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+
+from ..config import Config, build_algorithm, training_record
+from ..flower import params_to_arrays
+from ..seeds import derive
+from ..strategies.adapter import Evaluate, FederatedStrategy, RunResult
+from ..strategies.plan import EarlyStopping, RoundPlan
+from ..strategies.recorder import Recorder
+
+if TYPE_CHECKING:
+    from ..task import Task
+
+__all__ = ["initial_arrays", "run_rounds", "server_app"]
+
+
+def server_app(task: Task, config: Config, *, recorder: Recorder | None = None) -> ServerApp:
+    """Return a Flower ServerApp for `task`; it also runs under Flower alone.
+
+    `recorder` keeps checkpoints and metrics; without one the run leaves nothing behind.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run_rounds(task, config, grid, recorder=recorder)
+
+    return app
+
+
+def run_rounds(
+    task: Task, config: Config, grid: Grid, *, recorder: Recorder | None = None
+) -> RunResult:
+    """Run a task's rounds on any Flower grid and return what came of it.
+
+    Raises:
+        RunError: a round cannot be completed.
+    """
+    strategy = FederatedStrategy(build_algorithm(config), _plan(config), recorder=recorder)
+    return strategy.start(
+        grid,
+        initial_arrays(task, config.run.seed),
+        num_rounds=config.run.rounds,
+        train_config=ConfigRecord(dict(training_record(config))),
+        evaluate_config=ConfigRecord({"batch-size": config.training.batch_size}),
+        evaluate_fn=_central_evaluation(task, config),
+    )
+
+
+def initial_arrays(task: Task, seed: int) -> ArrayRecord:
+    """Return the params that a task's model begins with, the same for the same seed."""
+    import torch
+
+    from .module_params import params_of_module
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "model"))
+        return params_to_arrays(params_of_module(task.model()))
+
+
+def _plan(config: Config) -> RoundPlan:
+    run, stopping = config.run, config.run.early_stopping
+    return RoundPlan(
+        cohort=run.cohort,
+        min_clients=run.min_clients,
+        deadline_s=run.deadline_s,
+        seed=run.seed,
+        evaluate_every=config.evaluation.every,
+        early_stopping=None
+        if stopping is None
+        else EarlyStopping(
+            metric=stopping.metric, mode=stopping.mode, patience=stopping.patience
+        ),
+        update_norm_max=run.update_norm_max,
+        update_norm_policy=run.update_norm_policy,
+    )
+
+
+def _central_evaluation(task: Task, config: Config) -> Evaluate | None:
+    if task.server_data is None:
+        return None
+    every, last = config.evaluation.every, config.run.rounds
+    return None if every == 0 else CentralEvaluation(task, config.training.batch_size, last)
+
+
+class CentralEvaluation:
+    """Evaluates params on the server's own data, loaded once."""
+
+    def __init__(self, task: Task, batch_size: int, last: int) -> None:
+        self._task = task
+        self._batch_size = batch_size
+
+    def __call__(self, number: int, arrays: ArrayRecord) -> MetricRecord | None: ...

@@ -1,0 +1,330 @@
+"""Who has to do what: open steps, pending instructions, leases and quorums.
+
+A *step* is one batch of instructions of a run (a round's training, a round's evaluation). It ends
+when everybody has answered; or when its quorum is met and either its deadline has passed or all
+who are still missing have let their leases lapse. Everything here is derived from the journal and
+can be rebuilt from it; this module knows nothing of gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from ..errors import LimitError, ProtocolError
+from ..transport import fleet_pb2 as pb
+from .journal import Journal, RunRow
+from .links import AgentLink, Links
+from .spool import Spool
+from .threads import JournalThread
+
+__all__ = ["Dispatcher"]
+
+WorkerSend = Callable[[pb.DaemonMessage], Awaitable[None]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    instruction: pb.Instruction
+    node_id: int
+    step: _Step
+    lease_until_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    run_id: int
+    key: str
+    group_id: str
+    quorum: int
+    deadline_at_s: float
+    pending: dict[str, _Pending] = field(default_factory=dict)
+    updates: int = 0
+    attached: bool = False
+    ended: bool = False
+    end_told: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    watcher: asyncio.Task[None] | None = None
+
+    def next_check_s(self, now_s: float) -> float | None:
+        """Return when to look again, or None if the step is over now."""
+        if not self.pending:
+            return None
+        missing = [item.lease_until_s for item in self.pending.values()]
+        if self.updates >= self.quorum and (now_s >= self.deadline_at_s or now_s >= max(missing)):
+            return None
+        future = [at for at in (self.deadline_at_s, max(missing)) if at > now_s]
+        return min(future, default=now_s + 3600.0)
+
+
+class Dispatcher:
+    """Sends instructions to agents and their replies to the run workers."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        thread: JournalThread,
+        spool: Spool,
+        links: Links,
+        *,
+        lease_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._journal = journal
+        self._thread = thread
+        self._spool = spool
+        self._links = links
+        self._lease_s = lease_s
+        self._clock = clock
+        self._steps: dict[tuple[int, str], _Step] = {}
+        self._by_node: dict[int, dict[str, _Pending]] = {}
+        self._workers: dict[int, WorkerSend] = {}
+
+    # ------------------------------------------------------------------ the worker's side
+
+    def attach(self, run_id: int, send: WorkerSend) -> None:
+        """Let a run's worker receive replies."""
+        self._workers[run_id] = send
+
+    def detach(self, run_id: int) -> None:
+        """The worker is gone; replies wait in the journal until it is back."""
+        self._workers.pop(run_id, None)
+        for step in self._steps.values():
+            if step.run_id == run_id:
+                step.attached = step.end_told = False
+
+    async def tidy(self, run_id: int) -> None:
+        """Before a worker starts anew: delete blobs that its predecessor left unused."""
+        keep = {
+            record.arrays.blob.id
+            for step in self._steps.values()
+            if step.run_id == run_id
+            for item in step.pending.values()
+            for record in item.instruction.envelope.records
+        }
+        await asyncio.to_thread(self._spool.tidy, run_id, keep)
+
+    async def restore(self, run: RunRow) -> None:
+        """Take up a run's open steps from the journal after a restart of the daemon."""
+        for row in await self._thread(self._journal.open_steps, run.id):
+            await self._open(run, row["key"], row["group_id"], row["quorum"], row["deadline_s"])
+
+    async def open_step(self, run: RunRow, request: pb.Step) -> None:
+        """Begin a step, or, if it is in the journal already, go on with it as it was recorded."""
+        instructions = [
+            (item.metadata.message_id, item.metadata.dst_node_id, item.SerializeToString())
+            for item in request.envelopes
+        ]
+        group_id = request.envelopes[0].metadata.group_id if request.envelopes else ""
+        await self._thread(
+            lambda: self._journal.open_step(
+                run.id,
+                request.key,
+                group_id,
+                quorum=request.quorum,
+                deadline_s=request.deadline_s,
+                instructions=instructions,
+            )
+        )
+        step = self._steps.get((run.id, request.key))
+        if step is None:
+            step = await self._open(
+                run, request.key, group_id, request.quorum, request.deadline_s
+            )
+        async with step.lock:
+            rows = await self._thread(self._journal.instructions, run.id, request.key)
+            for row in rows:
+                if row.state == "answered":
+                    await self._forward(step, row.id, row.node_id, row.reply or b"")
+            step.attached = True
+        await self._tell_end(step)
+
+    async def _open(
+        self, run: RunRow, key: str, group_id: str, quorum: int, deadline_s: float
+    ) -> _Step:
+        ready = pb.WorkerReady.FromString(run.ready or b"")
+        rows = await self._thread(self._journal.instructions, run.id, key)
+        ended = await self._thread(self._journal.step_ended, run.id, key)
+        now_s = self._clock()
+        step = _Step(
+            run_id=run.id,
+            key=key,
+            group_id=group_id,
+            quorum=quorum,
+            deadline_at_s=now_s + deadline_s,
+            ended=ended,
+        )
+        self._steps[run.id, key] = step
+        for row in rows:
+            if row.state == "answered":
+                step.updates += not pb.Envelope.FromString(row.reply or b"").HasField("error")
+            elif row.state == "pending":
+                instruction = pb.Instruction(
+                    id=row.id,
+                    run_id=run.id,
+                    app=pb.App(name=run.app, sha256=run.sha256),
+                    envelope=pb.Envelope.FromString(row.envelope),
+                    cohort_clients=len(rows),
+                    sites=self._links.enrolled,
+                    run_config=ready.run_config,
+                    secure_aggregation=ready.secure_aggregation,
+                    differential_privacy=ready.differential_privacy,
+                )
+                item = _Pending(
+                    instruction=instruction,
+                    node_id=row.node_id,
+                    step=step,
+                    lease_until_s=now_s + self._lease_s,
+                )
+                step.pending[row.id] = item
+                self._by_node.setdefault(row.node_id, {})[row.id] = item
+                self._send_instruction(item)
+        step.watcher = asyncio.create_task(self._watch(step))
+        return step
+
+    def _send_instruction(self, item: _Pending) -> None:
+        link = self._links.get(item.node_id)
+        if link is not None:
+            link.send(pb.ServerMessage(instruction=item.instruction))
+
+    async def _watch(self, step: _Step) -> None:
+        """End the step when its time has come, and tell the worker once it is attached."""
+        while not step.ended:
+            step.changed.clear()
+            check_s = step.next_check_s(self._clock())
+            if check_s is None:
+                break
+            try:
+                async with asyncio.timeout(max(0.0, check_s - self._clock())):
+                    await step.changed.wait()
+            except TimeoutError:
+                continue
+        async with step.lock:
+            step.ended = True
+            await self._thread(self._journal.end_step, step.run_id, step.key)
+            for id_, item in list(step.pending.items()):
+                self._drop(item)
+                reason = "the round ended without this client"
+                link = self._links.get(item.node_id)
+                if link is not None:
+                    link.send(pb.ServerMessage(cancel=pb.Cancel(instruction_id=id_, reason=reason)))
+        await self._tell_end(step)
+
+    async def _tell_end(self, step: _Step) -> None:
+        send = self._workers.get(step.run_id)
+        if send is None or not (step.ended and step.attached) or step.end_told:
+            return
+        step.end_told = True
+        sent, received = self._spool.traffic(step.run_id)
+        end = pb.StepEnd(key=step.key, bytes_sent=sent, bytes_received=received)
+        await send(pb.DaemonMessage(end=end))
+
+    def _drop(self, item: _Pending) -> None:
+        item.step.pending.pop(item.instruction.id, None)
+        self._by_node.get(item.node_id, {}).pop(item.instruction.id, None)
+
+    async def _forward(self, step: _Step, id_: str, node_id: int, reply: bytes) -> None:
+        send = self._workers.get(step.run_id)
+        if send is None:
+            return
+        message = pb.StepReply(
+            key=step.key,
+            node_id=node_id,
+            envelope=pb.Envelope.FromString(reply),
+            blob_dir=str(self._spool.replies(step.run_id, id_)),
+        )
+        await send(pb.DaemonMessage(reply=message))
+
+    async def forget(self, run_id: int, group_id: str | None = None) -> None:
+        """Drop a durable round's steps and their files (None: everything of the run)."""
+        gone = await self._thread(self._journal.forget, run_id, group_id)
+        ids = set(gone)
+        for key, step in list(self._steps.items()):
+            if step.run_id == run_id and group_id in (None, step.group_id):
+                for item in list(step.pending.values()):
+                    self._drop(item)
+                if step.watcher is not None and not step.ended:
+                    step.watcher.cancel()
+                del self._steps[key]
+        await asyncio.to_thread(self._spool.forget, run_id, ids, everything=group_id is None)
+
+    # ------------------------------------------------------------------ the agents' side
+
+    def connected(self, link: AgentLink) -> None:
+        """Give a client that has just connected everything that it still owes."""
+        for item in self._by_node.get(link.node_id, {}).values():
+            item.lease_until_s = self._clock() + self._lease_s
+            link.send(pb.ServerMessage(instruction=item.instruction))
+
+    def renew_lease(self, node_id: int, instruction_id: str) -> None:
+        """A client shows progress: its lease runs anew."""
+        item = self._by_node.get(node_id, {}).get(instruction_id)
+        if item is not None:
+            item.lease_until_s = self._clock() + self._lease_s
+
+    def blob(self, node_id: int, blob_id: str) -> tuple[int, pb.Blob] | None:
+        """Return the run and blob that this client was told to fetch, if it was."""
+        for item in self._by_node.get(node_id, {}).values():
+            for record in item.instruction.envelope.records:
+                if record.HasField("arrays") and record.arrays.blob.id == blob_id:
+                    return item.instruction.run_id, record.arrays.blob
+        return None
+
+    def run_of(self, node_id: int, instruction_id: str) -> int:
+        """Return the run of an instruction that this client owes an answer to.
+
+        Raises:
+            ProtocolError: it does not: never given, given to another, answered, or pruned.
+        """
+        item = self._by_node.get(node_id, {}).get(instruction_id)
+        if item is None:
+            raise ProtocolError(f"instruction {instruction_id!r} is not open for node {node_id}")
+        return item.instruction.run_id
+
+    async def reply(self, node_id: int, reply: pb.Reply) -> None:
+        """Take a client's answer, once. Returns when it is durable and may be acknowledged."""
+        item = self._by_node.get(node_id, {}).get(reply.instruction_id)
+        if item is None:
+            return  # answered before, or too late: acknowledged so that the client moves on
+        envelope = self._accepted(item, reply)
+        body = envelope.SerializeToString()
+        async with item.step.lock:
+            fresh = await self._thread(self._journal.answer, reply.instruction_id, body)
+            if not fresh:
+                return
+            self._drop(item)
+            item.step.updates += not envelope.HasField("error")
+            if item.step.attached:
+                await self._forward(item.step, reply.instruction_id, node_id, body)
+        item.step.changed.set()
+
+    def _accepted(self, item: _Pending, reply: pb.Reply) -> pb.Envelope:
+        """Return the reply as the worker may see it; what is wrong with it becomes its error."""
+        asked = item.instruction.envelope.metadata
+        envelope = pb.Envelope()
+        if reply.HasField("envelope"):
+            envelope.CopyFrom(reply.envelope)
+            try:
+                self._spool.check(item.instruction.run_id, item.instruction.id, envelope)
+            except (ProtocolError, LimitError) as error:
+                envelope.Clear()
+                envelope.error.code, envelope.error.reason = 4, str(error)
+        else:
+            envelope.error.code = 5
+            envelope.error.reason = f"refused by its owner: {reply.refused[:500]}"
+        envelope.metadata.CopyFrom(
+            pb.Metadata(
+                run_id=asked.run_id,
+                src_node_id=item.node_id,
+                dst_node_id=asked.src_node_id,
+                reply_to_message_id=asked.message_id,
+                message_id=f"{asked.message_id}-r",
+                group_id=asked.group_id,
+                created_at_s=self._clock(),
+                ttl_s=asked.ttl_s,
+                message_type=asked.message_type,
+            )
+        )
+        return envelope

@@ -1,0 +1,109 @@
+"""The enrolment listener: a one-time token and a signing request for a certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ..errors import IdentityError, MeadowError
+from ..transport import fleet_pb2 as pb
+from ..transport.fleet_pb2_grpc import EnrollmentServicer
+from ..transport.authority import Authority
+from ..transport.identity import identity_of
+from ..transport.keys import requested_key
+from ..transport.tokens import hash_token
+from .journal import Journal
+from .links import Links
+from .threads import JournalThread
+
+__all__ = ["CertificateIssuer", "EnrollmentService"]
+
+
+class CertificateIssuer:
+    """Signs clients' requests and writes down which certificate is theirs."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        journal: Journal,
+        thread: JournalThread,
+        links: Links,
+        *,
+        days: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._authority = authority
+        self._journal = journal
+        self._thread = thread
+        self._links = links
+        self._days = days
+        self._clock = clock
+        self.fleet_address = ""
+
+    async def certify(self, name: str, csr_pem: bytes) -> pb.Certificate:
+        """Issue a short-lived certificate to `name`, for the key of its signing request.
+
+        Raises:
+            IdentityError: the request is malformed, or its key is not of the kind in use.
+        """
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        pem = self._authority.issue_client(csr_pem, name=name, now=now, days=self._days)
+        identity = identity_of(pem)
+        until_s = identity.not_after.timestamp()
+        await self._thread(self._journal.certify, name, identity.serial, until_s=until_s)
+        site = await self._thread(self._journal.site, name)
+        assert site is not None
+        self._links.update(site)
+        return pb.Certificate(
+            certificate_pem=pem,
+            ca_pem=self._authority.certificate_pem,
+            client=name,
+            node_id=site.node_id,
+            fleet_address=self.fleet_address,
+        )
+
+
+class EnrollmentService(EnrollmentServicer):
+    """Takes a token once and answers with a certificate."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        thread: JournalThread,
+        issuer: CertificateIssuer,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._journal = journal
+        self._thread = thread
+        self._issuer = issuer
+        self._clock = clock
+
+    async def Enroll(
+        self, request: pb.EnrollRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.Certificate:
+        """Redeem a one-time token."""
+        now_s = self._clock()
+        try:
+            requested_key(request.csr_pem)  # a malformed request must not use up the token
+            token_hash = hash_token(request.token)
+            site = await self._thread(self._journal.redeem, token_hash, now_s=now_s)
+            certificate = await self._issuer.certify(site.name, request.csr_pem)
+        except IdentityError as error:
+            await self._record("enrollment_refused", {"reason": str(error)})
+            text = "the token is not valid: unknown, used or expired; ask for a new one"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+        except MeadowError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._record("enrolled", {"client": site.name, "node_id": site.node_id})
+        return certificate
+
+    async def _record(self, kind: str, detail: dict[str, object]) -> None:
+        await self._thread(
+            self._journal.record, 0, kind, json.dumps(detail), now_s=self._clock()
+        )

@@ -1,0 +1,104 @@
+"""Executes a run's server side on any grid and leaves its run folder.
+
+The run worker calls it with a `FleetGrid`, the simulation with a `SimulationGrid`: so both leave
+the same folder, for Meadow's apps and for plain Flower apps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from ..apps import App
+from ..config import config_to_toml
+from ..errors import AppError, MeadowError, RunStoppedError
+from ..flower_result import ObservedGrid, capture_result
+from ..settings_text import value_to_toml
+from .app import run_rounds
+from .run_folder import RunFolder
+
+__all__ = ["OnEvent", "execute", "rounds_of", "run_config_of"]
+
+OnEvent = Callable[[str, Mapping[str, Any]], None]
+
+
+def rounds_of(app: App) -> int:
+    """Return how many rounds an app will run, 0 if only its own code knows."""
+    if app.config is not None:
+        return app.config.run.rounds
+    rounds = app.flower.run_config.get("num-server-rounds", 0) if app.flower else 0
+    return rounds if isinstance(rounds, int) else 0
+
+
+def run_config_of(app: App) -> dict[str, bool | int | float | str]:
+    """Return the run config that Contexts on both sides get."""
+    if app.flower is not None:
+        return dict(app.flower.run_config)
+    assert app.config is not None
+    simulation = app.config.simulation
+    return {
+        "partition": simulation.partition,
+        "partition-alpha": simulation.alpha,
+        "partition-classes-per-client": simulation.classes_per_client,
+        "partition-seed": app.config.run.seed,
+    }
+
+
+def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str, Any]:
+    """Run an app's server side to its end; returns what is in summary.json.
+
+    A run that fails or is stopped leaves a summary too, which says so; its last committed round
+    stays, and the run can go on from it.
+    """
+    begun_s = time.monotonic()
+    status, cause, result = "finished", "", None
+    try:
+        if app.config is not None:
+            result = run_rounds(app.load_task(), app.config, grid, recorder=folder)
+            status, cause = result.status, result.cause
+        else:
+            _run_flower_app(app, grid, folder, run_id)
+    except (RunStoppedError, KeyboardInterrupt) as stop:
+        status, cause = "stopped", str(stop) or "interrupted"
+    except MeadowError as error:
+        status, cause = "failed", str(error)
+    except Exception as error:  # the app's own code may raise anything
+        folder.event("traceback", {"text": _traceback(error)})
+        status, cause = "failed", f"the app raised {type(error).__name__}: {error}"
+    duration_s = time.monotonic() - begun_s
+    return folder.finish(status=status, cause=cause, result=result, duration_s=duration_s)
+
+
+def _run_flower_app(app: App, grid: Grid, folder: RunFolder, run_id: int) -> None:
+    assert app.flower is not None
+    server_app = app.load_object(app.flower.server_app)
+    if not isinstance(server_app, ServerApp):
+        kind = type(server_app).__name__
+        raise AppError(f"{app.flower.server_app!r} is a {kind}, not a ServerApp")
+    context = Context(
+        run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=run_config_of(app)
+    )
+    with capture_result() as captured, ObservedGrid(grid, on_round=folder.append_row) as observed:
+        server_app(observed, context)
+    if captured.result is not None:
+        folder.save_model(captured.result.arrays)
+
+
+def resolved_toml(app: App) -> str:
+    """Return the text of the run folder's meadow.toml: everything that decided the run."""
+    if app.config is not None:
+        return config_to_toml(app.config)
+    lines = [f"# the Flower app {app.name}: its run config", "[flower]"]
+    lines += [f'"{key}" = {value_to_toml(value)}' for key, value in run_config_of(app).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _traceback(error: Exception) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))[-8000:]

@@ -1,0 +1,169 @@
+"""`FleetGrid`: Flower's Grid over Meadow's daemon, used inside a run worker.
+
+Every batch of messages is a step with a key that a restarted worker computes again: (group,
+message type, how often so far). So a worker that repeats itself gets the recorded replies, and an
+app that never commits a round (a plain Flower app) is replayed from its first message on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from ..flower import set_message_id
+from ..transport import fleet_pb2 as pb
+from ..transport.blobs import blob_path
+from ..transport.codec import BlobWriter, decode, encode
+from .channel import Channel
+
+__all__ = ["FleetGrid"]
+
+NO_DEADLINE_S = 30 * 86400.0
+
+
+class FleetGrid(Grid):
+    """Sends messages to real clients and yields their replies as they arrive."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        run_id: int,
+        spool: Path,
+        quorum: int,
+        cohorts: Mapping[str, Sequence[int]],
+    ) -> None:
+        self._channel = channel
+        self._run = Run.create_empty(run_id)
+        self._spool = spool
+        self._writer = BlobWriter(spool)
+        self._blobs: deque[tuple[str, set[str]]] = deque([("", set())])
+        self._quorum = quorum
+        self._cohorts = cohorts
+        self._pushes: Counter[tuple[str, str]] = Counter()
+        self._pulled: dict[str, str] = {}
+        self._arrived: dict[str, Message] = {}
+        self.bytes_sent = 0
+        self.bytes_received = 0
+
+    # ------------------------------------------------------------------ Flower's interface
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that this grid belongs to."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that this grid belongs to."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message for a client."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the clients that are there, or will be back within their lease."""
+        return self._channel.nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; their replies are fetched with `pull_messages`."""
+        key, ids = self._begin(list(messages), quorum=0, deadline_s=NO_DEADLINE_S)
+        self._pulled.update(dict.fromkeys(ids, key))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that have arrived to these messages, each once."""
+        wanted = list(message_ids)
+        for key in {self._pulled[id_] for id_ in wanted if id_ in self._pulled}:
+            while (item := self._channel.ready_of(key)) is not None:
+                if isinstance(item, pb.StepReply):
+                    reply = self._decode(item)
+                    self._arrived[reply.metadata.reply_to_message_id] = reply
+        return [self._arrived.pop(id_) for id_ in wanted if id_ in self._arrived]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Send messages now and return an iterator over the replies, in order of arrival.
+
+        The iterator ends when everybody has answered, or when the quorum is met and `timeout`
+        seconds have passed (or nobody who is missing shows a sign of life).
+        """
+        batch = list(messages)
+        if not batch:
+            return iter(())
+        key, _ = self._begin(
+            batch, quorum=self._quorum, deadline_s=NO_DEADLINE_S if timeout is None else timeout
+        )
+        return self._replies(key)
+
+    # ------------------------------------------------------------------ beyond Flower's
+
+    def wait_for_nodes(self, count: int) -> list[int]:
+        """Wait, without polling, until `count` clients are there."""
+        return self._channel.wait_for_nodes(count)
+
+    def cohort_of(self, group_id: str) -> Sequence[int]:
+        """Return who was drawn for a round that was begun before this worker, if it was."""
+        return self._cohorts.get(group_id, ())
+
+    def is_stopping(self) -> bool:
+        """Whether the run is to end."""
+        return self._channel.stopping
+
+    def forget(self, group_id: str) -> None:
+        """A round is durable: its messages, replies and files are no longer needed."""
+        self._channel.send(pb.WorkerMessage(forget=pb.Forget(group_id=group_id)))
+        while len(self._blobs) > 1:  # the last group's model is the next group's first one
+            _, old = self._blobs.popleft()
+            for blob_id in old.difference(*(ids for _, ids in self._blobs)):
+                blob_path(self._spool, blob_id).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ steps
+
+    def _begin(
+        self, batch: list[Message], *, quorum: int, deadline_s: float
+    ) -> tuple[str, list[str]]:
+        head = batch[0].metadata
+        name = (head.group_id, head.message_type)
+        key = f"{head.group_id}/{head.message_type}/{self._pushes[name]}"
+        self._pushes[name] += 1
+        stem = f"{self._run.run_id}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        envelopes, ids = [], []
+        for index, message in enumerate(batch):
+            set_message_id(message, f"{stem}-{index}")
+            envelopes.append(encode(message, self._writer))
+            ids.append(message.metadata.message_id)
+        self._remember(head.group_id, envelopes)
+        step = pb.Step(key=key, envelopes=envelopes, quorum=quorum, deadline_s=deadline_s)
+        self._channel.send(pb.WorkerMessage(step=step))
+        return key, ids
+
+    def _remember(self, group_id: str, envelopes: list[pb.Envelope]) -> None:
+        if self._blobs[-1][0] != group_id:
+            self._blobs.append((group_id, set()))
+        records = (record for envelope in envelopes for record in envelope.records)
+        self._blobs[-1][1].update(r.arrays.blob.id for r in records if r.HasField("arrays"))
+
+    def _replies(self, key: str) -> Iterator[Message]:
+        while isinstance(item := self._channel.next_of(key), pb.StepReply):
+            yield self._decode(item)
+        self.bytes_sent, self.bytes_received = item.bytes_sent, item.bytes_received
+        self._channel.close_step(key)
+
+    def _decode(self, item: pb.StepReply) -> Message:
+        folder = Path(item.blob_dir)
+        return decode(item.envelope, lambda blob: blob_path(folder, blob.id))

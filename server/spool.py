@@ -1,0 +1,83 @@
+"""The spool: files of tensors on their way, in folders that only the server names.
+
+    spool/<run>/down/               what clients fetch, written by the run worker
+    spool/<run>/up/<instruction>/   what clients sent, complete or `.part`
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from ..errors import LimitError, ProtocolError
+from ..transport import fleet_pb2 as pb
+from ..transport.blobs import blob_path, check_blob_id
+
+__all__ = ["BLOBS_PER_REPLY_MAX", "Spool"]
+
+BLOBS_PER_REPLY_MAX = 64
+
+
+class Spool:
+    """Where blobs of tensors lie between the daemon and the run workers."""
+
+    def __init__(self, folder: Path, *, blob_bytes_max: int) -> None:
+        self._folder = folder
+        self.blob_bytes_max = blob_bytes_max
+        self._sent: dict[int, int] = {}
+        self._received: dict[int, int] = {}
+
+    def outgoing(self, run_id: int) -> Path:
+        """Return the folder of what clients fetch."""
+        return self._folder / str(run_id) / "down"
+
+    def replies(self, run_id: int, instruction_id: str) -> Path:
+        """Return the folder of what one client sent for one instruction.
+
+        Raises:
+            ProtocolError: the id is no name that a server gives.
+        """
+        return self._folder / str(run_id) / "up" / check_blob_id(instruction_id)
+
+    def check(self, run_id: int, instruction_id: str, envelope: pb.Envelope) -> None:
+        """Make sure that every blob that a reply names has arrived in full.
+
+        Raises:
+            LimitError: the reply names too many blobs.
+            ProtocolError: a blob is missing or has another size.
+        """
+        blobs = [r.arrays.blob for r in envelope.records if r.HasField("arrays")]
+        if len(blobs) > BLOBS_PER_REPLY_MAX:
+            raise LimitError(f"a reply names {len(blobs)} blobs; at most {BLOBS_PER_REPLY_MAX}")
+        folder = self.replies(run_id, instruction_id)
+        for blob in blobs:
+            file = blob_path(folder, blob.id)
+            if not file.is_file() or file.stat().st_size != blob.size_bytes:
+                raise ProtocolError(f"the reply names blob {blob.id!r}, which was not uploaded")
+
+    def tidy(self, run_id: int, keep: Collection[str]) -> None:
+        """Delete what no open instruction names from what clients fetch."""
+        kept = {blob_path(self.outgoing(run_id), blob_id).name for blob_id in keep}
+        self.outgoing(run_id).mkdir(parents=True, exist_ok=True)
+        for path in self.outgoing(run_id).iterdir():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+    def forget(self, run_id: int, instruction_ids: Iterable[str], *, everything: bool) -> None:
+        """Delete what clients sent for these instructions, or all files of the run."""
+        if everything:
+            shutil.rmtree(self._folder / str(run_id), ignore_errors=True)
+            return
+        for id_ in instruction_ids:
+            shutil.rmtree(self.replies(run_id, id_), ignore_errors=True)
+
+    def count(self, run_id: int, *, sent: int = 0, received: int = 0) -> None:
+        """Add to a run's traffic."""
+        self._sent[run_id] = self._sent.get(run_id, 0) + sent
+        self._received[run_id] = self._received.get(run_id, 0) + received
+
+    def traffic(self, run_id: int) -> tuple[int, int]:
+        """Return the bytes of tensors sent to and received from clients since the daemon began."""
+        return self._sent.get(run_id, 0), self._received.get(run_id, 0)
+

@@ -1,0 +1,271 @@
+"""Run workers: one process a run, started again from the journal whenever it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import MeadowError
+from ..transport import fleet_pb2 as pb
+from ..transport.pipe import AsyncPipe
+from .dispatch import Dispatcher
+from .journal import Journal, RunRow
+from .links import Links
+from .spool import Spool
+from .threads import JournalThread
+
+__all__ = ["DEATHS_MAX", "Supervisor"]
+
+DEATHS_MAX = 5
+"""A worker that dies this often without committing a round in between fails its run."""
+STOP_WAIT_S = 15.0
+
+WorkerPipe = AsyncPipe[pb.WorkerMessage, pb.DaemonMessage]
+
+
+class Supervisor:
+    """Keeps one worker process alive for every run that is not over."""
+
+    def __init__(
+        self,
+        folder: Path,
+        journal: Journal,
+        thread: JournalThread,
+        dispatcher: Dispatcher,
+        links: Links,
+        spool: Spool,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._folder = folder
+        self._journal = journal
+        self._thread = thread
+        self._dispatcher = dispatcher
+        self._links = links
+        self._spool = spool
+        self._clock = clock
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._pipes: dict[int, WorkerPipe] = {}
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping: set[int] = set()
+        self._watchers: dict[int, set[asyncio.Event]] = {}
+
+    def run_dir(self, run_id: int) -> Path:
+        """Return a run's folder."""
+        return self._folder / "runs" / str(run_id)
+
+    async def resume(self) -> None:
+        """Go on with every run that was under way."""
+        for run in await self._thread(self._journal.runs, "queued", "running"):
+            await self._dispatcher.restore(run)
+            self.begin(run.id)
+
+    def begin(self, run_id: int) -> None:
+        """Start a run's worker and keep it alive."""
+        self._tasks[run_id] = asyncio.create_task(self._supervise(run_id))
+
+    async def stop(self, run_id: int) -> None:
+        """Ask a run to end where it is; a worker that does not within 15 s is killed."""
+        task = self._tasks.get(run_id)
+        if task is None:
+            return
+        self._stopping.add(run_id)
+        pipe = self._pipes.get(run_id)
+        if pipe is not None:
+            await _tell(pipe, pb.DaemonMessage(stop=pb.Empty()))
+        done, _ = await asyncio.wait([task], timeout=STOP_WAIT_S)
+        if not done:
+            self._kill(run_id)
+            await asyncio.wait([task], timeout=STOP_WAIT_S)
+
+    async def close(self) -> None:
+        """End all workers; their runs go on when the daemon is started again."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _kill(self, run_id: int) -> None:
+        process = self._processes.get(run_id)
+        if process is not None and process.returncode is None:
+            process.kill()
+
+    # ------------------------------------------------------------------ events for people
+
+    def watch(self, run_id: int) -> asyncio.Event:
+        """Return an event that is set whenever something of the run is recorded."""
+        event = asyncio.Event()
+        self._watchers.setdefault(run_id, set()).add(event)
+        return event
+
+    def unwatch(self, run_id: int, event: asyncio.Event) -> None:
+        """Forget a watcher."""
+        self._watchers.get(run_id, set()).discard(event)
+
+    async def record(self, run_id: int, kind: str, detail: str) -> None:
+        """Write down an event of a run and wake whoever watches it."""
+        round_ = json.loads(detail).get("round", 0) if kind == "round_committed" else 0
+        await self._thread(
+            self._journal.record, run_id, kind, detail, now_s=self._clock(), round=round_
+        )
+        for event in self._watchers.get(run_id, ()):
+            event.set()
+
+    async def _status(self, run_id: int, status: str, cause: str = "") -> None:
+        over = status in ("finished", "stopped", "failed")
+        now_s = self._clock() if over else None
+        await self._thread(self._journal.run_status, run_id, status, cause=cause, now_s=now_s)
+        await self.record(run_id, "status", json.dumps({"status": status, "cause": cause}))
+
+    # ------------------------------------------------------------------ one run
+
+    async def _supervise(self, run_id: int) -> None:
+        deaths = 0
+        await self._status(run_id, "running")
+        try:
+            while True:
+                before = await self._round(run_id)
+                finished, how = await self._one_worker(run_id)
+                if finished is not None:
+                    await self._status(run_id, finished.status, finished.cause)
+                    break
+                if run_id in self._stopping:
+                    await self._status(run_id, "stopped", "stopped by the administrator")
+                    break
+                deaths = 1 if await self._round(run_id) > before else deaths + 1
+                detail = {"how": how, "deaths": deaths, "log": f"runs/{run_id}/worker.log"}
+                await self.record(run_id, "worker_died", json.dumps(detail))
+                if deaths >= DEATHS_MAX:
+                    cause = (
+                        f"the run worker died {deaths} times in a row ({how}); "
+                        f"its output is in runs/{run_id}/worker.log on the server"
+                    )
+                    await self._status(run_id, "failed", cause)
+                    break
+            await self._dispatcher.forget(run_id)
+        finally:
+            self._tasks.pop(run_id, None)
+
+    async def _round(self, run_id: int) -> int:
+        run = await self._thread(self._journal.run, run_id)
+        return run.round if run else 0
+
+    async def _one_worker(self, run_id: int) -> tuple[pb.Finished | None, str]:
+        """Run one worker process to its end; returns its last word and how it ended."""
+        await self._dispatcher.tidy(run_id)
+        ours, theirs = socket.socketpair()
+        with theirs, (self.run_dir(run_id) / "worker.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "meadow.server.worker", str(theirs.fileno()),
+                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True, env=_environment(),
+            )  # fmt: skip
+        pipe: WorkerPipe = await AsyncPipe.open(ours, pb.WorkerMessage)
+        self._pipes[run_id], self._processes[run_id] = pipe, process
+        nodes = asyncio.create_task(self._tell_nodes(pipe))
+        finished = None
+        try:
+            await self._greet(run_id, pipe)
+            finished = await self._pump(run_id, pipe)
+        except MeadowError as error:
+            await self.record(run_id, "worker_error", json.dumps({"error": str(error)}))
+            self._kill(run_id)
+        finally:
+            nodes.cancel()
+            self._dispatcher.detach(run_id)
+            self._pipes.pop(run_id, None)
+            pipe.close()
+            code = await _reap(process)
+        return finished, _how(code)
+
+    async def _greet(self, run_id: int, pipe: WorkerPipe) -> None:
+        run = await self._thread(self._journal.run, run_id)
+        assert run is not None
+        folder = self.run_dir(run_id)
+        cohorts = await self._thread(self._journal.cohorts, run_id)
+        start = pb.WorkerStart(
+            run_id=run_id,
+            app_dir=str(folder / "app"),
+            run_dir=str(folder),
+            spool_dir=str(self._spool.outgoing(run_id)),
+            settings=json.loads(run.settings),
+            cohorts=[pb.Cohort(group_id=g, node_ids=nodes) for g, nodes in cohorts.items()],
+        )
+        await _tell(pipe, pb.DaemonMessage(start=start))
+        if run_id in self._stopping:
+            await _tell(pipe, pb.DaemonMessage(stop=pb.Empty()))
+        self._dispatcher.attach(run_id, lambda message: _tell(pipe, message))
+
+    async def _tell_nodes(self, pipe: WorkerPipe) -> None:
+        changed = asyncio.Event()
+        changed.set()
+        unsubscribe = self._links.on_change(changed.set)
+        try:
+            while True:
+                await changed.wait()
+                changed.clear()
+                nodes = pb.Nodes(node_ids=self._links.available())
+                await _tell(pipe, pb.DaemonMessage(nodes=nodes))
+        finally:
+            unsubscribe()
+
+    async def _pump(self, run_id: int, pipe: WorkerPipe) -> pb.Finished | None:
+        forgetting: set[asyncio.Task[None]] = set()
+        while (message := await pipe.receive()) is not None:
+            kind = message.WhichOneof("kind")
+            if kind == "finished":
+                return message.finished
+            if kind == "step":
+                await self._dispatcher.open_step(await self._row(run_id), message.step)
+            elif kind == "note":
+                await self.record(run_id, message.note.kind, message.note.json)
+            elif kind == "ready":
+                body = message.ready.SerializeToString()
+                rounds = message.ready.rounds
+                await self._thread(self._journal.run_ready, run_id, rounds=rounds, ready=body)
+                await self.record(run_id, "ready", json.dumps({"rounds": rounds}))
+            elif kind == "forget":
+                task = asyncio.create_task(
+                    self._dispatcher.forget(run_id, message.forget.group_id)
+                )
+                forgetting.add(task)
+                task.add_done_callback(forgetting.discard)
+        return None
+
+    async def _row(self, run_id: int) -> RunRow:
+        run = await self._thread(self._journal.run, run_id)
+        assert run is not None
+        return run
+
+
+async def _tell(pipe: WorkerPipe, message: pb.DaemonMessage) -> None:
+    try:
+        await pipe.send(message)
+    except ConnectionError:
+        pass  # the worker is gone: its end of file is being handled where it is read
+
+
+async def _reap(process: asyncio.subprocess.Process) -> int:
+    """Wait for a worker that has lost its pipe; it ends by itself, or is killed."""
+    try:
+        async with asyncio.timeout(STOP_WAIT_S):
+            return await process.wait()
+    except TimeoutError:
+        process.kill()
+        return await process.wait()
+
+
+def _environment() -> dict[str, str]:
+    single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {**os.environ, **single, "FLWR_TELEMETRY_ENABLED": "0"}
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"

@@ -1,0 +1,77 @@
+"""The run worker: `python -m meadow.server.worker FD`, one process a run.
+
+It executes the run's ServerApp on a `FleetGrid` and leaves the run folder. Killed at any point
+and started again, it goes on from the last committed round.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..apps import App
+from ..errors import MeadowError
+from ..flower import identify_process
+from ..transport import fleet_pb2 as pb
+from ..transport.entries import pack_entries
+from ..transport.pipe import Pipe
+from .channel import Channel
+from .execute import execute, resolved_toml, rounds_of, run_config_of
+from .grid import FleetGrid
+from .run_folder import RunFolder
+
+__all__ = ["main"]
+
+SERVER_NODE_ID = 0
+
+
+def main(fd: int) -> int:
+    """Run one worker to its end; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    channel = Channel(Pipe.inherited(fd, pb.DaemonMessage))
+    start = channel.start()
+    try:
+        app = App.load(Path(start.app_dir), overrides=list(start.settings), environ={})
+        _introduce(channel, app)
+        identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID)
+        quorum = app.config.run.min_clients if app.config else 0
+        grid = FleetGrid(
+            channel,
+            run_id=start.run_id,
+            spool=Path(start.spool_dir),
+            quorum=quorum,
+            cohorts={cohort.group_id: cohort.node_ids for cohort in start.cohorts},
+        )
+
+        def note(kind: str, detail: Mapping[str, Any]) -> None:
+            text = json.dumps(detail, default=str)
+            channel.send(pb.WorkerMessage(note=pb.Note(kind=kind, json=text)))
+
+        folder = RunFolder(Path(start.run_dir), config_toml=resolved_toml(app), on_event=note)
+        summary = execute(app, grid, folder, run_id=start.run_id)
+        finished = pb.Finished(status=summary["status"], cause=summary["cause"] or "")
+    except MeadowError as error:
+        traceback.print_exc()
+        finished = pb.Finished(status="failed", cause=str(error))
+    channel.send(pb.WorkerMessage(finished=finished))
+    return 0 if finished.status != "failed" else 1
+
+
+def _introduce(channel: Channel, app: App) -> None:
+    privacy = app.config.privacy if app.config else None
+    ready = pb.WorkerReady(
+        rounds=rounds_of(app),
+        run_config=pack_entries(run_config_of(app)),
+        secure_aggregation=bool(privacy and privacy.secure_aggregation.enabled),
+        differential_privacy=bool(privacy and privacy.differential_privacy.enabled),
+    )
+    channel.send(pb.WorkerMessage(ready=ready))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

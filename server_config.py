@@ -1,0 +1,86 @@
+"""server.toml: where the server listens, and its bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+from .settings import refuse, setting
+from .settings_sources import given_by_table, read_toml
+from .settings_text import settings_to_toml
+from .settings_values import build
+
+__all__ = ["ServerConfig", "load_server_config", "make_server_config", "server_config_to_toml"]
+
+FILE_NAME = "server.toml"
+_HOST = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?|[0-9A-Fa-f:.]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything that server.toml says; its keys are in no section."""
+
+    hosts: tuple[str, ...] = setting(
+        ("localhost", "127.0.0.1"),
+        "names and addresses that clients reach the server by; the certificate is made for them",
+    )
+    listen: str = setting("0.0.0.0", "the address of this machine that is listened on")
+    fleet_port: int = setting(
+        9443, "where enrolled clients connect (mutual TLS); 0 is any", at_least=0, at_most=65535
+    )
+    enroll_port: int = setting(
+        9444, "where clients enrol with a token; 0 is any", at_least=0, at_most=65535
+    )
+    blob_bytes_max: int = setting(
+        16 << 30, "the largest file of tensors that is taken", at_least=1 << 10, at_most=1 << 50
+    )
+    certificate_days: int = setting(
+        7, "how long a client's certificate is good; clients renew it", at_least=1, at_most=3650
+    )
+    lease_s: float = setting(
+        60.0, "a client that shows no progress for this time is given up", at_least=1, at_most=86400
+    )
+    source: Path | None = field(default=None, compare=False)
+    """The file it was read from."""
+
+
+def load_server_config(path: Path | str) -> ServerConfig:
+    """Read server.toml, or the one in a folder.
+
+    Raises:
+        ConfigError: anything at all is wrong; the text names the file, the key and the remedy.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / FILE_NAME
+    table = read_toml(file, remedy='"meadow server init" makes one')
+    return replace(make_server_config(table, where=str(file)), source=file)
+
+
+def make_server_config(values: Mapping[str, Any], *, where: str = "settings") -> ServerConfig:
+    """Return the config of a mapping, as `{"hosts": ["fl.example.org"]}`, checked.
+
+    Raises:
+        ConfigError: as `load_server_config`.
+    """
+    config = build(ServerConfig, given_by_table(ServerConfig, values, where))
+    if not config.hosts:
+        refuse(where, "hosts", "must name at least one host, got none")
+    for key, host in (*(("hosts", host) for host in config.hosts), ("listen", config.listen)):
+        if not _HOST.fullmatch(host):
+            refuse(where, key, f"must be a host name or an address, got {host!r}")
+    if config.fleet_port == config.enroll_port != 0:
+        raise ConfigError(
+            f"{where}: fleet_port and enroll_port are both {config.fleet_port}; "
+            "the two listeners need different ports"
+        )
+    return config
+
+
+def server_config_to_toml(config: ServerConfig) -> str:
+    """Return the text of a server.toml that says all of `config`."""
+    return settings_to_toml(config)

@@ -1,0 +1,166 @@
+"""A settings value: its type and bounds, and the words in which an error says them."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from .settings import Given, Rule, Settings, obstacle, refuse, rule_of, section_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = ["build"]
+
+S = TypeVar("S", bound="DataclassInstance")
+
+
+def build(section: type[S], given: Settings, prefix: str = "") -> S:
+    """Return the section with what was given, and defaults for the rest.
+
+    Raises:
+        ConfigError: a value has the wrong type, is out of bounds, or means nothing beside its
+            neighbours.
+    """
+    hints = get_type_hints(section)
+    values: dict[str, Any] = {}
+    for entry in fields(section):
+        key, kind = f"{prefix}{entry.name}", hints[entry.name]
+        inner = section_of(kind)
+        if inner is not None:
+            named = any(name == key or name.startswith(f"{key}.") for name in given)
+            values[entry.name] = build(inner, given, f"{key}.") if named or inner is kind else None
+        elif key in given:
+            values[entry.name] = _convert(key, given[key], kind, rule_of(entry, kind))
+    made = section(**values)
+    _refuse_idle(made, given, prefix)
+    return made
+
+
+def _refuse_idle(made: DataclassInstance, given: Settings, prefix: str) -> None:
+    neighbours = {entry.name: getattr(made, entry.name) for entry in fields(made)}
+    for entry in fields(made):
+        key, rule = f"{prefix}{entry.name}", rule_of(entry, None)
+        other = obstacle(rule, neighbours)
+        if key not in given or other is None:
+            continue
+        values, now = rule.only[other], neighbours[other]
+        said = f"is {_listed(values)}" if values else "is set"
+        but = f"it is {_shown(now)}" if now is not None else "it is not"
+        refuse(
+            given[key].where,
+            key,
+            f"is only for when {prefix}{other} {said}, and {but}; "
+            f"remove {entry.name} or {'change' if values else 'set'} {other}",
+        )
+
+
+def _convert(key: str, given: Given, kind: Any, rule: Rule) -> Any:
+    kinds = tuple(k for k in _members(kind) if k is not NoneType)
+    value = _parse(given.value, kinds) if given.textual else given.value
+    if float in kinds and int not in kinds and type(value) is int:
+        value = float(value) if abs(value) < 1 << 1000 else math.inf
+    if _is_free(kind):
+        return _convert_free(key, given.where, kind, value)
+    if _origin_class(kind) is tuple and isinstance(value, list):
+        value = tuple(value)
+        fits = all(isinstance(item, str) and item for item in value)
+    else:
+        fits = type(value) in kinds and value != ""
+    if type(value) is float and not math.isfinite(value):
+        fits = False
+    if fits and rule.choices:
+        _check_choice(key, given.where, value, rule)
+    elif not fits or not _within(value, rule):
+        refuse(given.where, key, f"must be {_wanted(kinds, rule)}, got {_shown(value)}")
+    return value
+
+
+def _convert_free(key: str, where: str, kind: Any, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        refuse(where, key, f"must be a table, [{key}], got {_shown(value)}")
+    if get_args(kind)[1] is str:
+        for name, item in value.items():
+            if not isinstance(item, str) or not item:
+                refuse(where, f"{key}.{name}", f"must be a text, got {_shown(item)}")
+    return dict(value)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    if get_origin(kind) is Literal:
+        return (str,)
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
+
+
+def _is_free(kind: Any) -> bool:
+    return issubclass(_origin_class(kind), Mapping)
+
+
+def _origin_class(kind: Any) -> type[Any]:
+    origin = get_origin(kind)
+    return origin if isinstance(origin, type) else object
+
+
+def _parse(text: str, kinds: tuple[Any, ...]) -> Any:
+    if kinds == (str,):
+        return text
+    if kinds == (bool,):
+        text = text.lower()
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _check_choice(key: str, where: str, value: Any, rule: Rule) -> None:
+    if value in rule.unavailable:
+        refuse(where, key, f"= {_shown(value)} {rule.unavailable[value]}")
+    if value not in rule.choices:
+        every = [str(choice) for choice in (*rule.choices, *rule.unavailable)]
+        alike = get_close_matches(str(value), every, n=1)
+        hint = f'; did you mean "{alike[0]}"?' if alike else ""
+        refuse(where, key, f"must be {_listed(rule.choices)}, got {_shown(value)}{hint}")
+
+
+def _within(value: Any, rule: Rule) -> bool:
+    if not isinstance(value, int | float):
+        return True
+    return (
+        (rule.at_least is None or value >= rule.at_least)
+        and (rule.above is None or value > rule.above)
+        and (rule.at_most is None or value <= rule.at_most)
+        and (rule.below is None or value < rule.below)
+    )
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _wanted(kinds: tuple[Any, ...], rule: Rule) -> str:
+    if rule.choices:
+        return _listed(rule.choices)
+    if float in kinds and int in kinds:
+        kinds = (float,)
+    name = " or ".join(_NAMES.get(kind, "a list of texts") for kind in kinds)
+    signs = (">=", rule.at_least), (">", rule.above), ("<=", rule.at_most), ("<", rule.below)
+    bounds = [f"{sign} {bound}" for sign, bound in signs if bound is not None]
+    return " ".join([name, " and ".join(bounds)]).strip()
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return " or ".join(_shown(value) for value in values)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and value.isprintable() and len(value) < 60:
+        return f'"{value}"'
+    return reprlib.repr(value)

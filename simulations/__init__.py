@@ -1,0 +1,1 @@
+"""Simulation: many clients on one machine, with the same app and the same numbers."""

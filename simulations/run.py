@@ -1,0 +1,137 @@
+"""`simulate`: a run of many clients in this process, with the same app and the same numbers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flwr.clientapp import ClientApp
+
+from ..apps import App
+from ..client.app import client_app
+from ..errors import AppError, ConfigError
+from ..flower import identify_process
+from ..server.execute import execute, resolved_toml, rounds_of, run_config_of
+from ..server.run_folder import RunFolder
+from .grid import SimulationGrid
+
+__all__ = ["default_folder", "simulate"]
+
+OnEvent = Callable[[str, Mapping[str, Any]], None]
+FLOWER_CLIENTS = 10
+RUN_ID = 1
+ORIGIN = "origin.json"
+"""In the run folder: which app it is of, so that the run can go on."""
+
+
+def simulate(
+    app_folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    clients: int | None = None,
+    on_event: OnEvent = lambda kind, detail: None,
+) -> dict[str, Any]:
+    """Run an app, Meadow's or plain Flower's, with simulated clients; returns the summary.
+
+    The run folder `out` (by default `default_folder`) is new, or empty.
+
+    Raises:
+        AppError, ConfigError: the app or its configuration cannot be used.
+    """
+    if clients is not None and (Path(app_folder) / "meadow.toml").is_file():
+        overrides = [*overrides, f"simulation.clients={clients}"]
+    app = App.load(app_folder, overrides=overrides)
+    folder = Path(out) if out is not None else default_folder(app.name)
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty; continue that run with --resume {folder}, or give another "
+            "--out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    count = app.config.simulation.clients if app.config else clients or FLOWER_CLIENTS
+    origin = {"app": str(app.folder), "settings": list(overrides), "clients": count}
+    (folder / ORIGIN).write_text(json.dumps({**origin, "sha256": app.sha256}, indent=1))
+    return _run(app, folder, clients=count, on_event=on_event)
+
+
+def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> dict[str, Any]:
+    """Go on with an interrupted simulation from its last durable round.
+
+    Raises:
+        ConfigError: the folder is none of a simulation, or its app has changed since.
+    """
+    try:
+        origin = json.loads((folder / ORIGIN).read_text())
+        app = App.load(Path(origin["app"]), overrides=origin["settings"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"{folder} cannot be resumed: it is not the folder of a simulation ({error})"
+        ) from None
+    if app.sha256 != origin["sha256"]:
+        raise ConfigError(
+            f"{folder} cannot be resumed: the app {app.folder} was changed since; "
+            "undo the change, or simulate anew"
+        )
+    return _run(app, folder, clients=origin["clients"], on_event=on_event)
+
+
+def default_folder(name: str) -> Path:
+    """Return runs/NAME-DATE-TIME below the current folder."""
+    return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def _run(app: App, folder: Path, *, clients: int, on_event: OnEvent) -> dict[str, Any]:
+    identify_process(run_id=RUN_ID, node_id=0)
+    run_folder = RunFolder(folder, config_toml=resolved_toml(app), on_event=on_event)
+
+    def tell(node_id: int, text: str) -> None:
+        run_folder.event("traceback", {"client": node_id, "text": text[-4000:]})
+
+    grid = SimulationGrid(
+        _client_app(app),
+        clients=clients,
+        run_id=RUN_ID,
+        run_config=run_config_of(app),
+        on_traceback=tell,
+    )
+    run_folder.keep_client_states(grid.states_as_bytes, grid.restore_states)
+    on_event("ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": clients})
+    with _interruptible(grid, on_event):
+        return execute(app, grid, run_folder, run_id=RUN_ID)
+
+
+def _client_app(app: App) -> ClientApp:
+    if app.flower is None:
+        return client_app(app.load_task())
+    made = app.load_object(app.flower.client_app)
+    if not isinstance(made, ClientApp):
+        raise AppError(f"{app.flower.client_app!r} is a {type(made).__name__}, not a ClientApp")
+    return made
+
+
+@contextmanager
+def _interruptible(grid: SimulationGrid, on_event: OnEvent) -> Iterator[None]:
+    """Let the first Ctrl-C end the run after the round under way, and the second at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if grid.is_stopping():
+            raise KeyboardInterrupt
+        grid.stop()
+        on_event("stopping", {"after": "this round; press Ctrl-C again to stop at once"})
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

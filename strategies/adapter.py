@@ -1,0 +1,372 @@
+"""Runs an `Algorithm` as a Flower Strategy: rounds, quorum, deadlines, resume, early stopping.
+
+Works on any Flower Grid. A grid may do more: `wait_for_nodes(count)` waits without polling,
+`is_stopping()` ends the run between rounds, `forget(group_id)` hears that a round is durable,
+`cohort_of(group_id)` knows the cohort of a round that was begun before a restart,
+`bytes_sent` and `bytes_received` count, and `combines_updates` says that a reply may stand for
+many clients.
+
+Events that a `Recorder` hears: resumed, waiting, round_started, update_refused, update_clipped,
+client_failed, evaluation_refused, round_committed, early_stopped, stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from ..errors import ConfigError, QuorumError, RunError
+from ..flower import arrays_to_params, params_to_arrays, tensors_of
+from .algorithm import Algorithm, State
+from .checks import fault_in
+from .cohort import draw_cohort, wait_for_clients
+from .metrics import Metrics, scalars_of
+from .plan import RoundPlan
+from .progress import Progress
+from .recorder import Checkpoint, Recorder, Row
+from .replies import TrainingReplies, collect_evaluation
+
+__all__ = ["Evaluate", "FederatedStrategy", "RunResult"]
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+"""Central evaluation: (round, params) -> metrics."""
+
+
+@dataclass(repr=False)
+class RunResult(Result):
+    """Flower's `Result`, and how the run ended.
+
+    Attributes:
+        status: "finished" or "stopped" (a run that fails raises).
+        cause: why it ended before its last round, or "".
+        rounds: the last round that was committed.
+        best: the best round (see `Checkpoint.best`), or None.
+        history: the rows of all rounds.
+    """
+
+    status: str = "finished"
+    cause: str = ""
+    rounds: int = 0
+    best: Mapping[str, Any] | None = None
+    history: tuple[Row, ...] = ()
+
+
+class FederatedStrategy(Strategy):
+    """A Flower Strategy that runs an algorithm by a plan.
+
+    Guarantees: the params after a round depend on the params before it and the set of valid
+        updates, to the last bit: not on the order of arrival, nor on interruptions.
+        A bad reply is refused and told; it never ends the round.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        plan: RoundPlan,
+        *,
+        recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._algorithm = algorithm
+        self._plan = plan
+        self._recorder = recorder
+        self._clock = clock
+        self._state = State(params={})
+        self._arrays = ArrayRecord()
+        """What is broadcast: the params of `_state`."""
+        self._replies: TrainingReplies | None = None
+        self._contributors: Sequence[int] = ()
+        self._progress = Progress()
+        self._history: list[Row] = []
+
+    def summary(self) -> None:
+        """Say nothing: whoever starts a run shows its configuration."""
+
+    # ------------------------------------------------------------------ Flower's steps
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the cohort, waiting for enough clients, and return its instructions."""
+        if arrays is not self._arrays:
+            self._adopt(arrays, server_round)
+        cohort = self._cohort_of(server_round, grid)
+        self._replies = TrainingReplies(
+            number=server_round,
+            cohort=cohort,
+            params=self._state.params,
+            algorithm=self._algorithm,
+            plan=self._plan,
+            combined=bool(getattr(grid, "combines_updates", False)),
+            tell=self._tell,
+        )
+        self._tell("round_started", {"round": server_round, "clients": len(cohort)})
+        extra = self._algorithm.client_config
+        return _messages(MessageType.TRAIN, server_round, cohort, self._arrays, config, extra)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies as they come, and make the new params of them.
+
+        Raises:
+            QuorumError: there are fewer valid updates than the quorum.
+            RunError: the new params are not finite.
+        """
+        if self._replies is None:
+            raise RunError(f"round {server_round}: replies came before any instruction")
+        collected, self._replies = self._replies, None
+        for message in replies:
+            collected.take(message)
+        aggregate = collected.finish()
+        state = self._algorithm.apply(self._state, aggregate)
+        arrays = params_to_arrays(state.params)
+        for name, tensor in tensors_of(arrays).items():
+            if fault := fault_in(tensor):
+                raise RunError(
+                    f"round {server_round}: the new params are useless: tensor {name!r} {fault}; "
+                    "lower server_learning_rate or set update_norm_max"
+                )
+        self._contributors = collected.contributors
+        self._state, self._arrays = state, arrays
+        return arrays, _metric_record(collected.metrics())
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the instructions to evaluate, for the clients whose updates counted."""
+        clients = self._contributors
+        return _messages(MessageType.EVALUATE, server_round, clients, arrays, config, {})
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Average what the clients measured, by their number of examples."""
+        metrics = collect_evaluation(
+            replies, number=server_round, clients=self._contributors, tell=self._tell
+        )
+        return _metric_record(metrics) if metrics else None
+
+    # ------------------------------------------------------------------ a run
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> RunResult:
+        """Run rounds up to `num_rounds`, from the recorder's checkpoint if it has one.
+
+        Units: `timeout` is a round's deadline in seconds; None takes the plan's.
+        Raises:
+            QuorumError: a round had too few valid updates.
+            RunError: the run cannot go on; nothing of the failed round is kept.
+            ConfigError: the algorithm and the grid, or the checkpoint and the model, do not fit.
+        """
+        self._refuse_misfit(grid)
+        initial = self._restore(initial_arrays, evaluate_fn)
+        status, cause = "finished", ""
+        while self._state.round < num_rounds:
+            if _is_stopping(grid):
+                status, cause = "stopped", "the run was asked to stop"
+                break
+            if self._progress.is_exhausted(self._plan.early_stopping):
+                cause = self._progress.explain(self._plan.early_stopping)
+                self._tell("early_stopped", {"round": self._state.round, "cause": cause})
+                break
+            try:
+                self._run_round(
+                    grid,
+                    last=num_rounds,
+                    deadline_s=self._plan.deadline_s if timeout is None else timeout,
+                    train_config=train_config or ConfigRecord(),
+                    evaluate_config=evaluate_config or ConfigRecord(),
+                    evaluate_fn=evaluate_fn,
+                )
+            except QuorumError:
+                if not _is_stopping(grid):
+                    raise
+        return self._result(initial, status=status, cause=cause)
+
+    def _run_round(
+        self,
+        grid: Grid,
+        *,
+        last: int,
+        deadline_s: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+        evaluate_fn: Evaluate | None,
+    ) -> None:
+        number, began_s, traffic = self._state.round + 1, self._clock(), _traffic(grid)
+        instructions = list(self.configure_train(number, self._arrays, train_config, grid))
+        replies = grid.send_and_receive(instructions, timeout=deadline_s)
+        _, train = self.aggregate_train(number, replies)
+        evaluated: MetricRecord | None = None
+        central: Metrics = {}
+        if self._plan.evaluates(number, last=last):
+            questions = self.configure_evaluate(number, self._arrays, evaluate_config, grid)
+            replies = grid.send_and_receive(questions, timeout=deadline_s)
+            evaluated = self.aggregate_evaluate(number, replies)
+            central = self._evaluate_centrally(number, evaluate_fn)
+        sent, received = (now - before for now, before in zip(_traffic(grid), traffic, strict=True))
+        row = {
+            "round": number,
+            "duration_s": self._clock() - began_s,
+            "clients": len(self._contributors),
+            "failures": len(instructions) - len(self._contributors),
+            "train": scalars_of(train),
+            "evaluate": scalars_of(evaluated),
+            "server": central,
+            "bytes_sent": sent,
+            "bytes_received": received,
+            "privacy": None,
+        }
+        self._commit(row)
+        if callable(forget := getattr(grid, "forget", None)):
+            forget(str(number))
+
+    def _commit(self, row: Row) -> None:
+        """Make a round durable; from then on the params are read from where they were written."""
+        progress = self._progress.after(row, self._plan.early_stopping)
+        history = [*self._history, row]
+        if self._recorder is not None:
+            checkpoint = Checkpoint(
+                state=self._state,
+                best=progress.best,
+                stale_rounds=progress.stale_rounds,
+                history=history,
+            )
+            self._arrays = self._recorder.commit(checkpoint, row)
+            del checkpoint
+            self._state = replace(self._state, params=arrays_to_params(self._arrays))
+        self._progress, self._history = progress, history
+        self._tell("round_committed", row)
+
+    # ------------------------------------------------------------------ parts of it
+
+    def _restore(self, initial_arrays: ArrayRecord, evaluate_fn: Evaluate | None) -> Metrics:
+        """Begin, or continue from the newest checkpoint; return the metrics before round 1."""
+        self._adopt(initial_arrays, 1)
+        self._progress, self._history = Progress(), []
+        checkpoint = self._recorder.resume() if self._recorder is not None else None
+        if checkpoint is None:
+            return self._evaluate_centrally(0, evaluate_fn) if self._plan.evaluate_every else {}
+        state = checkpoint.state
+        if _form_of(state) != _form_of(self._state):
+            raise ConfigError(
+                f"the checkpoint of round {state.round} belongs to another model or server "
+                "optimizer: continue with the configuration that it was made with, or start anew"
+            )
+        self._state, self._arrays = state, params_to_arrays(state.params)
+        self._progress = Progress(best=checkpoint.best, stale_rounds=checkpoint.stale_rounds)
+        self._history = list(checkpoint.history)
+        self._tell("resumed", {"round": state.round})
+        return {}
+
+    def _adopt(self, arrays: ArrayRecord, server_round: int) -> None:
+        """Take params that somebody else made: the initial ones, or a wrapper's."""
+        params = arrays_to_params(arrays)
+        if server_round == 1 or not self._state.params:
+            self._state = replace(self._algorithm.init(params), round=server_round - 1)
+        else:
+            self._state = replace(self._state, params=params)
+        self._arrays = params_to_arrays(params)
+
+    def _refuse_misfit(self, grid: Grid) -> None:
+        if getattr(grid, "combines_updates", False) and not self._algorithm.linear:
+            raise ConfigError(
+                f"{self._algorithm.name} needs every single update, but {type(grid).__name__} "
+                "adds updates up: use a linear algorithm or another grid"
+            )
+
+    def _cohort_of(self, number: int, grid: Grid) -> list[int]:
+        recall = getattr(grid, "cohort_of", None)
+        if callable(recall) and (known := recall(str(number))):
+            return sorted(known)
+        needed = self._plan.min_clients
+        present = wait_for_clients(
+            grid,
+            needed,
+            tell=lambda count: self._tell("waiting", {"connected": count, "needed": needed}),
+        )
+        if len(present) < needed:
+            raise QuorumError(f"round {number}: {len(present)} of {needed} clients are connected")
+        return draw_cohort(
+            present,
+            cohort=self._plan.cohort,
+            at_least=needed,
+            seed=self._plan.seed,
+            round_number=number,
+        )
+
+    def _evaluate_centrally(self, number: int, evaluate_fn: Evaluate | None) -> Metrics:
+        return scalars_of(evaluate_fn(number, self._arrays)) if evaluate_fn else {}
+
+    def _tell(self, kind: str, detail: Mapping[str, Any]) -> None:
+        if self._recorder is not None:
+            self._recorder.event(kind, detail)
+
+    def _result(self, initial: Metrics, *, status: str, cause: str) -> RunResult:
+        central = {0: initial} | {row["round"]: row["server"] for row in self._history}
+        if status == "stopped":
+            self._tell("stopped", {"round": self._state.round, "cause": cause})
+        return RunResult(
+            arrays=self._arrays,
+            train_metrics_clientapp=_curve((r["round"], r["train"]) for r in self._history),
+            evaluate_metrics_clientapp=_curve((r["round"], r["evaluate"]) for r in self._history),
+            evaluate_metrics_serverapp=_curve(central.items()),
+            status=status,
+            cause=cause,
+            rounds=self._state.round,
+            best=self._progress.best,
+            history=tuple(self._history),
+        )
+
+
+def _messages(
+    kind: str,
+    number: int,
+    clients: Iterable[int],
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    extra: Mapping[str, float | int | str | bool],
+) -> list[Message]:
+    """Return one message a client, all with the same content."""
+    settings = ConfigRecord({**config, **extra, "server-round": number})
+    content = RecordDict({"arrays": arrays, "config": settings})
+    return [Message(content, client, kind, group_id=str(number)) for client in clients]
+
+
+def _form_of(state: State) -> tuple[Any, ...]:
+    """Return what must agree between a checkpoint and the model that continues it."""
+    params = [(name, values.shape, values.dtype) for name, values in state.params.items()]
+    return params, sorted(state.slots)
+
+
+def _is_stopping(grid: Grid) -> bool:
+    asked = getattr(grid, "is_stopping", None)
+    return bool(asked()) if callable(asked) else False
+
+
+def _traffic(grid: Grid) -> tuple[int, int]:
+    return getattr(grid, "bytes_sent", 0), getattr(grid, "bytes_received", 0)
+
+
+def _metric_record(metrics: Metrics) -> MetricRecord:
+    return MetricRecord({k: math.nan if v is None else v for k, v in metrics.items()})
+
+
+def _curve(points: Iterable[tuple[int, Metrics]]) -> dict[int, MetricRecord]:
+    return {number: _metric_record(metrics) for number, metrics in points if metrics}

@@ -1,0 +1,89 @@
+"""What an algorithm is: a frozen pair of pure functions and what travels beside the params.
+
+Everything here is data. A builder function with keyword hyperparameters (`fedavg`, `fedprox`)
+returns an `Algorithm`; the adapter in `adapter.py` runs it as a Flower Strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from ..flower import FlatTensor
+
+__all__ = ["Aggregate", "Aggregator", "Algorithm", "Params", "State", "Update"]
+
+A = TypeVar("A")
+
+Params = Mapping[str, NDArray[Any]]
+"""Named arrays: a model's parameters and buffers, in the model's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One reply: what a client's training made of the params, and how much it counts.
+
+    A reply may stand for many clients: their weighted mean, and the sum of their weights.
+    """
+
+    client: int
+    """The Flower node id."""
+    params: Mapping[str, FlatTensor]
+    weight: float
+    """The number of examples, > 0."""
+    clients: int = 1
+    """How many clients it stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """What a round's updates add up to: their weighted mean and total weight."""
+
+    mean: Params
+    weight: float
+    clients: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """An algorithm's state between rounds; everything a checkpoint must hold.
+
+    `slots` are the server optimizer's arrays, by name ("momentum", "second_moment"), each with
+    the params' names and shapes.
+    """
+
+    params: Params
+    round: int = 0
+    slots: Mapping[str, Params] = field(default_factory=dict)
+
+
+class Aggregator(Protocol[A]):
+    """Folds updates as they come, so that memory does not grow with the cohort.
+
+    The caller passes updates in the canonical order of clients, any number at a time: how they
+    are cut into calls makes no difference, to the last bit. `fold` may keep a few updates back
+    (at most `group`) and may reuse the accumulator it is given; `finish` consumes it.
+    """
+
+    @property
+    def group(self) -> int: ...
+    def zero(self, like: Params) -> A: ...
+    def fold(self, accumulator: A, updates: Sequence[Update]) -> A: ...
+    def finish(self, accumulator: A) -> Aggregate: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """A federated algorithm: `init(params) -> state`, `apply(state, aggregate) -> state`."""
+
+    name: str
+    init: Callable[[Params], State]
+    apply: Callable[[State, Aggregate], State]
+    aggregator: Aggregator[Any]
+    client_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+    """Keys for the clients' ConfigRecord: the local objective, e.g. {"proximal-mu": 0.1}."""
+    linear: bool = True
+    """False if it needs every single update: then nothing may add updates up on the way."""

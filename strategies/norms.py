@@ -1,0 +1,78 @@
+"""How far an update moves the params, and scaling it down to a limit.
+
+Only floating-point tensors count: integers and booleans are counters and masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..flower import FlatTensor
+from .algorithm import Params
+from .server_optimizers import is_floating
+
+__all__ = ["change_norm_l2", "clip_change"]
+
+BLOCK = 65_536
+
+
+def change_norm_l2(params: Params, tensors: Mapping[str, FlatTensor]) -> float:
+    """Return the L2 norm of `tensors - params` over all floating-point tensors.
+
+    Guarantees: summed in float64, in an order that depends on nothing but the tensors' names
+        and sizes. Reads both by slices.
+    """
+    total = 0.0
+    for name, old in params.items():
+        if not is_floating(old.dtype):
+            continue
+        row, tensor = old.reshape(-1), tensors[name]
+        wide = np.complex128 if old.dtype.kind == "c" else np.float64
+        for start in range(0, row.size, BLOCK):
+            change = tensor[start : start + BLOCK].astype(wide)
+            change -= row[start : start + BLOCK].astype(wide)
+            reals = change.view(np.float64)
+            with np.errstate(over="ignore"):
+                total += float(np.einsum("i,i->", reals, reals))
+    return math.sqrt(total)
+
+
+def clip_change(
+    params: Params, tensors: Mapping[str, FlatTensor], *, factor: float
+) -> dict[str, FlatTensor]:
+    """Return `params + factor * (tensors - params)`, computed where and when it is read.
+
+    Integer and boolean tensors stay as they are.
+    """
+    return {
+        name: ScaledChange(params[name], tensor, factor) if is_floating(tensor.dtype) else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+class ScaledChange:
+    """A `FlatTensor` between an old tensor and a new one."""
+
+    def __init__(self, old: NDArray[Any], new: FlatTensor, factor: float) -> None:
+        self._old, self._new, self._factor = old.reshape(-1), new, factor
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._new.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._new.shape
+
+    def __getitem__(self, values: slice) -> NDArray[Any]:
+        wide = np.complex128 if self.dtype.kind == "c" else np.float64
+        old = self._old[values].astype(wide)
+        return (old + self._factor * (self._new[values].astype(wide) - old)).astype(self.dtype)
+
+    def numpy(self) -> NDArray[Any]:
+        return self[:].reshape(self.shape)

@@ -1,0 +1,198 @@
+"""A round's replies: who answered, what of it counts, and what it adds up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from flwr.app import Message
+
+from ..errors import QuorumError
+from ..flower import FlatTensor
+from .algorithm import Aggregate, Algorithm, Params, Update
+from .canonical import CanonicalFold
+from .checks import ReplyError, forms_of, read_reply
+from .metrics import MetricMeans, Metrics
+from .norms import change_norm_l2, clip_change
+from .plan import RoundPlan
+
+__all__ = ["Tell", "TrainingReplies", "collect_evaluation"]
+
+Tell = Callable[[str, Mapping[str, Any]], None]
+"""Passes an event on: its kind, and its details."""
+
+REASON_CHARACTERS_MAX = 300
+FAILURES_NAMED_MAX = 5
+
+
+class TrainingReplies:
+    """Takes one round's replies, in any order, and folds the valid ones.
+
+    Attributes:
+        contributors: the clients whose updates count, ascending.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        cohort: Iterable[int],
+        params: Params,
+        algorithm: Algorithm,
+        plan: RoundPlan,
+        combined: bool,
+        tell: Tell,
+    ) -> None:
+        self._number = number
+        self._cohort = frozenset(cohort)
+        self._open = set(self._cohort)
+        self._params = params
+        self._forms = forms_of(params)
+        self._plan = plan
+        self._combined = combined
+        self._tell = tell
+        self._fold = CanonicalFold(algorithm.aggregator, params, self._cohort)
+        self._means = MetricMeans()
+        self._failures: dict[int, str] = {}
+        self._contributors: set[int] = set()
+
+    @property
+    def contributors(self) -> list[int]:
+        return sorted(self._contributors)
+
+    def take(self, message: Message) -> None:
+        """Check a reply, and fold it or refuse it; whatever it holds, this does not raise."""
+        client = message.metadata.src_node_id
+        try:
+            _screen(message, number=self._number, asked=self._cohort, missing=self._open)
+            if message.has_error():
+                self._fail(client, _printable(message.error.reason))
+            else:
+                self._count(message)
+        except ReplyError as error:
+            self._tell("update_refused", _details(self._number, error))
+            if client in self._open:
+                self._close([client])
+                self._failures[client] = f"{error.field} {error.reason}"
+
+    def finish(self) -> Aggregate:
+        """Return what the valid updates add up to; who has not answered has failed.
+
+        Raises:
+            QuorumError: there are fewer than the quorum.
+        """
+        for client in sorted(self._open):
+            self._fail(client, f"no answer within {self._plan.deadline_s:g} s")
+        valid, needed = len(self._contributors), self._plan.min_clients
+        if valid < needed:
+            raise QuorumError(
+                f"round {self._number}: quorum not met: {valid} of {needed} updates"
+                + _named(self._failures)
+            )
+        return self._fold.finish()
+
+    def metrics(self) -> Metrics:
+        """Return the means of what the valid replies report."""
+        return self._means.means()
+
+    def _count(self, message: Message) -> None:
+        client = message.metadata.src_node_id
+        reply = read_reply(message, forms=self._forms, combined=self._combined)
+        if not self._open.issuperset(reply.clients):
+            raise ReplyError(client, "reply", "stands for clients not asked, or counted already")
+        tensors = self._within_norm(client, reply.tensors)
+        self._means.add(reply.metrics, weight=reply.weight)
+        self._contributors.update(reply.clients)
+        count = len(reply.clients)
+        update = Update(client=client, params=tensors, weight=reply.weight, clients=count)
+        self._close(reply.clients, update)
+
+    def _within_norm(
+        self, client: int, tensors: Mapping[str, FlatTensor]
+    ) -> Mapping[str, FlatTensor]:
+        """Reject or clip an update that moves the params too far."""
+        limit = self._plan.update_norm_max
+        if limit is None:
+            return tensors
+        norm = change_norm_l2(self._params, tensors)
+        if norm <= limit:
+            return tensors
+        if self._plan.update_norm_policy == "reject":
+            raise ReplyError(client, "update", f"norm must be <= {limit:g}, is {norm:g}")
+        detail = {"round": self._number, "client": client, "norm": norm, "norm_max": limit}
+        self._tell("update_clipped", detail)
+        return clip_change(self._params, tensors, factor=limit / norm)
+
+    def _fail(self, client: int, reason: str) -> None:
+        self._failures[client] = reason
+        self._close([client])
+        detail = {"round": self._number, "client": client, "reason": reason}
+        self._tell("client_failed", detail)
+
+    def _close(self, clients: Iterable[int], update: Update | None = None) -> None:
+        self._open.difference_update(clients)
+        if update is None:
+            self._fold.settle(*clients)
+        else:
+            self._fold.add(update, stands_for=clients)
+
+
+def collect_evaluation(
+    replies: Iterable[Message], *, number: int, clients: Collection[int], tell: Tell
+) -> Metrics:
+    """Average what clients measured, by their number of examples; empty if nobody did."""
+    missing, means = set(clients), MetricMeans()
+    for message in replies:
+        client = message.metadata.src_node_id
+        try:
+            _screen(message, number=number, asked=clients, missing=missing)
+            missing.discard(client)
+            if message.has_error():
+                raise ReplyError(client, "evaluation", _printable(message.error.reason))
+            reply = read_reply(message, forms=None)
+        except ReplyError as error:
+            tell("evaluation_refused", _details(number, error))
+            continue
+        means.add(reply.metrics, weight=reply.weight)
+    return means.means()
+
+
+def _screen(
+    message: Message, *, number: int, asked: Collection[int], missing: Collection[int]
+) -> None:
+    """Refuse a reply that nobody asked for, or that has come before."""
+    client = message.metadata.src_node_id
+    if client not in asked:
+        raise ReplyError(client, "reply", "comes from a client that was not asked")
+    if message.metadata.group_id not in ("", str(number)):
+        group = _printable(message.metadata.group_id)
+        raise ReplyError(client, "reply", f"belongs to round {group!r}, not {number}")
+    if client not in missing:
+        raise ReplyError(client, "reply", "has come before: it counts once")
+
+
+def _details(number: int, error: ReplyError) -> dict[str, Any]:
+    return {
+        "round": number,
+        "client": error.client,
+        "field": error.field,
+        "reason": error.reason,
+    }
+
+
+def _named(failures: Mapping[int, str]) -> str:
+    """List the first few failures."""
+    if not failures:
+        return ""
+    first = [f"client {client}: {failures[client]}" for client in sorted(failures)]
+    more = len(first) - FAILURES_NAMED_MAX
+    if more > 0:
+        first[FAILURES_NAMED_MAX:] = [f"and {more} more"]
+    return f" ({'; '.join(first)})"
+
+
+def _printable(text: str | None) -> str:
+    """Return a peer's text as one line of bounded length."""
+    line = " ".join((text or "").split())
+    shown = "".join(character if character.isprintable() else "?" for character in line)
+    return shown[:REASON_CHARACTERS_MAX] or "no reason given"

@@ -1,0 +1,78 @@
+"""What a user writes: a `Task` names the model, the loss, the metrics and the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .simulations.partition import Partition
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    Data = tuple[torch.Tensor, torch.Tensor] | Dataset[Any] | DataLoader[Any]
+
+__all__ = ["ClientData", "Site", "Task"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a client's data lives: one device, one hospital, or one simulated client.
+
+    `index` counts from 0 to `count - 1`; `config` holds the free keys of the client's own file.
+    """
+
+    index: int
+    count: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    partition: Partition = field(default_factory=Partition)
+    seed: int = 0
+
+    def share_of(self, targets: ArrayLike) -> NDArray[np.int64]:
+        """Return which samples of one data set belong to this site, as indices.
+
+        For simulations and demonstrations, where `count` sites divide one data set as the
+        `[simulation]` section says; a real site has data of its own.
+
+        Shapes: `targets` (samples,) are class labels; the result (share,) is sorted.
+        Guarantees: the shares of all sites are disjoint and cover every sample; the same seed
+            gives the same shares.
+        Raises:
+            ConfigError: there are too few samples for the partition that is asked for.
+        """
+        shares = self.partition.split(np.asarray(targets), self.count, seed=self.seed)
+        return shares[self.index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientData:
+    """One site's data: each a pair of tensors, a torch Dataset, or a DataLoader."""
+
+    train: Data
+    test: Data | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is learned, from what.
+
+    Attributes:
+        model: builds the torch module; called with torch's generator already seeded.
+        loss: (outputs, targets) -> per-example losses, shape (batch,).
+        metrics: name -> (outputs, targets) -> per-example values, shape (batch,).
+        client_data: loads one site's data; called once per site and process.
+        server_data: loads data for central evaluation, if the server has any.
+    """
+
+    model: Callable[[], torch.nn.Module]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    client_data: Callable[[Site], ClientData]
+    metrics: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = field(
+        default_factory=dict
+    )
+    server_data: Callable[[], Data] | None = None

@@ -1,0 +1,1 @@
+"""Tests of whole federations: real processes, real sockets, mutual TLS."""

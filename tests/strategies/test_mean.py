@@ -1,0 +1,256 @@
+"""The weighted mean: numbers by hand, every dtype, and laws."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meadow.errors import ConfigError, RunError
+from meadow.strategies import mean as mean_module
+from meadow.strategies.mean import MeanAggregator
+
+
+def mean_of(updates, like, aggregator=None):
+    aggregator = aggregator or MeanAggregator()
+    return aggregator.finish(aggregator.fold(aggregator.zero(like), updates))
+
+
+def test_two_clients_and_three_params_by_hand(kit):
+    """(1 * [1, 2, 3] + 3 * [5, 6, 7]) / 4 is [4, 5, 6]."""
+    updates = [kit.update(1, 1.0, {"w": [1.0, 2.0, 3.0]}), kit.update(2, 3.0, {"w": [5.0, 6, 7]})]
+    aggregate = mean_of(updates, {"w": np.zeros(3)})
+    np.testing.assert_array_equal(aggregate.mean["w"], [4.0, 5.0, 6.0])
+    assert (aggregate.weight, aggregate.clients) == (4.0, 2)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64, np.complex128]
+)
+def test_a_mean_keeps_its_dtype_and_is_rounded_once(kit, dtype):
+    """Small floats are summed in float64: many tiny terms beside a large one are not lost."""
+    like = {"w": np.zeros(3, dtype)}
+    values = [np.array([1.0, 256.0, 3.0], dtype)] + [np.array([1, 0.5, 3], dtype)] * 99
+    updates = [kit.update(i, 1.0, {"w": value}) for i, value in enumerate(values)]
+    result = mean_of(updates, like).mean["w"]
+    exact = np.array([1.0, (256 + 99 * 0.5) / 100, 3.0])
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result, exact.astype(dtype))
+
+
+def test_integers_are_rounded_half_to_even_and_booleans_at_a_half(kit):
+    """Counters and masks are averaged like everything else, and come back as what they are."""
+    like = {"i": np.zeros(3, np.int64), "u": np.zeros(1, np.uint8), "b": np.zeros(3, bool)}
+    first = {"i": np.array([1, 2, -3]), "u": np.array([255], np.uint8)}
+    second = {"i": np.array([2, 3, -4]), "u": np.array([254], np.uint8)}
+    masks = np.array([True, False, True]), np.array([False, False, True])
+    updates = [
+        kit.update(1, 1.0, first | {"b": masks[0]}),
+        kit.update(2, 1.0, second | {"b": masks[1]}),
+    ]
+    result = mean_of(updates, like).mean
+    np.testing.assert_array_equal(result["i"], [2, 2, -4])
+    np.testing.assert_array_equal(result["u"], [254])
+    np.testing.assert_array_equal(result["b"], [True, False, True])
+    assert [result[name].dtype for name in like] == [like[name].dtype for name in like]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_the_largest_integer_does_not_wrap_around(kit, dtype):
+    """float64 has no 2**63 - 1; its neighbour above would wrap to the smallest integer."""
+    largest = np.array([np.iinfo(dtype).max], dtype)
+    result = mean_of([kit.update(1, 3.0, {"i": largest})], {"i": largest}).mean["i"]
+    assert result[0] > np.iinfo(dtype).max - 4096
+
+
+def test_scalars_empty_tensors_and_empty_models(kit):
+    """Shapes () and (0, 5) come back as they are, and so does a model without tensors."""
+    params = kit.model()
+    result = mean_of([kit.update(1, 2.0, params), kit.update(2, 5.0, params)], params).mean
+    assert {name: values.shape for name, values in result.items()} == {
+        name: values.shape for name, values in params.items()
+    }
+    assert kit.bytes_of(result) == kit.bytes_of(params)
+    assert mean_of([kit.update(1, 1.0, {})], {}).mean == {}
+
+
+def test_equal_params_stay_as_they_are(kit):
+    """Weights cancel exactly: the mean of equal float32 params is these params, bit for bit."""
+    params = {"w": np.random.default_rng(1).standard_normal(1000).astype(np.float32)}
+    updates = [kit.update(i, 7.0 * i + 1, params) for i in range(33)]
+    assert mean_of(updates, params).mean["w"].tobytes() == params["w"].tobytes()
+
+
+def test_nothing_to_aggregate_is_an_error(kit):
+    """A mean of nothing has no value."""
+    aggregator = MeanAggregator()
+    with pytest.raises(RunError, match="no updates"):
+        aggregator.finish(aggregator.zero(kit.model()))
+
+
+def test_a_dtype_wider_than_float64_is_refused():
+    """float128 could not be summed without loss."""
+    with pytest.raises(ConfigError, match="'w' has dtype"):
+        MeanAggregator().zero({"w": np.zeros(2, np.longdouble)})
+
+
+def mixed(generator, shapes):
+    dtypes = [np.float32, np.float64, np.complex64, np.int32, np.bool_, ml_dtypes.bfloat16]
+    return {
+        f"t{index}": np.asarray(generator.integers(-9, 9, shape), dtypes[index % len(dtypes)])
+        for index, shape in enumerate(shapes)
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    shapes=st.lists(st.lists(st.integers(0, 7), max_size=3).map(tuple), max_size=9),
+    clients=st.integers(1, 9),
+    group=st.integers(1, 5),
+    block=st.integers(1, 16),
+    cut=st.integers(0, 9),
+)
+def test_blocks_groups_and_calls_only_change_the_speed(
+    kit, seed, shapes, clients, group, block, cut
+):
+    """However tensors fall into blocks and updates into groups and calls, integers add up."""
+    generator = np.random.default_rng(seed)
+    models = [mixed(generator, shapes) for _ in range(clients)]
+    weights = [float(w) for w in generator.integers(1, 50, clients)]
+    updates = [kit.update(i, w, m) for i, (w, m) in enumerate(zip(weights, models, strict=True))]
+    aggregator, before = MeanAggregator(group=group), mean_module.BLOCK
+    mean_module.BLOCK = block
+    try:
+        total = aggregator.fold(aggregator.zero(models[0]), updates[:cut])
+        result = aggregator.finish(aggregator.fold(total, updates[cut:])).mean
+    finally:
+        mean_module.BLOCK = before
+    for name, like in models[0].items():
+        wide = np.complex128 if like.dtype.kind == "c" else np.float64
+        terms = [w * m[name].astype(wide) for w, m in zip(weights, models, strict=True)]
+        exact = np.sum(terms, axis=0) / sum(weights)
+        if like.dtype.kind == "b":
+            exact = exact >= 0.5
+        elif like.dtype.kind in "iu":
+            exact = np.rint(exact)
+        assert result[name].dtype == like.dtype
+        assert result[name].shape == like.shape
+        np.testing.assert_array_equal(result[name], exact.astype(like.dtype))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    values=st.lists(
+        st.tuples(
+            st.floats(-(2.0**100), 2.0**100, width=32), st.integers(1, 10**9).map(float)
+        ),
+        min_size=1,
+        max_size=50,
+    )
+)
+def test_the_error_is_that_of_float64(kit, values):
+    """The mean is the exact one within the error of float64 sums and one cast to float32."""
+    updates = [kit.update(i, w, {"w": np.float32([v])}) for i, (v, w) in enumerate(values)]
+    result = float(mean_of(updates, {"w": np.zeros(1, np.float32)}).mean["w"][0])
+    total = sum(Fraction(w) for _, w in values)
+    exact = sum(Fraction(v) * Fraction(w) for v, w in values) / total
+    scale = sum(abs(Fraction(v)) * Fraction(w) for v, w in values) / total
+    slack = Fraction(scale) * Fraction(2) ** -45 + abs(exact) * Fraction(2) ** -24
+    assert abs(Fraction(result) - exact) <= slack + Fraction(2) ** -149
+
+
+def test_a_combined_update_counts_as_its_parts(kit):
+    """A mean with its weight can stand for the updates it is made of, within rounding."""
+    generator = np.random.default_rng(3)
+    updates = [
+        kit.update(i, float(generator.integers(1, 100)), {"w": generator.standard_normal(500)})
+        for i in range(12)
+    ]
+    like = {"w": np.zeros(500)}
+    part = mean_of(updates[:7], like)
+    combined = kit.update(0, part.weight, part.mean)
+    together = mean_of([combined, *updates[7:]], like)
+    apart = mean_of(updates, like)
+    np.testing.assert_allclose(together.mean["w"], apart.mean["w"], rtol=1e-14, atol=1e-15)
+    assert together.weight == apart.weight
+
+
+class Sliced:
+    """A tensor that can only be read in slices, and remembers the longest."""
+
+    def __init__(self, array):
+        self._flat, self.shape, self.dtype, self.longest = array.reshape(-1), array.shape, array.dtype, 0
+
+    def __getitem__(self, values):
+        part = self._flat[values]
+        self.longest = max(self.longest, part.size)
+        return part.copy()
+
+    def numpy(self):
+        raise AssertionError("loaded as a whole")
+
+
+def test_updates_are_read_in_slices_and_memory_is_bounded(kit):
+    """50 updates of a 16 MB model need the sum (32 MB), scratch space, and nothing more."""
+    size = 4_000_000
+    like = {"w": np.zeros(size, np.float32)}
+    tensor = Sliced(np.ones(size, np.float32))
+    aggregator = MeanAggregator()
+    tracemalloc.start()
+    try:
+        total = aggregator.zero(like)
+        for client in range(50):
+            one = kit.update(client, 2.0, {})
+            total = aggregator.fold(total, [type(one)(client=client, params={"w": tensor}, weight=2.0)])
+        result = aggregator.finish(total)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    scratch = (2 * 20 + 2) * mean_module.BLOCK * 8
+    assert tensor.longest <= mean_module.BLOCK
+    assert peak < 8 * size + scratch
+    del total
+    assert kept < 4 * size + scratch
+    assert result.mean["w"].min() == result.mean["w"].max() == 1.0
+
+
+THREADS = """
+import numpy as np
+from meadow.flower import MemoryTensor
+from meadow.strategies.algorithm import Update
+from meadow.strategies.mean import BLOCK, MeanAggregator
+generator = np.random.default_rng(0)
+size = 2 * BLOCK + 4321
+updates = [
+    Update(client=i, params={"w": MemoryTensor(generator.standard_normal(size))}, weight=i + 1.5)
+    for i in range(45)
+]
+aggregator = MeanAggregator()
+total = aggregator.fold(aggregator.zero({"w": np.zeros(size)}), updates)
+print(__import__("hashlib").sha256(aggregator.finish(total).mean["w"]).hexdigest())
+"""
+
+
+def test_the_number_of_threads_changes_no_bit():
+    """A model is the same on one core and on many."""
+    import os
+
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", THREADS],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2", "3", "4")
+    }
+    assert len(digests) == 1

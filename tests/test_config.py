@@ -1,0 +1,423 @@
+"""meadow.toml: defaults, precedence, and errors that name where, the key and the remedy."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meadow.config import (
+    Config,
+    build_algorithm,
+    build_partition,
+    config_to_toml,
+    load_config,
+    make_config,
+    training_record,
+)
+from meadow.errors import ConfigError
+from meadow.settings import settings_of
+
+DESIGN = """
+[app]
+task = "task:task"
+[run]
+rounds = 20
+seed = 7
+cohort = 1.0
+min_clients = 2
+deadline_s = 600
+[strategy]
+name = "fedavg"
+[training]
+epochs = 1
+batch_size = 10
+optimizer = "sgd"
+learning_rate = 0.1
+[evaluation]
+every = 1
+[simulation]
+clients = 100
+partition = "iid"
+executor = "auto"
+[privacy.secure_aggregation]
+enabled = false
+[privacy.differential_privacy]
+enabled = false
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    """Write a meadow.toml and return its path."""
+    path = folder / "meadow.toml"
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, text: str, **more: Any) -> Config:
+    """Load a meadow.toml of this text in an empty environment."""
+    return load_config(written(folder, text), **{"environ": {}, **more})
+
+
+def test_the_documented_example_is_read(tmp_path: Path) -> None:
+    """The file of the documentation gives what it says."""
+    config = load(tmp_path, DESIGN)
+    assert (config.run.rounds, config.run.seed, config.run.cohort) == (20, 7, 1.0)
+    assert (config.run.deadline_s, type(config.run.deadline_s)) == (600.0, float)
+    assert (config.training.batch_size, config.training.learning_rate) == (10, 0.1)
+    assert config.source == tmp_path / "meadow.toml"
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    """Nothing has to be said."""
+    assert load(tmp_path, "") == Config() == make_config({})
+
+
+def test_a_folder_means_its_file(tmp_path: Path) -> None:
+    """An app's folder can be named instead of its file."""
+    written(tmp_path, DESIGN)
+    assert load_config(tmp_path, environ={}) == load(tmp_path, DESIGN)
+
+
+def test_configs_are_frozen() -> None:
+    """What was checked cannot change afterwards."""
+    with pytest.raises(FrozenInstanceError):
+        make_config({}).run.rounds = 3  # type: ignore[misc]
+
+
+def test_precedence(tmp_path: Path) -> None:
+    """Defaults < file < environment < overrides, the last override winning."""
+    text = "[run]\nrounds = 2\nseed = 2\nmin_clients = 3\n[training]\nepochs = 2"
+    config = load(
+        tmp_path,
+        text,
+        environ={"MEADOW_RUN__ROUNDS": "4", "MEADOW_RUN__SEED": "4", "MEADOW_TRAINING__EPOCHS": ""},
+        overrides=["run.seed=5", "run.seed = 6"],
+    )
+    assert config.run.deadline_s == 600.0
+    assert (config.run.min_clients, config.training.epochs) == (3, 2)
+    assert (config.run.rounds, config.run.seed) == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("run.cohort=0.5", "run", "cohort", 0.5),
+        ("run.cohort=5", "run", "cohort", 5),
+        ("run.deadline_s=1e3", "run", "deadline_s", 1000.0),
+        ("run.update_norm_max=3", "run", "update_norm_max", 3.0),
+        ("training.optimizer=adamw", "training", "optimizer", "adamw"),
+        ("app.task=code.task:my_task", "app", "task", "code.task:my_task"),
+    ],
+)
+def test_texts_become_values(override: str, section: str, key: str, value: object) -> None:
+    """The text of an override is read as the key's type."""
+    got = getattr(getattr(make_config({}, overrides=[override]), section), key)
+    assert (got, type(got)) == (value, type(value))
+
+
+def test_booleans_in_variables_may_be_capital() -> None:
+    """False and FALSE are what people write in an environment."""
+    for text in ("false", "False", "FALSE"):
+        environ = {"MEADOW_PRIVACY__SECURE_AGGREGATION__ENABLED": text}
+        assert not make_config({}, environ=environ).privacy.secure_aggregation.enabled
+
+
+def test_early_stopping_is_on_when_named() -> None:
+    """An empty table turns early stopping on with its defaults; absent is off."""
+    assert make_config({}).run.early_stopping is None
+    stopping = make_config({"run": {"early_stopping": {}}}).run.early_stopping
+    assert stopping is not None
+    assert (stopping.metric, stopping.mode, stopping.patience) == ("evaluate.loss", "min", 5)
+    by_key = make_config({}, overrides=["run.early_stopping.patience=3"]).run.early_stopping
+    assert by_key is not None and by_key.patience == 3
+
+
+def test_simulated_clients_follow_what_the_run_needs() -> None:
+    """Unless said, there are at least as many clients as a round needs."""
+    assert make_config({"run": {"min_clients": 300}}).simulation.clients == 300
+    assert make_config({"run": {"cohort": 200}}).simulation.clients == 200
+
+
+WRONG: list[tuple[str, str, list[str]]] = [
+    ("unknown section", "[trainig]\nepochs = 1", ["trainig", "did you mean training?"]),
+    ("unknown key", "[run]\nround = 1", ["run.round", "did you mean run.rounds?"]),
+    ("another section's key", "[run]\nepochs = 1", ["run.epochs", "training.epochs?"]),
+    ("unlike any key", "[app]\nqqqqqqqqq = 1", ["app.qqqqqqqqq", "known are app.task"]),
+    ("key without section", "rounds = 3", ["rounds", "did you mean run.rounds?"]),
+    ("section is a value", "run = 3", ["run", "must be a table, [run]", "got 3"]),
+    ("key is a table", "[run.rounds]\nx = 1", ["run.rounds", "whole number"]),
+    ("text for a number", '[run]\nrounds = "5"', ["run.rounds", "whole number >= 1", '"5"']),
+    ("fraction for a count", "[run]\nrounds = 1.5", ["run.rounds", "whole number", "1.5"]),
+    ("boolean for a count", "[run]\nrounds = true", ["run.rounds", "whole number", "got true"]),
+    ("date for a text", "[training]\noptimizer = 2020-01-01", ["training.optimizer", "sgd"]),
+    ("no rounds", "[run]\nrounds = 0", ["run.rounds", ">= 1", "got 0"]),
+    ("negative seed", "[run]\nseed = -1", ["run.seed", ">= 0", "-1"]),
+    ("seed beyond 63 bits", f"[run]\nseed = {1 << 63}", ["run.seed", "<= 9223372036854775807"]),
+    ("no deadline", "[run]\ndeadline_s = 0", ["run.deadline_s", "> 0", "got 0"]),
+    ("infinite deadline", "[run]\ndeadline_s = inf", ["run.deadline_s", "got inf"]),
+    ("deadline is no number", "[run]\ndeadline_s = nan", ["run.deadline_s", "got nan"]),
+    ("a huge integer", f"[run]\ndeadline_s = 1{'0' * 400}", ["run.deadline_s", "number"]),
+    ("cohort over 1", "[run]\ncohort = 5.0", ["run.cohort", "fraction in (0, 1]", "write 5"]),
+    ("empty cohort", "[run]\ncohort = 0", ["run.cohort", "> 0"]),
+    ("more needed than drawn", "[run]\ncohort = 3\nmin_clients = 4", ["run.min_clients", "= 3"]),
+    (
+        "more needed than simulated",
+        "[run]\nmin_clients = 4\n[simulation]\nclients = 3",
+        ["run.min_clients", "simulation.clients = 3", "raise clients"],
+    ),
+    (
+        "more drawn than simulated",
+        "[run]\ncohort = 4\n[simulation]\nclients = 3",
+        ["run.cohort", "simulation.clients = 3"],
+    ),
+    ("unknown strategy", '[strategy]\nname = "fedavgg"', ["strategy.name", 'mean "fedavg"?']),
+    ("another's argument", "[strategy]\nproximal_mu = 1", ["strategy.proximal_mu", '"fedprox"']),
+    (
+        "negative mu",
+        '[strategy]\nname = "fedprox"\nproximal_mu = -1',
+        ["strategy.proximal_mu", ">= 0", "-1"],
+    ),
+    (
+        "momentum of another server optimizer",
+        '[strategy]\nserver_optimizer = "adam"\nserver_momentum = 0.9',
+        ["strategy.server_momentum", '"sgd"', '"adam"'],
+    ),
+    (
+        "server optimizer with fedprox",
+        '[strategy]\nname = "fedprox"\nbeta_1 = 0.5',
+        ["strategy.beta_1", 'only for when strategy.name is "fedavg"'],
+    ),
+    (
+        "momentum with adam",
+        '[training]\noptimizer = "adam"\nmomentum = 0.9',
+        ["training.momentum", '"sgd"', "remove momentum"],
+    ),
+    ("betas with sgd", "[training]\nbeta_1 = 0.9", ["training.beta_1", '"adam" or "adamw"']),
+    ("decay without steps", "[training]\ndecay = 0.5", ["training.decay", '"step"']),
+    ("endless warm-up", "[training]\nwarmup_rounds = 11", ["warmup_rounds", "run.rounds = 10"]),
+    ("beta of one", '[training]\noptimizer = "adam"\nbeta_2 = 1', ["training.beta_2", "< 1"]),
+    ("unknown precision", '[training]\nprecision = "fp8"', ["training.precision", '"bf16"']),
+    ("policy without bound", '[run]\nupdate_norm_policy = "clip"', ["update_norm_max is set"]),
+    ("alpha with iid", "[simulation]\nalpha = 0.5", ["simulation.alpha", '"dirichlet"']),
+    ("later executor", '[simulation]\nexecutor = "ray"', ["not in this version", '"sequential"']),
+    (
+        "secure aggregation",
+        "[privacy.secure_aggregation]\nenabled = true",
+        ["privacy.secure_aggregation.enabled", "not available in this version"],
+    ),
+    (
+        "differential privacy",
+        "[privacy.differential_privacy]\nenabled = true",
+        ["privacy.differential_privacy.enabled", "not available in this version"],
+    ),
+    ("task without a name", '[app]\ntask = "task"', ["app.task", "module:name"]),
+    ("task is a path", '[app]\ntask = "../task.py:task"', ["app.task", "module:name"]),
+    (
+        "nothing measured",
+        "[run.early_stopping]\n[evaluation]\nevery = 0",
+        ["run.early_stopping.metric", "evaluation.every"],
+    ),
+    (
+        "unknown metric",
+        '[run.early_stopping]\nmetric = "loss"',
+        ["run.early_stopping.metric", "evaluate."],
+    ),
+    ("not TOML", "[run\n", ["not valid TOML"]),
+    ("said twice", "[run]\nseed = 1\nseed = 2", ["not valid TOML"]),
+    ("nested without end", f"x = {'[' * 20000}", ["meadow.toml"]),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), [case[1:] for case in WRONG], ids=[c[0] for c in WRONG])
+def test_mistakes_are_named(tmp_path: Path, text: str, says: list[str]) -> None:
+    """Every mistake names the file, the key, and what would be right."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / "meadow.toml"))
+    for part in says:
+        assert part in message
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"MEADOW_RUN__ROUNDS": "many"}, "MEADOW_RUN__ROUNDS: run.rounds must be a whole number"),
+        ({"MEADOW_RUN__ROUND": "3"}, "MEADOW_RUN__ROUND: run.round is not a known key; did you"),
+        ({"MEADOW_RUN_ROUNDS": "3"}, "MEADOW_RUN_ROUNDS: is not a setting; write MEADOW_RUN__R"),
+        ({"MEADOW_RUN__MIN_CLIENTS": "900", "MEADOW_RUN__COHORT": "2"}, "MEADOW_RUN__MIN_CLIENTS:"),
+    ],
+)
+def test_variables_are_named(environ: dict[str, str], says: str) -> None:
+    """A mistake in the environment names the variable, not the file."""
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        make_config({}, environ=environ)
+
+
+def test_other_variables_are_nobodys_mistake() -> None:
+    """Variables without the prefix, or of another kind, are left alone."""
+    assert make_config({}, environ={"MEADOW_HOME": "/x", "RUN__ROUNDS": "x"}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("run.rounds", "--set run.rounds: has no value; write --set key=value"),
+        ("run.rounds=", "has no value"),
+        ("=3", "is not a known key"),
+        ("rounds=3", "did you mean run.rounds?"),
+        ("run=3", "--set run=3: run is not a known key"),
+        ("run.rounds=0", "--set run.rounds=0: run.rounds must be a whole number >= 1"),
+        ("run.rounds=3\nseed = 4", "run.rounds must be a whole number"),
+        ("privacy.secure_aggregation.enabled=true", "not available in this version"),
+    ],
+)
+def test_overrides_are_named(override: str, says: str) -> None:
+    """A mistake in an override names the option."""
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        make_config({}, overrides=[override])
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    """A missing, binary or enormous file is a ConfigError with its path."""
+    with pytest.raises(ConfigError, match=r"nowhere: there is no such file"):
+        load_config(tmp_path / "nowhere", environ={})
+    with pytest.raises(ConfigError, match=r"meadow\.toml: there is no such file"):
+        load_config(tmp_path, environ={})
+    path = tmp_path / "meadow.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_config(path, environ={})
+    path.write_bytes(b"#" * (2 << 20))
+    with pytest.raises(ConfigError, match="larger than"):
+        load_config(path, environ={})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config("a\0b", environ={})
+
+
+EVERYTHING: dict[str, Any] = {
+    "run": {
+        "cohort": 7,
+        "early_stopping": {"metric": "server.accuracy", "mode": "max", "patience": 2},
+        "update_norm_max": 10,
+        "update_norm_policy": "clip",
+    },
+    "strategy": {"server_optimizer": "adam", "tau": 1e-9, "beta_1": 0},
+    "training": {"optimizer": "adam", "epsilon": 1e-16, "schedule": "step", "decay": 0.5},
+    "evaluation": {"every": 3},
+    "simulation": {"partition": "dirichlet", "alpha": 0.1},
+}
+
+
+def test_resolved_text_reads_back() -> None:
+    """The resolved file says every key that means something, and gives an equal config."""
+    for config in (Config(), make_config(EVERYTHING)):
+        assert make_config(tomllib.loads(config_to_toml(config))) == config
+
+
+simple = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+KEYS = [name for name, *_ in settings_of(Config)]
+NAMES = sorted({part for key in KEYS for part in key.split(".")})
+CHOICES = sorted(
+    {c for _, _, rule, _ in settings_of(Config) for c in rule.choices if c is not False}
+)
+values = simple | st.sampled_from(CHOICES) | st.dates() | st.lists(simple, max_size=3)
+tables: st.SearchStrategy[Any] = st.recursive(
+    st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), values, max_size=4),
+    lambda inner: st.dictionaries(
+        st.sampled_from(NAMES) | st.text(max_size=5), inner | values, max_size=4
+    ),
+    max_leaves=8,
+)
+
+
+@given(tables)
+def test_any_table_is_a_config_or_a_config_error(table: dict[str, Any]) -> None:
+    """Whatever a file holds, it is understood and can be written again, or refused."""
+    try:
+        config = make_config(table)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+    else:
+        assert make_config(tomllib.loads(config_to_toml(config))) == config
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), values, max_size=5))
+def test_any_values_are_a_config_or_a_config_error(chosen: dict[str, Any]) -> None:
+    """Known keys with any values at all are understood or refused."""
+    table: dict[str, Any] = {}
+    for key, value in chosen.items():
+        *sections, leaf = key.split(".")
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[leaf] = value
+    try:
+        config = make_config(table)
+    except ConfigError:
+        return
+    assert make_config(tomllib.loads(config_to_toml(config))) == config
+
+
+@given(st.lists(st.text(max_size=30) | st.sampled_from([f"{key}=1" for key in KEYS]), max_size=4))
+def test_any_override_is_a_config_or_a_config_error(overrides: list[str]) -> None:
+    """Whatever follows --set is understood or refused."""
+    try:
+        make_config({}, overrides=overrides)
+    except ConfigError as error:
+        assert str(error).startswith("--set")
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_any_bytes_are_a_config_or_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    """No file makes anything but a config or a ConfigError."""
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_bytes(content)
+    try:
+        assert isinstance(load_config(path, environ={}), Config)
+    except ConfigError as error:
+        assert str(path) in str(error)
+
+
+def test_training_record_has_flat_kebab_case_keys() -> None:
+    """Clients are told every training setting, in names as Flower's apps use."""
+    config = make_config({"run": {"rounds": 7, "seed": 3}, "training": {"batch_size": 4}})
+    record = training_record(config)
+    kebab = {entry.name.replace("_", "-") for entry in fields(config.training)}
+    assert set(record) == kebab | {"schedule-rounds", "seed"}
+    assert (record["batch-size"], record["schedule-rounds"], record["seed"]) == (4, 7, 3)
+    assert all(isinstance(value, int | float | str) for value in record.values())
+
+
+def test_algorithms_are_built() -> None:
+    """Every strategy and server optimizer can be built, with and without arguments."""
+    proximal = build_algorithm(make_config({"strategy": {"name": "fedprox", "proximal_mu": 0.5}}))
+    assert (proximal.name, dict(proximal.client_config)) == ("fedprox", {"proximal-mu": 0.5})
+    for name in ("sgd", "adagrad", "adam", "yogi"):
+        assert build_algorithm(make_config({"strategy": {"server_optimizer": name}})).linear
+    for arguments in ({"server_momentum": 0.9}, EVERYTHING["strategy"]):
+        assert build_algorithm(make_config({"strategy": arguments})).name == "fedavg"
+
+
+def test_partition_is_what_the_section_says() -> None:
+    """The simulation's keys make the partition."""
+    section = {"partition": "shards", "classes_per_client": 3}
+    partition = build_partition(make_config({"simulation": section}))
+    assert (partition.kind, partition.classes_per_client) == ("shards", 3)
+
+
+def test_every_setting_has_a_meaning() -> None:
+    """Every key is documented, and its default is within its own bounds."""
+    for name, _, rule, default in settings_of(Config):
+        assert rule.meaning, name
+        assert not rule.choices or default in rule.choices, name

@@ -1,0 +1,210 @@
+"""The walls between the parts: who may import whom, and what nobody may use."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import meadow
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("cli", "client", "privacy", "server", "simulations", "strategies", "transport")
+
+LAYERS: list[set[str]] = [
+    {"errors", "seeds"},
+    {"flower", "simulations.partition"},
+    {"task", "strategies"},
+    {"privacy"},
+    {
+        "apps",
+        "client_config",
+        "config",
+        "config_sections",
+        "flower_app",
+        "flower_result",
+        "server_config",
+        "settings",
+        "settings_sources",
+        "settings_text",
+        "settings_values",
+    },
+    {"transport"},
+    {"client", "server"},
+    {"simulations"},
+    {"cli"},
+    {"__init__", "__main__"},
+]
+RANKS = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
+STRANGERS = ({"client", "server"}, {"task", "strategies"})
+
+PURE = ("strategies", "privacy")
+IMPURE = {
+    "datetime",
+    "grpc",
+    "io",
+    "logging",
+    "mmap",
+    "os",
+    "pathlib",
+    "random",
+    "shutil",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "time",
+    "torch",
+}
+CLOCK_IS_HANDED_IN = {"strategies.adapter": {"time"}, "strategies.cohort": {"time"}}
+"""The adapter runs rounds for Flower; its clock is an argument whose default it must name."""
+
+UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "torch.load", "torch.save", "joblib.load"}
+GENERATED = "_pb2"
+
+
+def module_name(path: Path) -> str:
+    """Return a file's dotted name inside the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def sources() -> list[Path]:
+    """Return every hand-written module of the package."""
+    paths = [
+        *ROOT.glob("*.py"),
+        *(path for name in FOLDERS for path in (ROOT / name).rglob("*.py")),
+    ]
+    return sorted(path for path in paths if GENERATED not in path.name)
+
+
+MODULES = {module_name(path): path for path in sources()}
+
+
+def unit_of(module: str) -> str:
+    """Return the part of the layering that a module belongs to."""
+    return module if module in RANKS else module.partition(".")[0]
+
+
+def parse(module: str) -> ast.Module:
+    """Return a module's syntax tree."""
+    return ast.parse(MODULES[module].read_text())
+
+
+def imports(module: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted name) of all imports, those of the package starting with a dot."""
+    package = MODULES[module].relative_to(ROOT).parent.parts
+    for node in ast.walk(parse(module)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.lineno, node.module or ""
+        elif isinstance(node, ast.ImportFrom):
+            home = package[: len(package) - node.level + 1]
+            base = ".".join([*home, *([node.module] if node.module else [])])
+            for alias in node.names:
+                if alias.name == "__version__":
+                    continue  # the face says it before it loads anything
+                inner = f"{base}.{alias.name}".lstrip(".")
+                yield node.lineno, f".{inner if inner in MODULES else base}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_a_layer(module: str) -> None:
+    """A new module or folder is placed in the layering before it lands."""
+    assert unit_of(module) in RANKS, f"add {module} to LAYERS"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_one_way(module: str) -> None:
+    """A module imports only its own part and lower ones."""
+    here = unit_of(module)
+    for line, name in imports(module):
+        if not name.startswith("."):
+            continue
+        there = unit_of(name[1:] or "__init__")
+        at = f"{MODULES[module]}:{line} imports {there}"
+        assert there in RANKS, f"{at}, which has no layer or does not exist"
+        assert RANKS[there] <= RANKS[here], f"{at}, which is above {here}"
+        strangers = any({here, there} == pair for pair in STRANGERS)
+        assert not strangers, f"{at}; {here} and {there} never import each other"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_inside_are_relative(module: str) -> None:
+    """The package does not name itself, so it works under any checkout."""
+    for line, name in imports(module):
+        top = name.partition(".")[0]
+        assert top not in {"meadow", *FOLDERS}, f"{MODULES[module]}:{line} imports {name}"
+
+
+def test_the_partition_is_a_leaf() -> None:
+    """A site asks for its share of a data set with NumPy alone."""
+    outside = {name.partition(".")[0] for _, name in imports("simulations.partition")} - {""}
+    assert outside - set(sys.stdlib_module_names) == {"numpy"}
+    assert {name for _, name in imports("simulations.partition") if name[0] == "."} == {".errors"}
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(PURE)])
+def test_maths_is_pure(module: str) -> None:
+    """Strategies and privacy know no torch, gRPC, files, clocks or logs."""
+    allowed = CLOCK_IS_HANDED_IN.get(module, set())
+    for line, name in imports(module):
+        top = name.partition(".")[0]
+        assert top not in IMPURE - allowed, f"{MODULES[module]}:{line} imports {name}"
+    opened = [node.lineno for node in calls(module) if dotted(node.func) in {"open", "print"}]
+    assert not opened, f"{MODULES[module]}:{opened} opens or prints"
+
+
+def calls(module: str) -> Iterator[ast.Call]:
+    """Yield every call in a module."""
+    return (node for node in ast.walk(parse(module)) if isinstance(node, ast.Call))
+
+
+def dotted(node: ast.expr) -> str:
+    """Return "a.b" for the expression a.b, as far as it is names."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_unpickles_or_evaluates(module: str) -> None:
+    """No bytes that a peer can write become code."""
+    for line, name in imports(module):
+        assert name.partition(".")[0] not in UNSAFE_MODULES, f"{MODULES[module]}:{line}: {name}"
+    for node in calls(module):
+        called, at = dotted(node.func), f"{MODULES[module]}:{node.lineno}"
+        assert called not in UNSAFE_CALLS, f"{at} calls {called}"
+        pickles = [word.value for word in node.keywords if word.arg == "allow_pickle"]
+        for value in pickles:
+            assert isinstance(value, ast.Constant) and value.value is False, f"{at} pickles"
+        if called in {"np.load", "numpy.load", "np.save", "numpy.save"}:
+            assert pickles, f"{at} must say allow_pickle=False"
+
+
+@pytest.mark.parametrize("module", ["meadow", "meadow.config", "meadow.simulations.partition"])
+def test_the_face_is_light(module: str) -> None:
+    """Importing the package or its configuration loads neither torch nor gRPC."""
+    check = f"import {module}, sys; print(sorted({{'torch', 'grpc', 'flwr'}} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", meadow.__all__)
+def test_public_names_exist(name: str) -> None:
+    """Every public name can be had, and is listed by dir()."""
+    assert getattr(meadow, name) is getattr(meadow, name)
+    assert name in dir(meadow)
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    """A name that is not public is refused as by any module."""
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = meadow.nothing  # type: ignore[attr-defined]

@@ -1,0 +1,159 @@
+"""What is shipped is what is here: packages, files, generated code, versions."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import meadow
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NOT_PACKAGES = {"benchmarks", "build", "deploy", "dist", "docs", "examples", "runs", "tests"}
+ROOT_MODULES = {
+    "__init__",
+    "__main__",
+    "apps",
+    "client_config",
+    "config",
+    "config_sections",
+    "errors",
+    "flower",
+    "flower_app",
+    "flower_result",
+    "seeds",
+    "server_config",
+    "settings",
+    "settings_sources",
+    "settings_text",
+    "settings_values",
+    "task",
+}
+GENERATED = ("fleet_pb2.py", "fleet_pb2.pyi", "fleet_pb2_grpc.py")
+
+
+def package_folders() -> set[Path]:
+    """Return the folders of the package, relative to the root, that hold Python files."""
+    files = (path.relative_to(ROOT) for path in ROOT.glob("*/**/*.py"))
+    return {
+        file.parent
+        for file in files
+        if not file.parts[0].startswith(".") and file.parts[0] not in NOT_PACKAGES
+    }
+
+
+def test_every_folder_is_a_listed_package() -> None:
+    """A sub-package that is not listed would be missing from the wheel without a word."""
+    folders = {".".join(("meadow", *folder.parts)) for folder in package_folders()}
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == {"meadow", *folders}
+
+
+def test_every_folder_has_an_init() -> None:
+    """Every package says in one line what it is."""
+    for folder in package_folders():
+        text = (ROOT / folder / "__init__.py").read_text()
+        assert text.startswith('"""'), folder
+
+
+def test_every_root_module_is_meant_to_be_there() -> None:
+    """Every Python file of the root lands in the wheel, so a stray script would too."""
+    assert {path.stem for path in ROOT.glob("*.py")} == ROOT_MODULES
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Build the wheel from a copy, without network, and return the names of its files."""
+    copy = tmp_path_factory.mktemp("source") / "checkout"
+    hidden = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "*.egg-info")
+    shutil.copytree(ROOT, copy, ignore=hidden, symlinks=True)
+    build = "import setuptools.build_meta as b, sys; print(b.build_wheel(sys.argv[1]))"
+    subprocess.run(
+        [sys.executable, "-c", build, str(copy.parent)],
+        cwd=copy,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    (built,) = copy.parent.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        return set(archive.namelist())
+
+
+def test_wheel_has_the_package_and_nothing_else(wheel: set[str]) -> None:
+    """The wheel holds every module once, the proto, the type marker, and no test."""
+    files = {name for name in wheel if ".dist-info/" not in name}
+    modules = {path.relative_to(ROOT) for path in ROOT.glob("*.py")}
+    for folder in package_folders():
+        modules |= {path.relative_to(ROOT) for path in (ROOT / folder).glob("*.py")}
+    extra = {"meadow/py.typed", "meadow/transport/fleet.proto", "meadow/transport/fleet_pb2.pyi"}
+    assert files == {f"meadow/{path.as_posix()}" for path in modules} | extra
+
+
+def test_wheel_has_the_licence_and_the_command(wheel: set[str]) -> None:
+    """The licence travels along, and an entry point makes the command."""
+    assert any(name.endswith("licenses/LICENSE") for name in wheel)
+    assert any(name.endswith("entry_points.txt") for name in wheel)
+    assert PROJECT["project"]["scripts"] == {"meadow": "meadow.cli.main:main"}
+
+
+def test_version_is_said_once_in_two_places() -> None:
+    """The package and its distribution agree, and the changelog knows the version."""
+    version = PROJECT["project"]["version"]
+    assert meadow.__version__ == version
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_generated_code_is_current(tmp_path: Path) -> None:
+    """The committed protobuf code is what `make proto` makes of the proto."""
+    inputs = tmp_path / "in" / "meadow" / "transport"
+    inputs.mkdir(parents=True)
+    shutil.copy(ROOT / "transport" / "fleet.proto", inputs)
+    out = tmp_path / "out"
+    out.mkdir()
+    flags = [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(tmp_path / "in"), *flags]
+    subprocess.run([*command, "meadow/transport/fleet.proto"], check=True, timeout=120)
+    for name in GENERATED:
+        made = (out / "meadow" / "transport" / name).read_text()
+        assert made == (ROOT / "transport" / name).read_text(), f"{name}: run make proto"
+
+
+def test_configuration_page_is_current() -> None:
+    """docs/configuration.md lists the keys that the code has."""
+    page = runpy.run_path(str(ROOT / "docs" / "configuration.py"))["page"]()
+    assert page == (ROOT / "docs" / "configuration.md").read_text(), "run make docs"
+
+
+def distribution(requirement: str) -> str:
+    """Return the normalised name in a requirement."""
+    name = re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def constraints() -> dict[str, str]:
+    """Return the pinned versions by normalised name."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {distribution(name): version for name, version in pins}
+
+
+def test_every_dependency_is_pinned() -> None:
+    """make installs a set that was tested; the simulation extra's ray is its user's choice."""
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["dev"], *extras["examples"]]
+    assert {distribution(each) for each in wanted} <= set(constraints())
+
+
+def test_constraints_name_no_machine() -> None:
+    """Pins are plain versions, without local builds or paths."""
+    for name, version in constraints().items():
+        assert re.fullmatch(r"[0-9][0-9A-Za-z.]*", version), name

@@ -1,0 +1,1 @@
+"""What travels: messages, blobs of tensors, and the identities of both ends."""

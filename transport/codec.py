@@ -1,0 +1,222 @@
+"""Flower messages to envelopes and back: tensors become blobs, the rest small protobufs.
+
+An `ArrayRecord` becomes one file in a folder of blobs. Arrays that are no tensors (another
+library's bytes, or a dtype that files of tensors lack) travel in the same file as plain bytes
+and come back as the same Flower `Array`. Nothing names a type that the other side would load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Metadata as FlowerMetadata
+
+from ..errors import LimitError, ProtocolError
+from ..flower import NUMPY_STYPE, TensorArray, rebuild_message, record_of, tensor_of
+from .blobs import check_blob_id
+from .entries import EntryValue, pack_entries, unpack_entries
+from .fleet_pb2 import AppError, ArrayInfo, Arrays, Blob, Entries, Envelope, Metadata, Record
+from .header import CODES, NAME_BYTES_MAX, TENSORS_MAX, check_name
+from .tensors import FileTensor, TensorFile
+from .writer import BlobWriter
+
+__all__ = [
+    "ENTRIES_BYTES_MAX",
+    "ENVELOPE_BYTES_MAX",
+    "RECORDS_MAX",
+    "BlobWriter",
+    "decode",
+    "encode",
+]
+
+RECORDS_MAX: Final = 256
+ENTRIES_BYTES_MAX: Final = 4 << 20
+"""For everything in an envelope but the descriptions of arrays."""
+ENVELOPE_BYTES_MAX: Final = 32 << 20
+"""For a whole envelope; what describes 100,000 arrays with usual names fits."""
+REASON_CHARS_MAX: Final = 16_384
+
+
+def encode(message: Message, blobs: BlobWriter) -> Envelope:
+    """Return `message` as an envelope; its arrays are in `blobs` then.
+
+    Guarantees: the names and the order of the records and of their values are kept, and a bool
+        stays a bool. A record that was just written is not written again.
+    Raises:
+        ProtocolError: something in it cannot be sent, or (LimitError) is too much.
+        StoreError: a blob cannot be written.
+    """
+    envelope = Envelope(metadata=_pack_metadata(message))
+    if message.has_error():
+        reason = (message.error.reason or "")[:REASON_CHARS_MAX]
+        envelope.error.CopyFrom(AppError(code=message.error.code, reason=reason))
+    else:
+        content = message.content
+        _check_count("records", len(content), RECORDS_MAX)
+        arrays = (record for record in content.values() if isinstance(record, ArrayRecord))
+        _check_count("arrays", sum(len(record) for record in arrays), TENSORS_MAX)
+        envelope.records.extend(_pack(name, record, blobs) for name, record in content.items())
+    _check_size(envelope)
+    return envelope
+
+
+def decode(envelope: Envelope, open_blob: Callable[[Blob], Path]) -> Message:
+    """Return the message in an envelope; its arrays stay in their files until they are used.
+
+    `open_blob` says where a blob lies. It gets checked ids only, but whether this sender may
+    name that blob is for it to know.
+
+    Raises:
+        ProtocolError: the envelope is not what the protocol allows, or (LimitError) too large;
+            or a blob is not what the envelope says.
+        StoreError: a blob cannot be read.
+    """
+    _check_size(envelope)
+    metadata = _unpack_metadata(envelope.metadata)
+    if envelope.HasField("error"):
+        if envelope.records:
+            raise ProtocolError("an envelope has both records and an error")
+        reason = envelope.error.reason
+        _check_count("characters of an error", len(reason), REASON_CHARS_MAX)
+        return rebuild_message(metadata, Error(envelope.error.code, reason or None))
+    _check_count("records", len(envelope.records), RECORDS_MAX)
+    infos = sum(len(record.arrays.infos) for record in envelope.records)
+    _check_count("arrays", infos, TENSORS_MAX)
+    content = RecordDict()
+    for record in envelope.records:
+        if check_name(record.name, "record") in content:
+            raise ProtocolError(f"the record {record.name!r} is there twice")
+        content[record.name] = _unpack(record, open_blob)
+    return rebuild_message(metadata, content)
+
+
+def _check_count(what: str, count: int, count_max: int) -> None:
+    if count > count_max:
+        raise LimitError(f"{count} {what} in one message, more than {count_max}")
+
+
+def _check_size(envelope: Envelope) -> None:
+    whole = envelope.ByteSize()
+    arrays = sum(record.arrays.ByteSize() for record in envelope.records)
+    if whole - arrays > ENTRIES_BYTES_MAX:
+        raise LimitError(
+            f"{whole - arrays} bytes of metrics and configuration in one message, "
+            f"more than {ENTRIES_BYTES_MAX}"
+        )
+    if whole > ENVELOPE_BYTES_MAX:
+        raise LimitError(f"an envelope of {whole} bytes, more than {ENVELOPE_BYTES_MAX}")
+
+
+# ------------------------------------------------------------------------ metadata
+
+
+def _pack_metadata(message: Message) -> Metadata:
+    said = message.metadata
+    try:
+        metadata = Metadata(
+            run_id=said.run_id,
+            message_id=said.message_id,
+            src_node_id=said.src_node_id,
+            dst_node_id=said.dst_node_id,
+            reply_to_message_id=said.reply_to_message_id,
+            group_id=said.group_id,
+            created_at_s=said.created_at,
+            ttl_s=said.ttl,
+            message_type=said.message_type,
+        )
+    except (ValueError, TypeError) as error:
+        raise ProtocolError(f"a message's metadata cannot be sent: {error}") from None
+    _check_metadata(metadata)
+    return metadata
+
+
+def _unpack_metadata(metadata: Metadata) -> FlowerMetadata:
+    _check_metadata(metadata)
+    try:
+        return FlowerMetadata(
+            run_id=metadata.run_id,
+            message_id=metadata.message_id,
+            src_node_id=metadata.src_node_id,
+            dst_node_id=metadata.dst_node_id,
+            reply_to_message_id=metadata.reply_to_message_id,
+            group_id=metadata.group_id,
+            created_at=metadata.created_at_s,
+            ttl=metadata.ttl_s,
+            message_type=metadata.message_type,
+        )
+    except ValueError as error:  # Flower knows which types there are
+        raise ProtocolError(str(error)) from None
+
+
+def _check_metadata(metadata: Metadata) -> None:
+    for field in ("message_id", "reply_to_message_id", "group_id", "message_type"):
+        size = len(getattr(metadata, field))
+        if size > NAME_BYTES_MAX:
+            raise LimitError(f"a message's {field} has {size} characters, > {NAME_BYTES_MAX}")
+    for field in ("created_at_s", "ttl_s"):
+        if not math.isfinite(getattr(metadata, field)):
+            raise ProtocolError(f"a message's {field} is not finite")
+
+
+# ------------------------------------------------------------------------- records
+
+
+def _pack(name: str, record: object, blobs: BlobWriter) -> Record:
+    check_name(name, "record")
+    if isinstance(record, ArrayRecord):
+        return Record(name=name, arrays=blobs.put(record))
+    assert isinstance(record, MetricRecord | ConfigRecord), "Flower has three kinds of records"
+    entries = Entries(entries=pack_entries(cast(dict[str, EntryValue], record)))
+    if isinstance(record, MetricRecord):
+        return Record(name=name, metrics=entries)
+    return Record(name=name, configs=entries)
+
+
+def _unpack(
+    record: Record, open_blob: Callable[[Blob], Path]
+) -> ArrayRecord | MetricRecord | ConfigRecord:
+    kind = record.WhichOneof("kind")
+    if kind == "arrays":
+        return _unpack_arrays(record.name, record.arrays, open_blob)
+    try:
+        if kind == "metrics":
+            return MetricRecord(unpack_entries(record.metrics.entries))  # type: ignore[arg-type]
+        if kind == "configs":
+            return ConfigRecord(unpack_entries(record.configs.entries))
+    except TypeError as error:  # Flower knows which values a metric may have
+        raise ProtocolError(f"the record {record.name!r}: {error}") from None
+    raise ProtocolError(f"the record {record.name!r} is of an unknown kind")
+
+
+def _unpack_arrays(name: str, arrays: Arrays, open_blob: Callable[[Blob], Path]) -> ArrayRecord:
+    blob = arrays.blob
+    check_blob_id(blob.id)
+    file = TensorFile.open(open_blob(blob), size_max=blob.size_bytes)
+    if file.size_bytes != blob.size_bytes:
+        raise ProtocolError(f"blob {blob.id} has {file.size_bytes} bytes, not {blob.size_bytes}")
+    if file.names != tuple(info.name for info in arrays.infos):
+        raise ProtocolError(f"blob {blob.id} holds other arrays than the record {name!r} says")
+    tensors = file.tensors.values()
+    return record_of(dict(_unpack_array(*pair) for pair in zip(arrays.infos, tensors, strict=True)))
+
+
+def _unpack_array(info: ArrayInfo, tensor: FileTensor) -> tuple[str, Array]:
+    if info.stype == NUMPY_STYPE and info.dtype in CODES:
+        if (tensor.dtype.name, tensor.shape) != (info.dtype, tuple(info.shape)):
+            raise ProtocolError(
+                f"array {info.name!r} is {tensor.dtype.name} {tensor.shape}, "
+                f"not {info.dtype} {tuple(info.shape)!r:.100}"
+            )
+        return info.name, TensorArray(tensor)
+    for text in (info.dtype, info.stype):
+        check_name(text, "type")
+    if tensor.dtype.name != "uint8" or len(tensor.shape) != 1:
+        raise ProtocolError(f"array {info.name!r} is of the type {info.stype!r}, not plain bytes")
+    array = Array(info.dtype, tuple(info.shape), info.stype, tensor[:].tobytes())
+    if info.stype == NUMPY_STYPE:
+        tensor_of(info.name, array)  # refuses what hides Python objects
+    return info.name, array

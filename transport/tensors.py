@@ -1,0 +1,263 @@
+"""Files of tensors in the safetensors format, written blockwise and read in slices.
+
+The format: eight bytes, little-endian, with the header's length; the header, a JSON object of
+names with dtype, shape and extent; the data, without gaps. There is nothing in it to execute.
+This reader trusts nothing a file says before it has checked it, and never loads a whole file.
+
+Source: Hugging Face, safetensors 0.8, README "Format".
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import weakref
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ProtocolError, StoreError
+from ..flower import FlatTensor, TensorArray, dtype_of
+from .durable import replacing, write_all
+from .header import CODES, Extent, build_header, parse_header, read_length
+
+__all__ = [
+    "FileInfo",
+    "FileTensor",
+    "TensorFile",
+    "checksum",
+    "holds",
+    "write_tensors",
+]
+
+BLOCK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """What tells one file from another: its size and the CRC-32 of all its bytes."""
+
+    size_bytes: int
+    crc32: int
+
+
+def holds(dtype: np.dtype[np.generic]) -> bool:
+    """Say whether a file can hold tensors of `dtype`."""
+    return dtype.name in CODES
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, FlatTensor | NDArray[np.generic] | bytes],
+    *,
+    fsync: bool,
+    metadata: Mapping[str, str] | None = None,
+) -> FileInfo:
+    """Write `tensors` in their order; bytes become a vector of uint8.
+
+    Guarantees: the same tensors give the same bytes; `path` holds the old file or the new one,
+        never a part; memory stays within a block, however large the tensors are.
+    Raises:
+        ProtocolError: a name is too long, or the format has no such dtype.
+        StoreError: the file cannot be written.
+    """
+    flats = {name: _flat(tensor) for name, tensor in tensors.items()}
+    layout = {name: (flat.dtype, flat.shape) for name, flat in flats.items()}
+    header = build_header(layout, metadata or {})
+    size, crc = len(header), zlib.crc32(header)
+    with replacing(path, fsync=fsync) as fd:
+        write_all(fd, header)
+        for flat in flats.values():
+            for block in _blocks(flat):
+                crc = zlib.crc32(block, crc)
+                write_all(fd, block)
+                size += len(block)
+    return FileInfo(size_bytes=size, crc32=crc)
+
+
+def _flat(tensor: FlatTensor | NDArray[np.generic] | bytes) -> FlatTensor:
+    if isinstance(tensor, bytes):
+        return TensorArray(np.frombuffer(tensor, np.uint8)).tensor
+    return TensorArray(tensor).tensor if isinstance(tensor, np.ndarray) else tensor
+
+
+def _blocks(tensor: FlatTensor) -> Iterator[memoryview]:
+    dtype = tensor.dtype
+    count = _count(tensor.shape)
+    step = max(1, BLOCK_BYTES // dtype.itemsize)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        block = tensor[start:stop]
+        if dtype.byteorder == ">":
+            block = block.astype(dtype.newbyteorder("<"))
+        assert block.shape == (stop - start,), "a tensor gave fewer values than its shape says"
+        yield np.ascontiguousarray(block).view(np.uint8).data
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+class FileTensor:
+    """A `FlatTensor` in a file. `file` tells which, so that a whole file is recognised."""
+
+    __slots__ = ("_offset", "dtype", "file", "name", "shape", "size")
+
+    def __init__(self, file: TensorFile, name: str, extent: Extent) -> None:
+        self.file = file
+        self.name = name
+        self.dtype = dtype_of(extent.dtype)
+        self.shape = extent.shape
+        self.size = _count(extent.shape)
+        self._offset = extent.begin
+
+    def __getitem__(self, values: slice) -> NDArray[np.generic]:
+        """Read values into a new array, without mapping the file."""
+        start, stop, step = values.indices(self.size)
+        assert step == 1, "a tensor is read in plain slices"
+        block = np.empty(max(0, stop - start), self.dtype)
+        raw = block.view(np.uint8)
+        self.file.read_into(raw.data, self._offset + start * self.dtype.itemsize)
+        # Other bytes than 0 and 1 are no booleans, and some libraries trip over them.
+        return raw != 0 if self.dtype == np.bool_ else block
+
+    def numpy(self) -> NDArray[np.generic]:
+        """Return all values, read-only: mapped, or read if they do not lie on their boundary."""
+        aligned = self._offset % self.dtype.alignment == 0
+        if self.size and aligned and self.dtype != np.bool_:
+            mapped = np.frombuffer(self.file.mapped(), self.dtype, self.size, self._offset)
+            return mapped.reshape(self.shape)
+        values = self[:].reshape(self.shape)
+        values.flags.writeable = False
+        return values
+
+
+class TensorFile:
+    """An open file of tensors; it closes when the last of its tensors is gone.
+
+    Every one that is alive holds a file descriptor, and a second one once it is mapped.
+    """
+
+    def __init__(self, path: Path, fd: int, *, size_max: int, crc32: int | None) -> None:
+        """Take over `fd`; see `open`."""
+        self.path = path
+        self._fd = fd
+        self._closing = weakref.finalize(self, os.close, fd)
+        self._mapped: mmap.mmap | None = None
+        self._crc32 = crc32
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise StoreError(f"{path} is no regular file")
+        self.size_bytes = status.st_size
+        length = read_length(self._read(0, min(8, self.size_bytes)), self.size_bytes, size_max)
+        parsed = parse_header(self._read(8, length), self.size_bytes)
+        self.metadata = parsed.metadata
+        self._extents = parsed.extents
+
+    @classmethod
+    def open(cls, path: Path, *, size_max: int, crc32: int | None = None) -> TensorFile:
+        """Open the file and check everything that its header says.
+
+        `crc32` spares the reading of the file if its checksum is known, and is believed.
+
+        Raises:
+            StoreError: the file is missing or cannot be read.
+            LimitError: it is larger than `size_max`, or its header exceeds a bound.
+            ProtocolError: its header is malformed, or says something that is not so.
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            return cls(path, fd, size_max=size_max, crc32=crc32)
+        except ProtocolError as error:
+            raise type(error)(f"{path.name}: {error}") from None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors' names, in the order of their data."""
+        return tuple(self._extents)
+
+    @property
+    def tensors(self) -> dict[str, FileTensor]:
+        """The tensors by name, in the order of their data; a new dict at every call."""
+        return {name: FileTensor(self, name, extent) for name, extent in self._extents.items()}
+
+    @property
+    def info(self) -> FileInfo:
+        """The file's size and CRC-32; the first call reads it once, blockwise."""
+        if self._crc32 is None:
+            self._crc32 = _crc32(self._fd)
+        return FileInfo(size_bytes=self.size_bytes, crc32=self._crc32)
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill `buffer` with the bytes from `offset` on.
+
+        Raises:
+            StoreError: the disk fails, or the file has become shorter.
+        """
+        while len(buffer):
+            try:
+                size = os.preadv(self._fd, [buffer], offset)
+            except OSError as error:
+                raise StoreError(f"{self.path} cannot be read: {error.strerror}") from error
+            if not size:
+                raise StoreError(f"{self.path} ends before byte {offset + len(buffer)}")
+            buffer, offset = buffer[size:], offset + size
+
+    def link(self, path: Path) -> bool:
+        """Give the file a second name; False where the disk cannot, or the first name is gone."""
+        try:
+            os.link(self.path, path)
+        except OSError:
+            return False
+        if os.path.samestat(os.stat(path), os.fstat(self._fd)):
+            return True
+        os.unlink(path)
+        return False
+
+    def mapped(self) -> mmap.mmap:
+        """Return the file as mapped, read-only memory."""
+        if self._mapped is None:
+            self._mapped = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
+        return self._mapped
+
+    def _read(self, offset: int, size: int) -> bytes:
+        buffer = bytearray(size)
+        self.read_into(memoryview(buffer), offset)
+        return bytes(buffer)
+
+
+def checksum(path: Path) -> FileInfo:
+    """Read a file of any kind, blockwise, and return its size and CRC-32.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return FileInfo(crc32=_crc32(fd), size_bytes=os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _crc32(fd: int) -> int:
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    crc = offset = 0
+    while size := os.preadv(fd, [buffer], offset):
+        crc = zlib.crc32(buffer[:size], crc)
+        offset += size
+    return crc

@@ -1,0 +1,115 @@
+"""TLS for gRPC: what both sides show each other, and the first look at an unknown server."""
+
+from __future__ import annotations
+
+import _ssl
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from ..errors import IdentityError, UnreachableError
+from .identity import match_fingerprint, read_certificate
+from .keys import KeyPair
+
+__all__ = ["channel_credentials", "fetch_ca", "server_credentials"]
+
+CHAIN_MAX: Final = 8
+
+
+def server_credentials(
+    current: Callable[[], KeyPair], *, ca_pem: bytes | None
+) -> grpc.ServerCredentials:
+    """Return what a listener shows; with `ca_pem` every client has to show a certificate.
+
+    `current` is asked at every connection, so that a certificate can be renewed while the server
+    runs: it must be quick, and give the same object as long as nothing has changed.
+    """
+    shown = current()
+
+    def renewed() -> Any:
+        nonlocal shown
+        newest = current()
+        if newest is shown:
+            return None
+        shown = newest
+        return _configuration(shown, ca_pem)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(shown, ca_pem),
+        renewed,
+        require_client_authentication=ca_pem is not None,
+    )
+
+
+def channel_credentials(ca_pem: bytes, pair: KeyPair | None = None) -> grpc.ChannelCredentials:
+    """Return what a client believes in, and what it shows, if it has a certificate already."""
+    return grpc.ssl_channel_credentials(
+        root_certificates=ca_pem,
+        private_key=pair.key_pem if pair else None,
+        certificate_chain=pair.certificate_pem if pair else None,
+    )
+
+
+def fetch_ca(host: str, port: int, fingerprint: str, *, timeout_s: float = 10.0) -> bytes:
+    """Return, as PEM, the certificate of the authority behind a server that is not known yet.
+
+    Nothing else is believed of what the server says, and nothing is sent to it: the authority is
+    accepted for its fingerprint alone, and then serves to verify the real connection.
+
+    Raises:
+        UnreachableError: the server does not answer, or speaks no TLS.
+        IdentityError: its authority has another fingerprint, or did not issue its certificate.
+    """
+    try:
+        chain = _chain_of(host, port, timeout_s)
+    except (OSError, ValueError) as error:
+        raise UnreachableError(f"{host}:{port} did not answer as a server: {error}") from error
+    if not chain:
+        raise IdentityError(f"{host}:{port} showed no certificate")
+    pems = [ssl.DER_cert_to_PEM_cert(der).encode() for der in chain[:CHAIN_MAX]]
+    match_fingerprint(pems[-1], fingerprint)
+    _check_issued(pems[0], pems[-1])
+    return pems[-1]
+
+
+def _configuration(pair: KeyPair, ca_pem: bytes | None) -> Any:
+    return grpc.ssl_server_certificate_configuration(
+        [(pair.key_pem, pair.certificate_pem)], root_certificates=ca_pem
+    )
+
+
+def _chain_of(host: str, port: int, timeout_s: float) -> list[bytes]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the fingerprint is what counts
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host, port), timeout_s) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secure,
+    ):
+        # Public since Python 3.13; the object below it has had it since 3.10.
+        public: Any = secure
+        source = public if hasattr(public, "get_unverified_chain") else public._sslobj
+        return [_der(certificate) for certificate in source.get_unverified_chain() or ()]
+
+
+def _der(certificate: Any) -> bytes:
+    if isinstance(certificate, bytes):
+        return certificate
+    return bytes(certificate.public_bytes(_ssl.ENCODING_DER))
+
+
+def _check_issued(leaf_pem: bytes, ca_pem: bytes) -> None:
+    authority = read_certificate(ca_pem)
+    try:
+        if not authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            raise IdentityError("the fingerprint is a certificate's that is no authority's")
+        read_certificate(leaf_pem).verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        raise IdentityError("the server's certificate is not from the authority it shows") from None

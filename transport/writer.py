@@ -1,0 +1,110 @@
+"""Writes records of arrays as blobs, each one once."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flwr.app import Array, ArrayRecord
+
+from ..flower import NUMPY_STYPE, FlatTensor, tensor_of
+from .blobs import blob_path, new_blob_id
+from .durable import sync_folder
+from .fleet_pb2 import ArrayInfo, Arrays, Blob
+from .tensors import FileInfo, FileTensor, TensorFile, holds, write_tensors
+
+__all__ = ["BlobWriter"]
+
+REMEMBERED_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    held: tuple[weakref.ref[Array], ...]
+    arrays: Arrays
+
+
+class BlobWriter:
+    """A folder that takes records of arrays, each as one blob.
+
+    It remembers the last records that it wrote, by identity and without keeping them alive, so
+    that a round's thousand messages with the same params cost one file. Arrays must not change
+    in place meanwhile: use one writer per round, or call `forget` between rounds.
+    """
+
+    def __init__(self, folder: Path, *, fsync: bool = True) -> None:
+        self._folder = folder
+        self._fsync = fsync
+        self._written: OrderedDict[tuple[tuple[str, int], ...], _Written] = OrderedDict()
+
+    def put(self, record: ArrayRecord) -> Arrays:
+        """Return what describes `record` on the wire; its blob is in the folder then.
+
+        A record that is exactly one file of tensors is linked, not copied, where the disk can.
+
+        Raises:
+            ProtocolError: an array claims to be NumPy's and is not.
+            StoreError: the blob cannot be written.
+        """
+        key = tuple((name, id(array)) for name, array in record.items())
+        known = self._written.get(key)
+        if known and all(ref() is not None for ref in known.held):
+            self._written.move_to_end(key)
+            return known.arrays
+        arrays = self._put(record)
+        held = tuple(weakref.ref(array) for array in record.values())
+        self._written[key] = _Written(held, arrays)
+        if len(self._written) > REMEMBERED_MAX:
+            self._written.popitem(last=False)
+        return arrays
+
+    def forget(self) -> None:
+        """Write everything anew from now on."""
+        self._written.clear()
+
+    def _put(self, record: ArrayRecord) -> Arrays:
+        blob_id = new_blob_id()
+        path = blob_path(self._folder, blob_id)
+        parts = {name: _part(name, array) for name, array in record.items()}
+        tensors = {name: tensor for name, (tensor, _) in parts.items()}
+        info = self._link(tensors, path) or write_tensors(path, tensors, fsync=self._fsync)
+        blob = Blob(id=blob_id, size_bytes=info.size_bytes, crc32=info.crc32)
+        return Arrays(blob=blob, infos=[info for _, info in parts.values()])
+
+    def _link(self, tensors: Mapping[str, FlatTensor | bytes], path: Path) -> FileInfo | None:
+        file = _whole_file(tensors)
+        if file is None or not file.link(path):
+            return None
+        if self._fsync:
+            sync_folder(self._folder)
+        return file.info
+
+
+def _part(name: str, array: Array) -> tuple[FlatTensor | bytes, ArrayInfo]:
+    """Return what an array is in the file, and how the wire describes it."""
+    if array.stype != NUMPY_STYPE:
+        return array.data, ArrayInfo(
+            name=name, dtype=array.dtype, shape=array.shape, stype=array.stype
+        )
+    tensor = tensor_of(name, array)
+    held = holds(tensor.dtype)
+    dtype = tensor.dtype.name if held else str(tensor.dtype)
+    info = ArrayInfo(name=name, dtype=dtype, shape=tensor.shape, stype=NUMPY_STYPE)
+    return (tensor if held else array.data), info
+
+
+def _whole_file(tensors: Mapping[str, FlatTensor | bytes]) -> TensorFile | None:
+    """Return the file that holds exactly these tensors in this order, if there is one."""
+    first = next(iter(tensors.values()), None)
+    if not isinstance(first, FileTensor) or first.file.names != tuple(tensors):
+        return None
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, FileTensor) or tensor.file is not first.file:
+            return None
+        if tensor.name != name:
+            return None
+    return first.file
