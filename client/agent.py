@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ..apps import content_hash
@@ -38,6 +37,7 @@ from .owner import Owner
 from .state import State
 from .training import Trainer
 from .uplink import Uplink, retry_delay_s
+from .version import VERSION
 from .warm_process import WarmProcess
 
 __all__ = ["Agent"]
@@ -138,7 +138,7 @@ class Agent:
             self._renewed = False
             try:
                 async with Connection(identity.fleet_address, identity.credentials()) as connection:
-                    welcome = await connection.hello(identity.name, _version())
+                    welcome = await connection.hello(identity.name, VERSION)
                     told = False
                     await self._converse(connection, identity, welcome, assignments)
             except IdentityError:
@@ -229,10 +229,3 @@ async def _until_first_failure(
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-
-
-def _version() -> str:
-    try:
-        return version("meadow-fl")
-    except PackageNotFoundError:
-        return "0"

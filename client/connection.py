@@ -64,9 +64,7 @@ class Connection:
         )
         self._stub = FleetStub(self._channel)
         self._stream = self._stub.Connect()
-        self._bulk = Bulk(
-            FleetStub(self._bulk_channel), address, blob_bytes_max=BLOB_BYTES_MAX
-        )
+        self._bulk = Bulk(FleetStub(self._bulk_channel), address, blob_bytes_max=BLOB_BYTES_MAX)
 
     async def hello(self, client: str, version: str) -> Welcome:
         """Introduce ourselves and return the server's welcome.

@@ -1,16 +1,17 @@
 """DIR/identity: who this client is, as files that survive a crash in the middle of a renewal.
 
-    key.pem            the private key; only its owner may read it
-    certificate.pem    who we are, signed by the server's authority
-    ca.pem             the server's authority
-    client.json        our name and node id, and where the fleet is
-    key.next.pem       only during a renewal: the key of the certificate that was asked for
+key.pem            the private key; only its owner may read it
+certificate.pem    who we are, signed by the server's authority
+ca.pem             the server's authority
+client.json        our name and node id, and where the fleet is
+key.next.pem       only during a renewal: the key of the certificate that was asked for
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import grpc
 from cryptography.hazmat.primitives import serialization
 
 from ..errors import ConfigError, IdentityError
-from ..transport.durable import write_file
+from ..transport.durable import sync_folder, write_file
 from ..transport.fleet_pb2 import Certificate
 from ..transport.identity import Identity, identity_of, read_certificate
 from ..transport.keys import KeyPair, create_request, read_key
@@ -52,8 +53,8 @@ class ClientIdentity:
 class IdentityFolder:
     """The folder `identity` of an agent's folder."""
 
-    def __init__(self, directory: Path) -> None:
-        self.folder = directory / "identity"
+    def __init__(self, directory: Path, name: str = "identity") -> None:
+        self.folder = directory / name
         self._key = self.folder / "key.pem"
         self._next_key = self.folder / "key.next.pem"
         self._certificate = self.folder / "certificate.pem"
@@ -119,6 +120,13 @@ class IdentityFolder:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise IdentityError(f"{self.folder} cannot be used: {error}; enrol again") from error
+
+    def replace(self, other: IdentityFolder) -> ClientIdentity:
+        """Take the place and the name of another identity folder."""
+        shutil.rmtree(other.folder, ignore_errors=True)
+        os.rename(self.folder, other.folder)
+        sync_folder(other.folder.parent)
+        return other.load()
 
     def begin_renewal(self, name: str) -> bytes:
         """Make the next key and return a request for its certificate."""

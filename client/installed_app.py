@@ -56,9 +56,11 @@ class InstalledApp:
                     f"{app.flower.client_app!r} is a {type(client_app).__name__}, not a ClientApp"
                 )
             return cls(app, client_app, start, "as the app chooses")
-        from .app import client_app  # torch, which a plain Flower app may do without
+        from .app import client_app
+        from .trainer import choose_device  # torch, which a plain Flower app may do without
 
-        return cls(app, client_app(app.load_task()), start, start.device)
+        device = choose_device(start.device)
+        return cls(app, client_app(app.load_task(), device=device), start, device)
 
     def execute(self, work: TrainingWork) -> TrainingDone:
         """Execute one instruction.
@@ -87,7 +89,17 @@ class InstalledApp:
         Raises:
             Exception: whatever the app raises.
         """
-        return Inspection()
+        if self._app.flower is not None:
+            return Inspection(counted=False)
+        metadata = Metadata(0, "inspect", 0, self._node_id, "", "", 0.0, 600.0, "query")
+        context = self._context(Instruction(sites=self._node_id), RecordDict())
+        reply = self._client_app(rebuild_message(metadata, RecordDict()), context)
+        counts = reply.content.metric_records["metrics"]
+        return Inspection(
+            train_samples=int(cast(int, counts["num-examples"])),
+            test_samples=int(cast(int, counts["num-test-examples"])),
+            counted=True,
+        )
 
     def _context(self, instruction: Instruction, state: RecordDict) -> Context:
         identify_process(run_id=instruction.run_id, node_id=self._node_id)

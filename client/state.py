@@ -97,8 +97,7 @@ class State:
                 (instruction.id, key, REPLIES_MAX),
             ).fetchall()
             forgotten = rows.execute(
-                "DELETE FROM runs WHERE used <= (SELECT max(used) FROM runs) - ?"
-                " RETURNING run_id",
+                "DELETE FROM runs WHERE used <= (SELECT max(used) FROM runs) - ? RETURNING run_id",
                 (RUNS_MAX,),
             ).fetchall()
             rows.executemany("DELETE FROM replies WHERE run_id = ?", forgotten)

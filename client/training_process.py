@@ -99,12 +99,13 @@ def _load(order: AgentOrder) -> tuple[InstalledApp | None, TrainingReady]:
 def _execute(app: InstalledApp, work: TrainingWork) -> TrainingDone:
     try:
         return app.execute(work)
-    except (Exception, SystemExit) as error:  # the app's bug is the run's to see, not ours to die of
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the app's bug is the run's to see, not ours to die of
         traceback.print_exc()
         envelope = failure(work.instruction, APP_RAISED, _last_line(error))
-        return TrainingDone(
-            instruction_id=work.instruction.id, envelope=envelope, state=work.state
-        )
+        return TrainingDone(instruction_id=work.instruction.id, envelope=envelope, state=work.state)
 
 
 def _inspect(app: InstalledApp) -> Inspection:

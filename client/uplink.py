@@ -57,5 +57,3 @@ class Uplink:
         if self._connection is not None:
             with suppress(MeadowError):
                 await self._connection.send(message)
-
-

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..config import Config, build_algorithm, training_record
 from ..flower import params_to_arrays
 from ..seeds import derive
-from ..strategies.adapter import Evaluate, FederatedStrategy, RunResult
+from ..strategies.adapter import FederatedStrategy, RunResult
 from ..strategies.plan import EarlyStopping, RoundPlan
 from ..strategies.recorder import Recorder
+from .central import CentralEvaluation
 
 if TYPE_CHECKING:
     from ..task import Task
@@ -49,7 +50,7 @@ def run_rounds(
         num_rounds=config.run.rounds,
         train_config=ConfigRecord(dict(training_record(config))),
         evaluate_config=ConfigRecord({"batch-size": config.training.batch_size}),
-        evaluate_fn=_central_evaluation(task, config),
+        evaluate_fn=CentralEvaluation(task, batch_size=config.training.batch_size),
     )
 
 
@@ -57,7 +58,7 @@ def initial_arrays(task: Task, seed: int) -> ArrayRecord:
     """Return the params that a task's model begins with, the same for the same seed."""
     import torch
 
-    from .module_params import params_of_module
+    from ..module_params import params_of_module
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "model"))
@@ -80,20 +81,3 @@ def _plan(config: Config) -> RoundPlan:
         update_norm_max=run.update_norm_max,
         update_norm_policy=run.update_norm_policy,
     )
-
-
-def _central_evaluation(task: Task, config: Config) -> Evaluate | None:
-    if task.server_data is None:
-        return None
-    every, last = config.evaluation.every, config.run.rounds
-    return None if every == 0 else CentralEvaluation(task, config.training.batch_size, last)
-
-
-class CentralEvaluation:
-    """Evaluates params on the server's own data, loaded once."""
-
-    def __init__(self, task: Task, batch_size: int, last: int) -> None:
-        self._task = task
-        self._batch_size = batch_size
-
-    def __call__(self, number: int, arrays: ArrayRecord) -> MetricRecord | None: ...

@@ -17,7 +17,6 @@ from flwr.serverapp import Grid, ServerApp
 from ..apps import App
 from ..config import config_to_toml
 from ..errors import AppError, MeadowError, RunStoppedError
-from ..flower_result import ObservedGrid, capture_result
 from ..settings_text import value_to_toml
 from .app import run_rounds
 from .run_folder import RunFolder
@@ -75,6 +74,8 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
 
 
 def _run_flower_app(app: App, grid: Grid, folder: RunFolder, run_id: int) -> None:
+    from ..flower_result import ObservedGrid, capture_result
+
     assert app.flower is not None
     server_app = app.load_object(app.flower.server_app)
     if not isinstance(server_app, ServerApp):

@@ -11,6 +11,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
@@ -19,6 +20,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from ..flower import set_message_id, tensors_of
+from ..transport.content import pack_content, unpack_content
+from ..transport.writer import BlobWriter
 
 __all__ = ["SimulationGrid"]
 
@@ -131,14 +134,18 @@ class SimulationGrid(Grid):
         """Bytes of tensors that clients gave back so far."""
         return self._traffic.received
 
-    @property
-    def states(self) -> Mapping[int, RecordDict]:
-        """What clients keep to themselves, where it is not empty."""
-        return {node: state for node, state in self._states.items() if state}
+    def save_states(self, folder: Path) -> dict[str, str]:
+        """Write what clients keep to themselves: arrays into `folder`, the rest is returned."""
+        kept = {node: state for node, state in self._states.items() if state}
+        if kept:
+            folder.mkdir(exist_ok=True)
+        writer = BlobWriter(folder)
+        return {str(node): pack_content(state, writer).hex() for node, state in kept.items()}
 
-    def restore_states(self, states: Mapping[int, RecordDict]) -> None:
-        """Give clients back what they kept, when a run goes on."""
-        self._states.update(states)
+    def load_states(self, folder: Path, states: Mapping[str, str]) -> None:
+        """Give clients back what `save_states` wrote, when a run goes on."""
+        for node, packed in states.items():
+            self._states[int(node)] = unpack_content(bytes.fromhex(packed), folder)
 
     # ------------------------------------------------------------------ one client
 

@@ -102,7 +102,7 @@ def _run(app: App, folder: Path, *, clients: int, on_event: OnEvent) -> dict[str
         run_config=run_config_of(app),
         on_traceback=tell,
     )
-    run_folder.keep_client_states(grid.states_as_bytes, grid.restore_states)
+    run_folder.keep_client_states(grid.save_states, grid.load_states)
     on_event("ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": clients})
     with _interruptible(grid, on_event):
         return execute(app, grid, run_folder, run_id=RUN_ID)

@@ -26,7 +26,7 @@ from ..errors import ConfigError, QuorumError, RunError
 from ..flower import arrays_to_params, params_to_arrays, tensors_of
 from .algorithm import Algorithm, State
 from .checks import fault_in
-from .cohort import draw_cohort, wait_for_clients
+from .cohort import draw_cohort, is_stopping, wait_for_clients
 from .metrics import Metrics, scalars_of
 from .plan import RoundPlan
 from .progress import Progress
@@ -178,7 +178,7 @@ class FederatedStrategy(Strategy):
         initial = self._restore(initial_arrays, evaluate_fn)
         status, cause = "finished", ""
         while self._state.round < num_rounds:
-            if _is_stopping(grid):
+            if is_stopping(grid):
                 status, cause = "stopped", "the run was asked to stop"
                 break
             if self._progress.is_exhausted(self._plan.early_stopping):
@@ -195,7 +195,7 @@ class FederatedStrategy(Strategy):
                     evaluate_fn=evaluate_fn,
                 )
             except QuorumError:
-                if not _is_stopping(grid):
+                if not is_stopping(grid):
                     raise
         return self._result(initial, status=status, cause=cause)
 
@@ -353,11 +353,6 @@ def _form_of(state: State) -> tuple[Any, ...]:
     """Return what must agree between a checkpoint and the model that continues it."""
     params = [(name, values.shape, values.dtype) for name, values in state.params.items()]
     return params, sorted(state.slots)
-
-
-def _is_stopping(grid: Grid) -> bool:
-    asked = getattr(grid, "is_stopping", None)
-    return bool(asked()) if callable(asked) else False
 
 
 def _traffic(grid: Grid) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from ..seeds import derive
 
-__all__ = ["draw_cohort", "wait_for_clients"]
+__all__ = ["draw_cohort", "is_stopping", "wait_for_clients"]
 
 POLL_S = 0.2
 
@@ -28,7 +28,8 @@ def draw_cohort(
     Guarantees: depends on the set of clients only, not on their order.
     """
     present = np.unique(np.fromiter(clients, dtype=np.uint64))
-    wanted = cohort if isinstance(cohort, int) else int(len(present) * cohort)
+    # 100 * 0.29 is 28.999...: a fraction that rounding has made smaller is meant as written
+    wanted = cohort if isinstance(cohort, int) else int(len(present) * cohort + 1e-9)
     size = min(len(present), max(wanted, at_least))
     if size < len(present):
         ranks = _mix(present ^ np.uint64(derive(seed, "cohort", round_number)))
@@ -56,10 +57,12 @@ def wait_for_clients(
     tell: Callable[[int], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[int]:
-    """Wait until `count` clients are connected, and return their node ids, ascending.
+    """Wait until `count` clients are connected, and return the node ids, ascending.
 
     A grid with a `wait_for_nodes(count)` waits by itself; others are asked again and again.
     `tell` hears how many there are, whenever that changes.
+
+    Edge cases: there are fewer than `count` if the grid is stopping, or gave up waiting.
     """
     present = sorted(grid.get_node_ids())
     if len(present) >= count:
@@ -68,9 +71,15 @@ def wait_for_clients(
     if callable(wait := getattr(grid, "wait_for_nodes", None)):
         wait(count)
         return sorted(grid.get_node_ids())
-    while len(present) < count:
+    while len(present) < count and not is_stopping(grid):
         sleep(POLL_S)
         before, present = len(present), sorted(grid.get_node_ids())
         if len(present) != before:
             tell(len(present))
     return present
+
+
+def is_stopping(grid: Grid) -> bool:
+    """Return whether the grid wants the run to end, if it can say so."""
+    asked = getattr(grid, "is_stopping", None)
+    return bool(asked()) if callable(asked) else False

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 from ..errors import LimitError, ProtocolError, StoreError
 from .durable import sync_folder, write_all
@@ -193,7 +193,7 @@ class Receiver:
             os.close(self._fd)
             self._fd = -1
 
-    def __enter__(self) -> Receiver:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

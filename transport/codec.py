@@ -20,7 +20,7 @@ from ..flower import NUMPY_STYPE, TensorArray, rebuild_message, record_of, tenso
 from .blobs import check_blob_id
 from .entries import EntryValue, pack_entries, unpack_entries
 from .fleet_pb2 import AppError, ArrayInfo, Arrays, Blob, Entries, Envelope, Metadata, Record
-from .header import CODES, NAME_BYTES_MAX, TENSORS_MAX, check_name
+from .header import CODES, DIMENSIONS_MAX, NAME_BYTES_MAX, TENSORS_MAX, check_name
 from .tensors import FileTensor, TensorFile
 from .writer import BlobWriter
 
@@ -52,7 +52,9 @@ def encode(message: Message, blobs: BlobWriter) -> Envelope:
     """
     envelope = Envelope(metadata=_pack_metadata(message))
     if message.has_error():
-        reason = (message.error.reason or "")[:REASON_CHARS_MAX]
+        # A file's name in a traceback may hold what is no text.
+        reason = (message.error.reason or "").encode("utf-8", "replace").decode()
+        reason = reason[:REASON_CHARS_MAX]
         envelope.error.CopyFrom(AppError(code=message.error.code, reason=reason))
     else:
         content = message.content
@@ -205,18 +207,24 @@ def _unpack_arrays(name: str, arrays: Arrays, open_blob: Callable[[Blob], Path])
 
 
 def _unpack_array(info: ArrayInfo, tensor: FileTensor) -> tuple[str, Array]:
+    shape = tuple(info.shape)
+    if len(shape) > DIMENSIONS_MAX:
+        raise LimitError(f"array {info.name!r} has {len(shape)} dimensions, > {DIMENSIONS_MAX}")
     if info.stype == NUMPY_STYPE and info.dtype in CODES:
-        if (tensor.dtype.name, tensor.shape) != (info.dtype, tuple(info.shape)):
-            raise ProtocolError(
-                f"array {info.name!r} is {tensor.dtype.name} {tensor.shape}, "
-                f"not {info.dtype} {tuple(info.shape)!r:.100}"
-            )
+        _check_tensor(info, tensor.dtype.name, tensor.shape)
         return info.name, TensorArray(tensor)
     for text in (info.dtype, info.stype):
         check_name(text, "type")
     if tensor.dtype.name != "uint8" or len(tensor.shape) != 1:
         raise ProtocolError(f"array {info.name!r} is of the type {info.stype!r}, not plain bytes")
-    array = Array(info.dtype, tuple(info.shape), info.stype, tensor[:].tobytes())
-    if info.stype == NUMPY_STYPE:
-        tensor_of(info.name, array)  # refuses what hides Python objects
+    array = Array(info.dtype, shape, info.stype, tensor[:].tobytes())
+    if info.stype == NUMPY_STYPE:  # .npy: what hides Python objects is refused
+        values = tensor_of(info.name, array)
+        _check_tensor(info, str(values.dtype), values.shape)
     return info.name, array
+
+
+def _check_tensor(info: ArrayInfo, dtype: str, shape: tuple[int, ...]) -> None:
+    if (dtype, shape) != (info.dtype, tuple(info.shape)):
+        said = f"{info.dtype} {tuple(info.shape)}"
+        raise ProtocolError(f"array {info.name!r} is {dtype} {shape}, not {said:.200}")

@@ -15,6 +15,7 @@ from ..flower import NUMPY_STYPE, FlatTensor, tensor_of
 from .blobs import blob_path, new_blob_id
 from .durable import sync_folder
 from .fleet_pb2 import ArrayInfo, Arrays, Blob
+from .header import check_name
 from .tensors import FileInfo, FileTensor, TensorFile, holds, write_tensors
 
 __all__ = ["BlobWriter"]
@@ -86,10 +87,10 @@ class BlobWriter:
 
 def _part(name: str, array: Array) -> tuple[FlatTensor | bytes, ArrayInfo]:
     """Return what an array is in the file, and how the wire describes it."""
+    check_name(name)
     if array.stype != NUMPY_STYPE:
-        return array.data, ArrayInfo(
-            name=name, dtype=array.dtype, shape=array.shape, stype=array.stype
-        )
+        dtype, stype = check_name(array.dtype, "type"), check_name(array.stype, "type")
+        return array.data, ArrayInfo(name=name, dtype=dtype, shape=array.shape, stype=stype)
     tensor = tensor_of(name, array)
     held = holds(tensor.dtype)
     dtype = tensor.dtype.name if held else str(tensor.dtype)

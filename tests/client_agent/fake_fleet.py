@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from meadow.transport.identity import identity_of
 from meadow.transport.tls import server_credentials
 
 LEASE_S = 60.0
+PATIENCE_S = 60.0
 
 
 class FakeFleet(FleetServicer):
@@ -52,9 +53,7 @@ class FakeFleet(FleetServicer):
     async def start(self) -> None:
         """Listen, on the same port as before if this is a restart."""
         pair = self.authority.issue_server(["localhost"], now=datetime.now(UTC), days=1)
-        credentials = server_credentials(
-            lambda: pair, authority_pem=self.authority.certificate_pem
-        )
+        credentials = server_credentials(lambda: pair, ca_pem=self.authority.certificate_pem)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_FleetServicer_to_server(self, self._server)
         self.port = self._server.add_secure_port(f"127.0.0.1:{self.port}", credentials)
@@ -95,18 +94,19 @@ class FakeFleet(FleetServicer):
         for stream in self._streams:
             stream.put_nowait(None)
 
-    async def until(self, condition: str) -> None:
-        """Wait until an expression of this server's attributes is true."""
-        async with asyncio.timeout(60), self.changed:
-            await self.changed.wait_for(lambda: eval(condition, {"self": self}))
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until a condition on this server's attributes holds."""
+        async with asyncio.timeout(PATIENCE_S), self.changed:
+            await self.changed.wait_for(condition)
 
-    async def reply(self, instruction_id: str) -> pb.Reply:
-        """Wait for the reply to an instruction and return it."""
-        async with asyncio.timeout(60), self.changed:
-            await self.changed.wait_for(
-                lambda: any(r.instruction_id == instruction_id for r in self.replies)
-            )
-        return next(r for r in self.replies if r.instruction_id == instruction_id)
+    async def reply(self, instruction_id: str, count: int = 1) -> pb.Reply:
+        """Wait until the reply to an instruction came `count` times; return the last."""
+
+        def found() -> list[pb.Reply]:
+            return [r for r in self.replies if r.instruction_id == instruction_id]
+
+        await self.until(lambda: len(found()) >= count)
+        return found()[-1]
 
     async def _note(self) -> None:
         async with self.changed:

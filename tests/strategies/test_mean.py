@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from meadow.errors import ConfigError, RunError
 from meadow.strategies import mean as mean_module
+from meadow.strategies.algorithm import Update
 from meadow.strategies.mean import MeanAggregator
 
 
@@ -187,7 +189,8 @@ class Sliced:
     """A tensor that can only be read in slices, and remembers the longest."""
 
     def __init__(self, array):
-        self._flat, self.shape, self.dtype, self.longest = array.reshape(-1), array.shape, array.dtype, 0
+        self._flat, self.shape, self.dtype = array.reshape(-1), array.shape, array.dtype
+        self.longest = 0
 
     def __getitem__(self, values):
         part = self._flat[values]
@@ -208,8 +211,8 @@ def test_updates_are_read_in_slices_and_memory_is_bounded(kit):
     try:
         total = aggregator.zero(like)
         for client in range(50):
-            one = kit.update(client, 2.0, {})
-            total = aggregator.fold(total, [type(one)(client=client, params={"w": tensor}, weight=2.0)])
+            update = Update(client=client, params={"w": tensor}, weight=2.0)
+            total = aggregator.fold(total, [update])
         result = aggregator.finish(total)
         kept, peak = tracemalloc.get_traced_memory()
     finally:
@@ -226,6 +229,7 @@ THREADS = """
 import numpy as np
 from meadow.flower import MemoryTensor
 from meadow.strategies.algorithm import Update
+from meadow.strategies.algorithm import Update
 from meadow.strategies.mean import BLOCK, MeanAggregator
 generator = np.random.default_rng(0)
 size = 2 * BLOCK + 4321
@@ -241,8 +245,6 @@ print(__import__("hashlib").sha256(aggregator.finish(total).mean["w"]).hexdigest
 
 def test_the_number_of_threads_changes_no_bit():
     """A model is the same on one core and on many."""
-    import os
-
     digests = {
         subprocess.run(
             [sys.executable, "-c", THREADS],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from meadow.errors import LimitError, MeadowError, ProtocolError, StoreError
 from meadow.transport import blobs
 from meadow.transport.blobs import (

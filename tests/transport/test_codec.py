@@ -25,6 +25,7 @@ from flwr.app import (
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from meadow.errors import LimitError, MeadowError, ProtocolError
 from meadow.flower import TensorArray, params_to_arrays, rebuild_message, record_of, tensors_of
 from meadow.transport import codec
@@ -126,6 +127,20 @@ def test_errors_round_trip(tmp_path: Path, reason: str | None) -> None:
     assert got.error.reason == (reason and reason[: codec.REASON_CHARS_MAX])
 
 
+def test_what_is_no_text_is_a_typed_error(tmp_path: Path) -> None:
+    """Broken Unicode in an error's reason is replaced; in a name or a type it is refused."""
+    got = through(message_of(Error(1, "no file \ud800")), tmp_path)
+    assert got.error.reason == "no file ?"
+    for record in (
+        record_of({"\ud800": TensorArray(np.ones(1))}),
+        record_of({"x": Array("\ud800", (1,), "my.library", b"")}),
+        record_of({"x": Array("uint8", (1,), "\ud800", b"")}),
+        ConfigRecord({"\ud800": 1}),
+    ):
+        with pytest.raises(ProtocolError, match="Unicode"):
+            encode(message_of(RecordDict({"a": record})), BlobWriter(tmp_path))
+
+
 def test_special_floats_round_trip() -> None:
     """NaN, infinities and negative zero are values like others."""
     values = {"a": math.nan, "b": [math.inf, -0.0], "c": []}
@@ -200,6 +215,20 @@ def test_pickles_in_arrays_are_refused(tmp_path: Path, allow: bool) -> None:
     wolf = Array("complex128", (1,), "a.sheep", data)
     envelope = encode(message_of(RecordDict({"a": record_of({"x": wolf})})), BlobWriter(tmp_path))
     envelope.records[0].arrays.infos[0].stype = "numpy.ndarray"
+    with pytest.raises(ProtocolError, match="'x'"):
+        decode(envelope, opener(tmp_path))
+
+
+@pytest.mark.parametrize("field", ["dtype", "shape", "dimensions"])
+def test_what_is_said_about_npy_bytes_is_so(tmp_path: Path, field: str) -> None:
+    """Of an array that travels as .npy bytes, the envelope cannot say another dtype or shape."""
+    record = record_of({"x": Array(np.array([1j, 2j]))})
+    envelope = encode(message_of(RecordDict({"a": record})), BlobWriter(tmp_path))
+    info = envelope.records[0].arrays.infos[0]
+    if field == "dtype":
+        info.dtype = "complex256"
+    else:
+        info.shape[:] = [2, 1] if field == "shape" else [1] * 65
     with pytest.raises(ProtocolError, match="'x'"):
         decode(envelope, opener(tmp_path))
 

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meadow.errors import IdentityError, StoreError
 from meadow.transport.authority import Authority
 from meadow.transport.identity import (

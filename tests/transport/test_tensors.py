@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from meadow.errors import LimitError, MeadowError, ProtocolError, StoreError
 from meadow.flower import TensorArray
 from meadow.transport import header as header_module

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from meadow.errors import IdentityError, UnreachableError
 from meadow.transport.authority import Authority
 from meadow.transport.identity import fingerprint_of, peer_identity

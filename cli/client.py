@@ -1,0 +1,129 @@
+"""`meadow client`: enrol a client, run its agent, look at how it does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .output import Format, FormatOption, moment, say, show_rows
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Enrol a client, run its agent, see how it does.")
+
+ClientDir = Annotated[Path, typer.Option("--dir", help="the client's folder")]
+TOKEN_VARIABLE = "MEADOW_TOKEN"
+
+
+@app.command()
+def enroll(
+    dir: ClientDir,
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server's enrolment listener")],
+    ca_fingerprint: Annotated[str, typer.Option(help="SHA-256 of the server's authority")],
+    token: Annotated[
+        str | None,
+        typer.Option(help=f'the one-time token; "-" reads it from stdin, else {TOKEN_VARIABLE}'),
+    ] = None,
+    app_folders: Annotated[
+        list[Path] | None, typer.Option("--app", help="an app's folder to install; repeatable")
+    ] = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Redeem a one-time token for a certificate, and lay out the client's folder."""
+    from ..client.enroll import enroll as redeem
+
+    identity = redeem(
+        dir,
+        server=server,
+        token=_token(token),
+        ca_fingerprint=ca_fingerprint,
+        apps=app_folders or [],
+    )
+    say(
+        format,
+        f"enrolled as {identity.name} (node {identity.node_id}), fleet {identity.fleet_address}\n"
+        f"what may run here   {dir / 'client.toml'}\n"
+        f"is everything well  meadow client doctor --dir {dir}\n"
+        f"start the agent     meadow client start --dir {dir}",
+        client=identity.name,
+        node_id=identity.node_id,
+        fleet=identity.fleet_address,
+        dir=str(dir),
+    )
+
+
+def _token(given: str | None) -> str:
+    token = given or os.environ.get(TOKEN_VARIABLE, "-")
+    if token == "-":
+        if sys.stdin.isatty():
+            return str(typer.prompt("token", hide_input=True))
+        token = sys.stdin.readline().strip()
+    if not token:
+        raise ConfigError(f"no token: give --token, set {TOKEN_VARIABLE}, or pipe it to --token -")
+    return token
+
+
+@app.command()
+def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
+    """Run the agent in the foreground; SIGTERM or Ctrl-C stops it, and nothing is lost."""
+    from ..client.agent import Agent
+    from ..client.events import Event
+
+    def report(event: Event) -> None:
+        say(format, event.text, event=event.kind, at_s=time.time(), text=event.text, **event.detail)
+
+    async def serve() -> None:
+        agent = Agent(dir, report=report)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.stop)
+        await agent.run()
+
+    asyncio.run(serve())
+    say(format, "stopped", event="stopped", at_s=time.time(), text="stopped")
+
+
+@app.command()
+def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
+    """Say who this client is, what is installed, and what it did last; asks no server."""
+    from ..client.status import status_of
+
+    now = status_of(dir, now_s=time.time())
+    if format is Format.JSON:
+        say(format, "", **asdict(now))
+        return
+    running = f"running, process {now.process}" if now.process is not None else "not running"
+    say(format, f"{now.name} (node {now.node_id}) of {now.server}: {running}")
+    say(format, f"certificate valid until {moment(now.certificate_until_s)}")
+    columns = {"name": "APP", "sha256": "SHA-256", "problem": "PROBLEM"}
+    rows = [asdict(installed) for installed in now.apps]
+    show_rows(format, rows, columns=columns, empty="no app is installed")
+    say(format, f"last instruction {now.last_instruction or '-'}, rounds today {now.rounds_today}")
+    for refusal in now.refusals:
+        say(format, f"refused {moment(refusal.at_s)}: {refusal.reason}")
+
+
+@app.command()
+def doctor(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
+    """Check server, clock, certificate, disk, device, apps and data; exit code 1 on a problem."""
+    from ..client.doctor import examine
+
+    async def check() -> bool:
+        well = True
+        async for finding in examine(dir):
+            mark = "ok      " if finding.ok else "problem "
+            say(format, f"{mark} {finding.subject:<12} {finding.text}", **asdict(finding))
+            well = well and finding.ok
+        return well
+
+    if not asyncio.run(check()):
+        raise typer.Exit(1)

@@ -1,0 +1,142 @@
+"""Looks at everything that a client needs, and says what to do about what is not well."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ..apps import content_hash
+from ..errors import IdentityError, MeadowError
+from ..transport.fleet_pb2 import Blob
+from .connection import Connection
+from .identity_folder import ClientIdentity, IdentityFolder
+from .lock import lock_holder
+from .owner import Owner
+from .rpc_errors import GoneError
+from .version import VERSION
+from .warm_process import WarmProcess
+
+__all__ = ["Finding", "examine"]
+
+CLOCK_SKEW_S_MAX = 60.0
+DISK_BYTES_MIN = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    ok: bool
+    text: str
+    """What was found; if that is not well, also what to do."""
+
+
+async def examine(directory: Path) -> AsyncIterator[Finding]:
+    """Look at one thing after another."""
+    try:
+        identity = IdentityFolder(directory).load()
+    except MeadowError as error:
+        yield Finding(subject="certificate", ok=False, text=str(error))
+        return
+    yield _certificate(identity)
+    for finding in await _server(directory, identity):
+        yield finding
+    yield _disk(directory)
+    async for finding in _apps(directory, identity):
+        yield finding
+
+
+def _certificate(identity: ClientIdentity) -> Finding:
+    seen, now = identity.certificate, datetime.now(UTC)
+    days = (seen.not_after - now).total_seconds() / 86400
+    try:
+        seen.check(now, role="client")
+    except IdentityError as error:
+        text = f"{error}; ask the server's operator for a token and enrol again"
+        return Finding(subject="certificate", ok=False, text=text)
+    text = f"of {identity.name}, node {identity.node_id}, valid for {days:.1f} days"
+    return Finding(subject="certificate", ok=True, text=text)
+
+
+async def _server(directory: Path, identity: ClientIdentity) -> list[Finding]:
+    """Say hello, unless an agent does so already: a second stream would end the agent's."""
+    address, agent = identity.fleet_address, lock_holder(directory)
+    try:
+        async with Connection(address, identity.credentials()) as connection:
+            if agent is not None:
+                return [await _probe(connection, directory, agent)]
+            before_s = time.time()
+            welcome = await connection.hello(identity.name, VERSION)
+            ours_s = (before_s + time.time()) / 2
+    except MeadowError as error:
+        remedy = "is the server running, and does the network let this machine reach it?"
+        if isinstance(error, IdentityError):
+            remedy = "ask the server's operator for a token and enrol again"
+        return [Finding(subject="server", ok=False, text=f"{error}; {remedy}")]
+    skew_s = ours_s - welcome.server_time_s
+    ahead = f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
+    clock = Finding(subject="clock", ok=True, text=ahead)
+    if abs(skew_s) > CLOCK_SKEW_S_MAX:
+        text = f"{ahead}, more than {CLOCK_SKEW_S_MAX:.0f} s; set this machine's clock (NTP)"
+        clock = Finding(subject="clock", ok=False, text=text)
+    return [Finding(subject="server", ok=True, text=f"{address} welcomes {identity.name}"), clock]
+
+
+async def _probe(connection: Connection, directory: Path, agent: int) -> Finding:
+    """Ask for a blob that does not exist: whoever is told so has been let in."""
+    try:
+        await connection.download(Blob(id="doctor", size_bytes=1), directory / "blobs")
+    except GoneError:
+        pass
+    text = f"{connection.address} answers; the agent is running, process {agent}"
+    return Finding(subject="server", ok=True, text=text)
+
+
+def _disk(directory: Path) -> Finding:
+    free = shutil.disk_usage(directory).free
+    text = f"{free / 1e9:.1f} GB free"
+    if free < DISK_BYTES_MIN:
+        text += f", less than {DISK_BYTES_MIN / 1e9:.0f} GB; make room on the disk of {directory}"
+    return Finding(subject="disk", ok=free >= DISK_BYTES_MIN, text=text)
+
+
+async def _apps(directory: Path, identity: ClientIdentity) -> AsyncIterator[Finding]:
+    owner = Owner(directory, content_hash)
+    try:
+        apps = owner.apps()
+    except MeadowError as error:
+        yield Finding(subject="client.toml", ok=False, text=str(error))
+        return
+    if not apps:
+        text = f"none is installed; name one under [apps] in {directory / 'client.toml'}"
+        yield Finding(subject="apps", ok=False, text=text)
+    log = directory / "doctor.log"
+    trainer = WarmProcess(owner, node_id=identity.node_id, log=log)
+    try:
+        for app, found in apps.items():
+            if isinstance(found, MeadowError):
+                yield Finding(subject=f"app {app}", ok=False, text=str(found))
+                continue
+            yield await _app(trainer, app, found, log)
+    finally:
+        await trainer.close()
+
+
+async def _app(trainer: WarmProcess, app: str, sha256: str, log: Path) -> Finding:
+    subject, shown = f"app {app}", f"sha256:{sha256}"
+    try:
+        device, inspection = await trainer.inspect(app)
+    except MeadowError as error:
+        return Finding(subject=subject, ok=False, text=f"{shown}: {error}")
+    if inspection.problem:
+        text = f"{shown}: its data do not load: {inspection.problem}; the whole story is in {log}"
+        return Finding(subject=subject, ok=False, text=text)
+    data = "it loads"
+    if inspection.counted:
+        data = f"{inspection.train_samples} samples to train, {inspection.test_samples} to test"
+    return Finding(subject=subject, ok=True, text=f"{shown}, device {device}, {data}")

@@ -1,0 +1,91 @@
+"""What a client's folder says about it, without asking a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..apps import content_hash
+from ..errors import MeadowError
+from .database import Database
+from .identity_folder import IdentityFolder
+from .ledger import Ledger
+from .lock import lock_holder
+from .owner import Owner
+from .state import State
+
+__all__ = ["AppStatus", "ClientStatus", "Refusal", "status_of"]
+
+REFUSALS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppStatus:
+    """An app that the owner has installed."""
+
+    name: str
+    sha256: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Something that the owner's policy refused."""
+
+    at_s: float
+    app: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStatus:
+    """A client, as far as its folder tells."""
+
+    name: str
+    node_id: int
+    server: str
+    certificate_until_s: float
+    apps: tuple[AppStatus, ...]
+    last_instruction: str
+    rounds_today: int
+    refusals: tuple[Refusal, ...]
+    process: int | None
+    """The process of the running agent."""
+
+
+def status_of(directory: Path, *, now_s: float) -> ClientStatus:
+    """Read a client's folder.
+
+    Raises:
+        ConfigError: it is not enrolled, or client.toml is wrong.
+        IdentityError, StoreError: its files are damaged.
+    """
+    identity = IdentityFolder(directory).load()
+    apps = [
+        AppStatus(
+            name=name,
+            sha256="" if isinstance(found, MeadowError) else found,
+            problem=str(found) if isinstance(found, MeadowError) else "",
+        )
+        for name, found in Owner(directory, content_hash).apps().items()
+    ]
+    database = Database(directory / "agent.sqlite")
+    try:
+        ledger = Ledger(database)
+        last = State(database, directory / "runs").last()
+        return ClientStatus(
+            name=identity.name,
+            node_id=identity.node_id,
+            server=identity.fleet_address,
+            certificate_until_s=identity.certificate.not_after.timestamp(),
+            apps=tuple(apps),
+            last_instruction=last.instruction_id if last else "",
+            rounds_today=ledger.rounds_today(now_s=now_s),
+            refusals=tuple(
+                Refusal(at_s=at_s, app=app, reason=reason)
+                for at_s, app, reason in ledger.refusals(REFUSALS_SHOWN)
+            ),
+            process=lock_holder(directory),
+        )
+    finally:
+        database.close()

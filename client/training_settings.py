@@ -1,0 +1,92 @@
+"""How a client trains: the settings that a train instruction carries, read and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..errors import ProtocolError
+
+__all__ = ["TrainingSettings"]
+
+Optimizer = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["constant", "cosine", "step"]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """The keys of a train instruction's ConfigRecord, in kebab-case there; see [training]."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    optimizer: Optimizer = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    schedule: Schedule = "constant"
+    schedule_rounds: int = 1
+    warmup_rounds: int = 0
+    step_rounds: int = 10
+    decay: float = 0.1
+    gradient_clip_norm: float = 0.0
+    accumulation_steps: int = 1
+    precision: Precision = "fp32"
+    seed: int = 0
+    server_round: int = 1
+    proximal_mu: float = 0.0
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> TrainingSettings:
+        """Read the settings from a ConfigRecord; keys that are not ours are another's.
+
+        Raises:
+            ProtocolError: a value is of another type, or impossible.
+        """
+        known = {name.replace("_", "-"): name for name in cls.__dataclass_fields__}
+        defaults = cls()
+        values: dict[str, Any] = {}
+        for key, value in record.items():
+            if key in known:
+                kind = type(getattr(defaults, known[key]))
+                if kind is float and type(value) is int:
+                    value = float(value)
+                if type(value) is not kind:
+                    raise ProtocolError(f"{key} must be of type {kind.__name__}, got {value!r}")
+                values[known[key]] = value
+        settings = cls(**values)
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        for name in ("epochs", "batch_size", "schedule_rounds", "step_rounds", "server_round",
+                     "accumulation_steps"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ProtocolError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "momentum", "weight_decay", "gradient_clip_norm",
+                     "proximal_mu", "epsilon"):  # fmt: skip
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ProtocolError(f"{name} must be finite and >= 0, got {value}")
+        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule),
+                           ("precision", Precision)):  # fmt: skip
+            if getattr(self, name) not in get_args(kind):
+                raise ProtocolError(f"{name} must be one of {get_args(kind)}")
+
+    def learning_rate_now(self) -> float:
+        """Return this round's learning rate: warm-up first, then the schedule."""
+        number = self.server_round - 1
+        if number < self.warmup_rounds:
+            return self.learning_rate * (number + 1) / (self.warmup_rounds + 1)
+        if self.schedule == "step":
+            return self.learning_rate * self.decay ** (number // self.step_rounds)
+        if self.schedule == "cosine":
+            span = max(1, self.schedule_rounds - self.warmup_rounds)
+            done = min(1.0, (number - self.warmup_rounds) / span)
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        return self.learning_rate

@@ -1,0 +1,51 @@
+"""Handwritten digits, 8 x 8 pixels, from scikit-learn; a small MLP."""
+
+from functools import cache
+
+import meadow
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+HOLDOUT = 360  # the last samples are nobody's: the server evaluates on them
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(dim=1) == targets).float()
+
+
+@cache
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    digits = load_digits()
+    return torch.tensor(digits.data / 16.0, dtype=torch.float32), torch.tensor(digits.target)
+
+
+def load_client(site: meadow.Site) -> meadow.ClientData:
+    inputs, targets = (part[:-HOLDOUT] for part in images())
+    mine = torch.from_numpy(site.share_of(targets.numpy()))
+    test, train = mine[::5], mine[torch.arange(len(mine)) % 5 != 0]
+    return meadow.ClientData(
+        train=(inputs[train], targets[train]), test=(inputs[test], targets[test])
+    )
+
+
+def load_holdout() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, targets = images()
+    return inputs[-HOLDOUT:], targets[-HOLDOUT:]
+
+
+task = meadow.Task(
+    model=build_model,
+    loss=cross_entropy,
+    metrics={"accuracy": accuracy},
+    client_data=load_client,
+    server_data=load_holdout,
+)

@@ -1,0 +1,101 @@
+"""Params of a torch module: its whole state_dict as named arrays, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .errors import ProtocolError
+
+__all__ = ["load_params", "params_of_module"]
+
+# Dtypes that NumPy lacks: the integer of the same width that both can view, and its name.
+_FOREIGN: dict[torch.dtype, tuple[torch.dtype, Any]] = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+    torch.float8_e4m3fnuz: (torch.uint8, ml_dtypes.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
+}
+_BACK = {np.dtype(kind): (torch_dtype, via) for torch_dtype, (via, kind) in _FOREIGN.items()}
+
+
+def params_of_module(module: torch.nn.Module, *, copy: bool = True) -> dict[str, NDArray[Any]]:
+    """Return a module's parameters and buffers by name, in the order of its state_dict.
+
+    With `copy` the arrays own their memory; without, they may share it with the module (on the
+    CPU) and change when it is trained on.
+    """
+    return {name: _to_array(tensor, copy) for name, tensor in module.state_dict().items()}
+
+
+def _to_array(tensor: torch.Tensor, copy: bool) -> NDArray[Any]:
+    tensor = tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()
+    if tensor.dtype in _FOREIGN:
+        via, kind = _FOREIGN[tensor.dtype]
+        array = tensor.view(via).numpy().view(kind)
+    else:
+        array = tensor.numpy()
+    return np.array(array) if copy else array
+
+
+@torch.no_grad()
+def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> None:
+    """Set a module's parameters and buffers.
+
+    Raises:
+        ProtocolError: a name, a shape or a dtype is not the module's; nothing is set then.
+    """
+    targets = module.state_dict()
+    if list(targets) != list(params):
+        missing = [name for name in targets if name not in params]
+        extra = [name for name in params if name not in targets]
+        raise ProtocolError(
+            f"the params are not this model's: missing {missing[:5]}, unknown {extra[:5]}"
+            if missing or extra
+            else "the params are not in this model's order"
+        )
+    sources = {name: _to_tensor(array) for name, array in params.items()}
+    for name, source in sources.items():
+        target = targets[name]
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise ProtocolError(
+                f"tensor {name!r} is {source.dtype} {tuple(source.shape)}, the model's is "
+                f"{target.dtype} {tuple(target.shape)}"
+            )
+    for name, source in sources.items():
+        targets[name].copy_(source)
+
+
+def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor over an array's memory; it is only read."""
+    if array.dtype in _BACK:
+        dtype, via = _BACK[array.dtype]
+        whole = np.int16 if via is torch.int16 else np.uint8
+        return _shared(array.view(whole)).view(dtype)
+    return _shared(array)
+
+
+def _shared(array: NDArray[Any]) -> torch.Tensor:
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    # torch warns about read-only memory; through the buffer protocol the promise is ours to keep.
+    if array.size == 0:
+        return torch.from_numpy(array.copy())
+    interface = dict(array.__array_interface__)
+    interface["data"] = (interface["data"][0], False)
+    holder = _Holder(interface, array)
+    return torch.from_numpy(np.asarray(holder))
+
+
+class _Holder:
+    """Lends an array's memory as if it were writable, and keeps the array alive."""
+
+    def __init__(self, interface: dict[str, Any], array: NDArray[Any]) -> None:
+        self.__array_interface__ = interface
+        self._array = array

@@ -1,0 +1,36 @@
+"""Records on disk: what a client keeps between rounds, as bytes and files of tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.app import Metadata, RecordDict
+
+from ..flower import rebuild_message
+from .blobs import blob_path
+from .codec import decode, encode
+from .fleet_pb2 import Envelope
+from .writer import BlobWriter
+
+__all__ = ["pack_content", "unpack_content"]
+
+
+def pack_content(content: RecordDict, blobs: BlobWriter) -> bytes:
+    """Return `content` as bytes; its arrays are in the writer's folder then.
+
+    Raises:
+        ProtocolError: something in it cannot be stored.
+        StoreError: a file cannot be written.
+    """
+    metadata = Metadata(0, "", 0, 0, "", "", 0.0, 0.0, "query")
+    return encode(rebuild_message(metadata, content), blobs).SerializeToString()
+
+
+def unpack_content(packed: bytes, folder: Path) -> RecordDict:
+    """Return what `pack_content` made; arrays stay in their files until they are used.
+
+    Raises:
+        ProtocolError, StoreError: the bytes or the files are damaged.
+    """
+    envelope = Envelope.FromString(packed)
+    return decode(envelope, lambda blob: blob_path(folder, blob.id)).content
