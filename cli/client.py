@@ -79,7 +79,8 @@ def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     from ..client.events import Event
 
     def report(event: Event) -> None:
-        say(format, event.text, event=event.kind, at_s=time.time(), text=event.text, **event.detail)
+        about = {"event": event.kind, "at_s": time.time(), "message": event.text}
+        say(format, event.text, **about, **event.detail)
 
     async def serve() -> None:
         agent = Agent(dir, report=report)
@@ -89,7 +90,7 @@ def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
         await agent.run()
 
     asyncio.run(serve())
-    say(format, "stopped", event="stopped", at_s=time.time(), text="stopped")
+    say(format, "stopped", event="stopped", at_s=time.time())
 
 
 @app.command()
@@ -121,7 +122,13 @@ def doctor(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
         well = True
         async for finding in examine(dir):
             mark = "ok      " if finding.ok else "problem "
-            say(format, f"{mark} {finding.subject:<12} {finding.text}", **asdict(finding))
+            say(
+                format,
+                f"{mark} {finding.subject:<12} {finding.text}",
+                subject=finding.subject,
+                ok=finding.ok,
+                finding=finding.text,
+            )
             well = well and finding.ok
         return well
 

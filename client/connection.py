@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -113,7 +114,7 @@ class Connection:
                 if not self.lost.is_set():
                     raise  # it is the task that is cancelled, not the stream
                 raise UnreachableError(f"{self.address}: hung up") from None
-        if message is grpc.aio.EOF:
+        if not isinstance(message, ServerMessage):  # gRPC's mark of the end
             raise UnreachableError(f"{self.address}: the server closed the connection")
         return message
 
@@ -132,14 +133,16 @@ class Connection:
             UnreachableError, IdentityError, ProtocolError: there is none.
         """
         with rpc_errors(self.address):
-            return await self._stub.Renew(RenewRequest(csr_pem=csr_pem), timeout=ANSWER_WAIT_S)
+            request = RenewRequest(csr_pem=csr_pem)
+            answer: Certificate = await self._stub.Renew(request, timeout=ANSWER_WAIT_S)
+            return answer
 
     def hang_up(self) -> None:
         """End the stream; whoever waits for a message gets an `UnreachableError`."""
         self.lost.set()
         self._stream.cancel()
 
-    async def __aenter__(self) -> Connection:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -151,4 +154,4 @@ class Connection:
         self.lost.set()
         self._stream.cancel()
         self._bulk_channel.close()
-        await self._channel.close()
+        await self._channel.close(None)

@@ -86,7 +86,10 @@ class Deliveries:
         await asyncio.to_thread(self._state.acknowledge, reply.instruction_id)
         if reply.HasField("envelope") and not reply.envelope.HasField("error"):
             what = "update" if blobs_of(reply.envelope) else "answer"
-            detail = {"instruction": reply.instruction_id, "bytes": size}
+            detail: dict[str, str | int | float] = {
+                "instruction": reply.instruction_id,
+                "bytes": size,
+            }
             text = f"{label}: {what} sent {size_text(size)}"
             self._report(Event(kind="sent", text=text, detail=detail))
 

@@ -113,7 +113,8 @@ def _redeem(address: str, ca_pem: bytes, token: str, request_pem: bytes) -> Cert
     with grpc.secure_channel(address, channel_credentials(ca_pem)) as channel:
         request = EnrollRequest(token=token.strip(), csr_pem=request_pem)
         with rpc_errors(address):
-            return EnrollmentStub(channel).Enroll(request, timeout=ANSWER_WAIT_S)
+            answer: Certificate = EnrollmentStub(channel).Enroll(request, timeout=ANSWER_WAIT_S)
+            return answer
 
 
 def _same_server(present: IdentityFolder, certificate: Certificate) -> bool:

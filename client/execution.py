@@ -91,7 +91,10 @@ class Execution:
         self._prune({blob.id for blob in blobs})
         verb = "training" if is_training(instruction) else "evaluating"
         label = label_of(instruction.envelope)
-        detail = {"run": instruction.run_id, "instruction": instruction.id}
+        detail: dict[str, str | int | float] = {
+            "run": instruction.run_id,
+            "instruction": instruction.id,
+        }
         text = f"{label}: {verb} app {instruction.app.name}"
         self._report(Event(kind="training", text=text, detail=detail))
         done = await self._train(instruction, step)

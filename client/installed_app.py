@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +10,7 @@ from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..apps import App
-from ..errors import AppError, ProtocolError
+from ..errors import AppError
 from ..flower import identify_process, rebuild_message, set_message_id
 from ..transport.blobs import blob_path
 from ..transport.codec import BlobWriter, decode, encode

@@ -72,7 +72,7 @@ class TrainingProcess:
             ProcessDiedError: it died before that.
         """
         ours, theirs = socket.socketpair()
-        with theirs, open(log, "ab") as output:
+        with theirs, log.open("ab") as output:
             if output.tell() > LOG_BYTES_MAX:
                 output.truncate(0)
             process = await asyncio.create_subprocess_exec(

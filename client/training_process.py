@@ -29,6 +29,8 @@ __all__ = ["main"]
 
 STEP_S = 1.0
 AGENT_GONE = 70
+ANYTHING = (Exception, SystemExit)
+"""What an app may raise: it is for the run to see, not for this process to die of."""
 
 
 class _Pulse:
@@ -90,7 +92,7 @@ def _load(order: AgentOrder) -> tuple[InstalledApp | None, TrainingReady]:
         raise ProtocolError("the agent did not say which app this process is for")
     try:
         app = InstalledApp.load(order.start)
-    except (Exception, SystemExit) as error:  # an app may raise anything while it is imported
+    except ANYTHING as error:
         traceback.print_exc()
         return None, TrainingReady(problem=_last_line(error))
     return app, TrainingReady(device=app.device)
@@ -99,10 +101,7 @@ def _load(order: AgentOrder) -> tuple[InstalledApp | None, TrainingReady]:
 def _execute(app: InstalledApp, work: TrainingWork) -> TrainingDone:
     try:
         return app.execute(work)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the app's bug is the run's to see, not ours to die of
+    except ANYTHING as error:
         traceback.print_exc()
         envelope = failure(work.instruction, APP_RAISED, _last_line(error))
         return TrainingDone(instruction_id=work.instruction.id, envelope=envelope, state=work.state)
@@ -111,7 +110,7 @@ def _execute(app: InstalledApp, work: TrainingWork) -> TrainingDone:
 def _inspect(app: InstalledApp) -> Inspection:
     try:
         return app.inspect()
-    except (Exception, SystemExit) as error:
+    except ANYTHING as error:
         traceback.print_exc()
         return Inspection(problem=_last_line(error))
 

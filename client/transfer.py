@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
@@ -24,7 +24,7 @@ __all__ = ["Bulk"]
 
 UPLOAD_OPENINGS_MAX = 4
 T = TypeVar("T")
-Started = Callable[[grpc.Future], None]
+Started = Callable[["grpc.Future[Any]"], None]
 
 
 class Bulk:
@@ -102,10 +102,10 @@ def _messages(opening: UploadOpen, path: Path) -> Iterator[UploadMessage]:
 
 async def _in_thread(function: Callable[[Started], T]) -> T:
     """Run a blocking call in a thread; cancelling the task cancels the call."""
-    calls: list[grpc.Future] = []
+    calls: list[grpc.Future[Any]] = []
     cancelled = False
 
-    def started(call: grpc.Future) -> None:
+    def started(call: grpc.Future[Any]) -> None:
         calls.append(call)
         if cancelled:
             call.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +16,7 @@ import grpc.aio
 
 from .. import __version__
 from ..apps import App, unpack
-from ..errors import IdentityError, MeadowError
+from ..errors import AppError, IdentityError, MeadowError
 from ..transport import fleet_pb2 as pb
 from ..transport.fleet_pb2_grpc import AdminServicer
 from .fleet import REVOKED, caller
@@ -28,6 +29,7 @@ __all__ = ["APP_ZIP_BYTES_MAX", "AdminService"]
 
 APP_ZIP_BYTES_MAX = 64 << 20
 PULL_CHUNK_BYTES = 1 << 20
+APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OVER = ("finished", "stopped", "failed")
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -132,13 +134,16 @@ class AdminService(AdminServicer):
                 text = "the app is larger than was declared"
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         try:
-            run_id = await self._take(bytes(archive), list(first.open.settings))
+            run_id = await self._take(first.open, bytes(archive))
         except MeadowError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self._supervisor.begin(run_id)
         return _run(await self._row(run_id, context))
 
-    async def _take(self, archive: bytes, settings: list[str]) -> int:
+    async def _take(self, opened: pb.SubmitOpen, archive: bytes) -> int:
+        settings = list(opened.settings)
+        if not APP_NAME.fullmatch(opened.name):
+            raise AppError(f"{opened.name[:80]!r} is not an app's name: letters, digits, . _ -")
         run_id = await self._thread(
             self._journal.submit, "", "", json.dumps(settings), now_s=self._clock()
         )
@@ -156,7 +161,7 @@ class AdminService(AdminServicer):
                 self._journal.run_status, run_id, "failed", cause=str(error), now_s=self._clock()
             )
             raise
-        await self._thread(self._journal.run_begin, run_id, app.name, app.sha256)
+        await self._thread(self._journal.run_begin, run_id, opened.name, app.sha256)
         return run_id
 
     async def Runs(self, request: pb.Empty, context: Context) -> pb.RunList:

@@ -167,16 +167,17 @@ class Supervisor:
             )  # fmt: skip
         pipe: WorkerPipe = await AsyncPipe.open(ours, pb.WorkerMessage)
         self._pipes[run_id], self._processes[run_id] = pipe, process
-        nodes = asyncio.create_task(self._tell_nodes(pipe))
-        finished = None
+        finished, nodes = None, None
         try:
             await self._greet(run_id, pipe)
+            nodes = asyncio.create_task(self._tell_nodes(pipe))
             finished = await self._pump(run_id, pipe)
         except MeadowError as error:
             await self.record(run_id, "worker_error", json.dumps({"error": str(error)}))
             self._kill(run_id)
         finally:
-            nodes.cancel()
+            if nodes is not None:
+                nodes.cancel()
             self._dispatcher.detach(run_id)
             self._pipes.pop(run_id, None)
             pipe.close()

@@ -1,10 +1,6 @@
 """Runs an `Algorithm` as a Flower Strategy: rounds, quorum, deadlines, resume, early stopping.
 
-Works on any Flower Grid. A grid may do more: `wait_for_nodes(count)` waits without polling,
-`is_stopping()` ends the run between rounds, `forget(group_id)` hears that a round is durable,
-`cohort_of(group_id)` knows the cohort of a round that was begun before a restart,
-`bytes_sent` and `bytes_received` count, and `combines_updates` says that a reply may stand for
-many clients.
+Works on any Flower Grid; `grids.py` says what a grid may do more.
 
 Events that a `Recorder` hears: resumed, waiting, round_started, update_refused, update_clipped,
 client_failed, evaluation_refused, round_committed, early_stopped, stopped.
@@ -12,50 +8,32 @@ client_failed, evaluation_refused, round_committed, early_stopped, stopped.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from ..errors import ConfigError, QuorumError, RunError
 from ..flower import arrays_to_params, params_to_arrays, tensors_of
 from .algorithm import Algorithm, State
 from .checks import fault_in
-from .cohort import draw_cohort, is_stopping, wait_for_clients
+from .cohort import draw_cohort, wait_for_clients
+from .grids import combines_updates, forget_round, is_stopping, recall_cohort, traffic_bytes
 from .metrics import Metrics, scalars_of
 from .plan import RoundPlan
 from .progress import Progress
 from .recorder import Checkpoint, Recorder, Row
 from .replies import TrainingReplies, collect_evaluation
+from .result import RunResult, Status, metric_record, result_of
 
 __all__ = ["Evaluate", "FederatedStrategy", "RunResult"]
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 """Central evaluation: (round, params) -> metrics."""
-
-
-@dataclass(repr=False)
-class RunResult(Result):
-    """Flower's `Result`, and how the run ended.
-
-    Attributes:
-        status: "finished" or "stopped" (a run that fails raises).
-        cause: why it ended before its last round, or "".
-        rounds: the last round that was committed.
-        best: the best round (see `Checkpoint.best`), or None.
-        history: the rows of all rounds.
-    """
-
-    status: str = "finished"
-    cause: str = ""
-    rounds: int = 0
-    best: Mapping[str, Any] | None = None
-    history: tuple[Row, ...] = ()
 
 
 class FederatedStrategy(Strategy):
@@ -104,7 +82,7 @@ class FederatedStrategy(Strategy):
             params=self._state.params,
             algorithm=self._algorithm,
             plan=self._plan,
-            combined=bool(getattr(grid, "combines_updates", False)),
+            combined=combines_updates(grid),
             tell=self._tell,
         )
         self._tell("round_started", {"round": server_round, "clients": len(cohort)})
@@ -136,7 +114,7 @@ class FederatedStrategy(Strategy):
                 )
         self._contributors = collected.contributors
         self._state, self._arrays = state, arrays
-        return arrays, _metric_record(collected.metrics())
+        return arrays, metric_record(collected.metrics())
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -152,7 +130,7 @@ class FederatedStrategy(Strategy):
         metrics = collect_evaluation(
             replies, number=server_round, clients=self._contributors, tell=self._tell
         )
-        return _metric_record(metrics) if metrics else None
+        return metric_record(metrics) if metrics else None
 
     # ------------------------------------------------------------------ a run
 
@@ -176,7 +154,8 @@ class FederatedStrategy(Strategy):
         """
         self._refuse_misfit(grid)
         initial = self._restore(initial_arrays, evaluate_fn)
-        status, cause = "finished", ""
+        status: Status = "finished"
+        cause = ""
         while self._state.round < num_rounds:
             if is_stopping(grid):
                 status, cause = "stopped", "the run was asked to stop"
@@ -197,7 +176,16 @@ class FederatedStrategy(Strategy):
             except QuorumError:
                 if not is_stopping(grid):
                     raise
-        return self._result(initial, status=status, cause=cause)
+        if status == "stopped":
+            self._tell("stopped", {"round": self._state.round, "cause": cause})
+        return result_of(
+            self._history,
+            arrays=self._arrays,
+            initial=initial,
+            status=status,
+            cause=cause,
+            best=self._progress.best,
+        )
 
     def _run_round(
         self,
@@ -209,7 +197,7 @@ class FederatedStrategy(Strategy):
         evaluate_config: ConfigRecord,
         evaluate_fn: Evaluate | None,
     ) -> None:
-        number, began_s, traffic = self._state.round + 1, self._clock(), _traffic(grid)
+        number, began_s, traffic = self._state.round + 1, self._clock(), traffic_bytes(grid)
         instructions = list(self.configure_train(number, self._arrays, train_config, grid))
         replies = grid.send_and_receive(instructions, timeout=deadline_s)
         _, train = self.aggregate_train(number, replies)
@@ -220,7 +208,9 @@ class FederatedStrategy(Strategy):
             replies = grid.send_and_receive(questions, timeout=deadline_s)
             evaluated = self.aggregate_evaluate(number, replies)
             central = self._evaluate_centrally(number, evaluate_fn)
-        sent, received = (now - before for now, before in zip(_traffic(grid), traffic, strict=True))
+        sent, received = (
+            now - before for now, before in zip(traffic_bytes(grid), traffic, strict=True)
+        )
         row = {
             "round": number,
             "duration_s": self._clock() - began_s,
@@ -234,8 +224,7 @@ class FederatedStrategy(Strategy):
             "privacy": None,
         }
         self._commit(row)
-        if callable(forget := getattr(grid, "forget", None)):
-            forget(str(number))
+        forget_round(grid, number)
 
     def _commit(self, row: Row) -> None:
         """Make a round durable; from then on the params are read from where they were written."""
@@ -285,16 +274,15 @@ class FederatedStrategy(Strategy):
         self._arrays = params_to_arrays(params)
 
     def _refuse_misfit(self, grid: Grid) -> None:
-        if getattr(grid, "combines_updates", False) and not self._algorithm.linear:
+        if combines_updates(grid) and not self._algorithm.linear:
             raise ConfigError(
                 f"{self._algorithm.name} needs every single update, but {type(grid).__name__} "
                 "adds updates up: use a linear algorithm or another grid"
             )
 
     def _cohort_of(self, number: int, grid: Grid) -> list[int]:
-        recall = getattr(grid, "cohort_of", None)
-        if callable(recall) and (known := recall(str(number))):
-            return sorted(known)
+        if known := recall_cohort(grid, number):
+            return known
         needed = self._plan.min_clients
         present = wait_for_clients(
             grid,
@@ -318,22 +306,6 @@ class FederatedStrategy(Strategy):
         if self._recorder is not None:
             self._recorder.event(kind, detail)
 
-    def _result(self, initial: Metrics, *, status: str, cause: str) -> RunResult:
-        central = {0: initial} | {row["round"]: row["server"] for row in self._history}
-        if status == "stopped":
-            self._tell("stopped", {"round": self._state.round, "cause": cause})
-        return RunResult(
-            arrays=self._arrays,
-            train_metrics_clientapp=_curve((r["round"], r["train"]) for r in self._history),
-            evaluate_metrics_clientapp=_curve((r["round"], r["evaluate"]) for r in self._history),
-            evaluate_metrics_serverapp=_curve(central.items()),
-            status=status,
-            cause=cause,
-            rounds=self._state.round,
-            best=self._progress.best,
-            history=tuple(self._history),
-        )
-
 
 def _messages(
     kind: str,
@@ -353,15 +325,3 @@ def _form_of(state: State) -> tuple[Any, ...]:
     """Return what must agree between a checkpoint and the model that continues it."""
     params = [(name, values.shape, values.dtype) for name, values in state.params.items()]
     return params, sorted(state.slots)
-
-
-def _traffic(grid: Grid) -> tuple[int, int]:
-    return getattr(grid, "bytes_sent", 0), getattr(grid, "bytes_received", 0)
-
-
-def _metric_record(metrics: Metrics) -> MetricRecord:
-    return MetricRecord({k: math.nan if v is None else v for k, v in metrics.items()})
-
-
-def _curve(points: Iterable[tuple[int, Metrics]]) -> dict[int, MetricRecord]:
-    return {number: _metric_record(metrics) for number, metrics in points if metrics}

@@ -9,8 +9,9 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from ..seeds import derive
+from .grids import is_stopping, wait_without_polling
 
-__all__ = ["draw_cohort", "is_stopping", "wait_for_clients"]
+__all__ = ["draw_cohort", "wait_for_clients"]
 
 POLL_S = 0.2
 
@@ -68,8 +69,7 @@ def wait_for_clients(
     if len(present) >= count:
         return present
     tell(len(present))
-    if callable(wait := getattr(grid, "wait_for_nodes", None)):
-        wait(count)
+    if wait_without_polling(grid, count):
         return sorted(grid.get_node_ids())
     while len(present) < count and not is_stopping(grid):
         sleep(POLL_S)
@@ -77,9 +77,3 @@ def wait_for_clients(
         if len(present) != before:
             tell(len(present))
     return present
-
-
-def is_stopping(grid: Grid) -> bool:
-    """Return whether the grid wants the run to end, if it can say so."""
-    asked = getattr(grid, "is_stopping", None)
-    return bool(asked()) if callable(asked) else False

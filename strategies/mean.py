@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,7 @@ numbers of threads, so that BLAS cuts a block at the same places of its inner lo
 many it has: the sum does not depend on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A piece of one tensor within a block: values `start:stop` of it, at `offset` of the block."""
 
     tensor: int
@@ -163,17 +162,17 @@ def _sums_of_waiting(accumulator: MeanSum) -> Iterator[tuple[Block, Reals]]:
 
     The sum lies in scratch space: it is valid until the next one is asked for.
     """
-    layout = accumulator.layout
     updates = accumulator.waiting
-    tensors = [[update.params[name] for name in layout.names] for update in updates]
+    names = accumulator.layout.names
+    tensors = [[_as_reals(update.params[name]) for name in names] for update in updates]
     weights = np.array([update.weight for update in updates], np.float64)
-    for block in layout.blocks:
+    for block in accumulator.layout.blocks:
         size = block.stop - block.start
         flat = accumulator.scratch[: len(updates) * size]
         pieces = [
-            _read(parts[segment.tensor], segment, layout.reals[segment.tensor])
+            parts[tensor][start:stop]
             for parts in tensors
-            for segment in block.segments
+            for tensor, start, stop, _ in block.segments
         ]
         np.concatenate(pieces, out=flat, casting="unsafe")
         matrix = flat.reshape(len(updates), size)
@@ -181,13 +180,21 @@ def _sums_of_waiting(accumulator: MeanSum) -> Iterator[tuple[Block, Reals]]:
     accumulator.waiting = []
 
 
-def _read(tensor: FlatTensor, segment: Segment, reals: int) -> NDArray[Any]:
-    """Return a piece of a tensor as real values."""
-    start, stop = segment.start, segment.stop
-    if reals == 1:
-        return tensor[start:stop]
-    pairs = tensor[start // 2 : (stop + 1) // 2]  # a block may begin with an imaginary part
-    return pairs.view(pairs.real.dtype)[start % 2 :][: stop - start]
+class RealParts:
+    """A complex tensor, read as a row of real and imaginary parts."""
+
+    def __init__(self, tensor: FlatTensor) -> None:
+        self._tensor = tensor
+
+    def __getitem__(self, values: slice) -> NDArray[Any]:
+        pairs = self._tensor[values.start // 2 : (values.stop + 1) // 2]
+        parts = pairs.view(pairs.real.dtype)
+        skipped = values.start % 2  # a block may begin with an imaginary part
+        return parts[skipped : skipped + values.stop - values.start]
+
+
+def _as_reals(tensor: FlatTensor) -> FlatTensor | RealParts:
+    return RealParts(tensor) if tensor.dtype.kind == "c" else tensor
 
 
 def _weighted_sum(weights: Reals, matrix: Reals, *, out: Reals) -> Reals:

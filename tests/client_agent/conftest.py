@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from meadow.apps import content_hash
 from meadow.client.agent import Agent
 from meadow.client.events import Event

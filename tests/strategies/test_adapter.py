@@ -115,9 +115,7 @@ def test_evaluation_happens_every_so_often_and_last(kit, every, expected):
 
 def test_only_contributors_evaluate(kit):
     """Who failed in training is not asked to evaluate: it may be gone."""
-    grid = kit.Grid(
-        lambda m: None if m.metadata.dst_node_id == 2 else kit.drift(m), [1, 2, 3]
-    )
+    grid = kit.Grid(lambda m: None if m.metadata.dst_node_id == 2 else kit.drift(m), [1, 2, 3])
     run(kit, grid, rounds=1)
     asked = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
     assert asked == [1, 3]

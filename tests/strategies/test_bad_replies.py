@@ -275,7 +275,9 @@ def test_an_update_beyond_the_norm_is_clipped(kit):
 
 def test_errors_are_failures_with_their_reason(kit):
     """A client that says why it failed is quoted, on one line of bounded length."""
-    recorder, _ = start(kit, lambda reply: Error(code=0, reason="out of\nmemory \x1b[31m" + "x" * 999))
+    recorder, _ = start(
+        kit, lambda reply: Error(code=0, reason="out of\nmemory \x1b[31m" + "x" * 999)
+    )
     (event,) = recorder.heard("client_failed")
     assert event["client"] == BAD
     assert event["reason"].startswith("out of memory ?[31mxxx")

@@ -151,9 +151,7 @@ def test_blocks_groups_and_calls_only_change_the_speed(
 @settings(max_examples=40, deadline=None)
 @given(
     values=st.lists(
-        st.tuples(
-            st.floats(-(2.0**100), 2.0**100, width=32), st.integers(1, 10**9).map(float)
-        ),
+        st.tuples(st.floats(-(2.0**100), 2.0**100, width=32), st.integers(1, 10**9).map(float)),
         min_size=1,
         max_size=50,
     )
