@@ -8,54 +8,74 @@ import torch
 
 from .batches import batches_of
 from .errors import DataError
+from .randomness import seeded
 
 if TYPE_CHECKING:
     from .task import Data, Task
 
-__all__ = ["evaluate", "values_per_example"]
+__all__ = ["ExampleMeans", "evaluate"]
 
 EVALUATION_BATCH_MIN = 256
 
 
-@torch.no_grad()
 def evaluate(
     task: Task, module: torch.nn.Module, data: Data, *, batch_size: int, device: str = "cpu"
 ) -> tuple[int, dict[str, float]]:
     """Return the number of samples, and "loss" and the task's metrics averaged over them.
 
-    Sums are float64, in the order of the data, so the result does not depend on where it runs.
-
+    Guarantees: no gradients, the module in evaluation mode and then back in its own; the same
+        numbers wherever it runs on the same kind of device.
     Raises:
-        DataError: the data are empty, or a metric does not give one value a sample.
+        DataError: the data are empty, or a metric does not give one value an example.
     """
     was_training = module.training
     module.eval()
-    totals: dict[str, torch.Tensor] = {}
-    count = 0
+    means = ExampleMeans(task)
     try:
-        for inputs, targets in batches_of(data, max(batch_size, EVALUATION_BATCH_MIN)):
-            inputs, targets = inputs.to(device), targets.to(device)
-            outputs = module(inputs)
-            count += len(targets)
-            functions = {"loss": task.loss, **task.metrics}
-            for name, function in functions.items():
-                values = values_per_example(name, function(outputs, targets), len(targets))
-                total = values.detach().double().sum().cpu()
-                totals[name] = totals[name] + total if name in totals else total
+        with seeded(0, device), torch.no_grad():
+            for inputs, targets in batches_of(data, max(batch_size, EVALUATION_BATCH_MIN)):
+                inputs, targets = inputs.to(device), targets.to(device)
+                outputs = module(inputs)
+                means.add(outputs, targets, task.loss(outputs, targets))
     finally:
         module.train(was_training)
-    return count, {name: float(total) / count for name, total in totals.items()}
+    return means.examples, means.means()
 
 
-def values_per_example(name: str, values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return `values` if there is one for each example.
+class ExampleMeans:
+    """Averages the loss and a task's metrics over examples, in float64."""
 
-    Raises:
-        DataError: the task's function averages by itself, or gives another shape.
-    """
-    if values.shape != (count,):
-        raise DataError(
-            f"{name} must give one value per example, shape ({count},), got "
-            f"{tuple(values.shape)}; for torch's losses say reduction=\"none\""
-        )
-    return values
+    def __init__(self, task: Task) -> None:
+        self._metrics = task.metrics
+        self._values: dict[str, list[torch.Tensor]] = {"loss": [], **{n: [] for n in task.metrics}}
+        self.examples = 0
+
+    def add(self, outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> None:
+        """Take one batch's examples.
+
+        Raises:
+            DataError: the loss or a metric does not give one value an example.
+        """
+        count = len(targets)
+        self._take("loss", losses.detach(), count)
+        outputs = outputs.detach()
+        for name, metric in self._metrics.items():
+            self._take(name, metric(outputs, targets), count)
+        self.examples += count
+
+    def means(self) -> dict[str, float]:
+        """Return the means of all examples so far; not a number where nothing else is right."""
+        return {name: _mean(values, self.examples) for name, values in self._values.items()}
+
+    def _take(self, name: str, values: torch.Tensor, count: int) -> None:
+        if not isinstance(values, torch.Tensor) or values.shape != (count,):
+            got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+            remedy = '; for torch\'s losses say reduction="none"' if name == "loss" else ""
+            raise DataError(
+                f"{name} must give one value per example, shape ({count},), got {got}{remedy}"
+            )
+        self._values[name].append(values)
+
+
+def _mean(values: list[torch.Tensor], examples: int) -> float:
+    return float(torch.cat(values).double().sum()) / examples if examples else float("nan")

@@ -86,8 +86,9 @@ class MemoryTensor:
 class TensorArray(Array):
     """A Flower `Array` that holds a tensor instead of its serialised bytes.
 
-    `numpy()` gives a read-only view without a copy; `data`, Flower's serialised form, is made
-    only if somebody asks for it. Works for bfloat16 and the 8-bit floats too (by `ml_dtypes`).
+    `tensor` is the values without a copy. `numpy()` is a copy, as Flower's own is: its strategies,
+    wrappers and apps write into it. `data`, Flower's serialised form, is made only if somebody
+    asks for it. Works for bfloat16 and the 8-bit floats too (by `ml_dtypes`).
     """
 
     def __init__(self, tensor: FlatTensor | NDArray[np.generic]) -> None:
@@ -103,10 +104,12 @@ class TensorArray(Array):
         return cast(FlatTensor, self.__dict__["tensor"])
 
     def numpy(self) -> NDArray[np.generic]:
-        """Return the values as a read-only array of `shape`."""
-        view = self.tensor.numpy().view()
-        view.flags.writeable = False
-        return view
+        """Return the values as an array of `shape` that belongs to the caller."""
+        return np.array(self.tensor.numpy())
+
+    def __reduce__(self) -> tuple[type[TensorArray], tuple[NDArray[np.generic]]]:
+        """Let Ray or `copy` rebuild it from its values: a mapped file stays where it is."""
+        return TensorArray, (np.asarray(self.tensor.numpy()),)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]  # Flower's is a plain attribute

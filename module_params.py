@@ -1,18 +1,23 @@
-"""Params of a torch module: its whole state_dict as named arrays, and back."""
+"""A task's torch module, and its params: the whole state_dict as named arrays, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .errors import ProtocolError
+from .errors import AppError, ProtocolError
+from .randomness import seeded
+from .seeds import derive
 
-__all__ = ["load_params", "params_of_module"]
+if TYPE_CHECKING:
+    from .task import Task
+
+__all__ = ["build_module", "load_params", "params_of_module"]
 
 # Dtypes that NumPy lacks: the integer of the same width that both can view, and its name.
 _FOREIGN: dict[torch.dtype, tuple[torch.dtype, Any]] = {
@@ -23,6 +28,19 @@ _FOREIGN: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
 }
 _BACK = {np.dtype(kind): (torch_dtype, via) for torch_dtype, (via, kind) in _FOREIGN.items()}
+
+
+def build_module(task: Task, seed: int) -> torch.nn.Module:
+    """Return the task's module as it is before the first round, the same for the same seed.
+
+    Raises:
+        AppError: `model` gives something else.
+    """
+    with seeded(derive(seed, "model")):
+        module = task.model()
+    if not isinstance(module, torch.nn.Module):
+        raise AppError(f"model must return a torch.nn.Module, got a {type(module).__name__}")
+    return module
 
 
 def params_of_module(module: torch.nn.Module, *, copy: bool = True) -> dict[str, NDArray[Any]]:
@@ -84,9 +102,9 @@ def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
 def _shared(array: NDArray[Any]) -> torch.Tensor:
     if array.flags.writeable:
         return torch.from_numpy(array)
-    # torch warns about read-only memory; through the buffer protocol the promise is ours to keep.
     if array.size == 0:
         return torch.from_numpy(array.copy())
+    # torch warns about read-only memory; nobody writes to this tensor.
     interface = dict(array.__array_interface__)
     interface["data"] = (interface["data"][0], False)
     holder = _Holder(interface, array)

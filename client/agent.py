@@ -91,7 +91,9 @@ class Agent:
             (self._directory / "blobs").mkdir(exist_ok=True)
             database = Database(self._directory / "agent.sqlite")
             log = self._directory / "training.log"
-            trainer = self._trainer or WarmProcess(owner, node_id=identity.node_id, log=log)
+            trainer = self._trainer or WarmProcess(
+                owner, node_id=identity.node_id, log=log, report=self._report
+            )
             try:
                 await self._serve(owner, database, trainer)
             finally:
@@ -175,7 +177,7 @@ class Agent:
                 elif kind == "ack":
                     assignments.confirm(message.ack.instruction_id)
                 elif kind == "cancel":
-                    assignments.cancel(message.cancel)
+                    await assignments.cancel(message.cancel)
         finally:
             renewing.cancel()
 
@@ -214,7 +216,7 @@ class Agent:
 
 async def _prepare(owner: Owner, trainer: Trainer) -> None:
     """Where only one app is installed, have it loaded before it is asked for."""
-    with suppress(MeadowError):
+    with suppress(MeadowError, OSError):
         apps = list(owner.config().apps)
         if len(apps) == 1:
             await trainer.prepare(apps[0])

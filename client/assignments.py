@@ -70,7 +70,7 @@ class Assignments:
         """The server has the reply to an instruction."""
         self._deliveries.confirm(instruction_id)
 
-    def cancel(self, cancel: Cancel) -> None:
+    async def cancel(self, cancel: Cancel) -> None:
         """Drop an instruction: from the queue, from execution, or its reply on its way."""
         id_ = cancel.instruction_id
         self._queued.pop(id_, None)
@@ -81,6 +81,7 @@ class Assignments:
             self._report(Event(kind="cancelled", text=text, detail={"instruction": id_}))
             if self._task is not None:
                 asyncio.get_running_loop().call_later(CANCEL_GRACE_S, self._task.cancel)
+        await asyncio.to_thread(self._state.acknowledge, id_)
 
     async def redeliver(self) -> None:
         """Send the replies that an earlier agent process recorded and did not get confirmed."""

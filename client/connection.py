@@ -32,6 +32,13 @@ MESSAGE_BYTES_MAX = 16 << 20
 BLOB_BYTES_MAX = 64 << 30
 ANSWER_WAIT_S = 20.0
 
+_BULK_OPTIONS = [
+    ("SingleThreadedUnaryStream", 1),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.lookahead_bytes", 4 << 20),
+]
+"""Large steps: a chunk a frame, and a few chunks on the line before they are asked for."""
+
 
 def channel_options() -> list[tuple[str, int]]:
     """Return how a channel behaves: it notices a dead line, and shares nothing with another."""
@@ -60,9 +67,7 @@ class Connection:
         self._writing = asyncio.Lock()
         options = channel_options()
         self._channel = grpc.aio.secure_channel(address, credentials, options)
-        self._bulk_channel = grpc.secure_channel(
-            address, credentials, [*options, ("SingleThreadedUnaryStream", 1)]
-        )
+        self._bulk_channel = grpc.secure_channel(address, credentials, [*options, *_BULK_OPTIONS])
         self._stub = FleetStub(self._channel)
         self._stream = self._stub.Connect()
         self._bulk = Bulk(FleetStub(self._bulk_channel), address, blob_bytes_max=BLOB_BYTES_MAX)

@@ -9,6 +9,7 @@ from ..transport.blobs import blob_path
 from ..transport.fleet_pb2 import AgentMessage, AppError, Reply
 from .connection import Connection
 from .events import Event, Report, size_text
+from .rpc_errors import GoneError
 from .state import State, blobs_of
 from .training import REPLY_UNAVAILABLE
 from .uplink import Uplink
@@ -78,13 +79,15 @@ class Deliveries:
             except (UnreachableError, IdentityError):
                 await self._uplink.pause(connection, attempt)
                 attempt += 1
+            except GoneError:  # answered already, or no longer wanted; what is recorded stays
+                break
             except MeadowError as error:  # the server refuses it: it has to know, and the owner
                 self._report(Event(kind="failed", text=f"{label}: {error}"))
                 reply = _without_result(reply, error)
             else:
                 await _first_of(confirmed, connection.lost)
         await asyncio.to_thread(self._state.acknowledge, reply.instruction_id)
-        if reply.HasField("envelope") and not reply.envelope.HasField("error"):
+        if confirmed.is_set() and reply.refused and not reply.envelope.HasField("error"):
             what = "update" if blobs_of(reply.envelope) else "answer"
             detail: dict[str, str | int | float] = {
                 "instruction": reply.instruction_id,

@@ -16,7 +16,8 @@ def proximal(
 ) -> torch.Tensor:
     """Return the gradient of the loss plus mu/2 ||params - start||^2.
 
-    Shapes: all the same; `start` are the params that the round began with.
+    Shapes: all the same, or `start` without the client axis; `start` are the params that the
+        round began with.
     Source: Li et al. 2020, "Federated Optimization in Heterogeneous Networks", eq. 2.
     """
     return gradient.add(params - start, alpha=mu)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -9,9 +12,11 @@ import torch
 
 from ..batches import Batch, batches_of
 from ..errors import DataError
-from ..evaluation import values_per_example
+from ..evaluation import ExampleMeans
+from ..randomness import seeded
 from ..seeds import derive
 from .objectives import proximal
+from .optimizers import build_optimizer
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -26,17 +31,21 @@ def choose_device(wanted: str) -> str:
     """Return the device to use: "auto" is the first GPU if there is one, else the CPU.
 
     Raises:
-        DataError: the device that is asked for is not there.
+        DataError: torch does not know the device, or it is not there.
     """
     if wanted == "auto":
         return "cuda:0" if torch.cuda.is_available() else "cpu"
-    device = torch.device(wanted)
-    if device.type == "cuda":
-        there = torch.cuda.device_count()
-        if (device.index or 0) >= there:
-            raise DataError(
-                f'device {wanted!r} is not there: torch sees {there} GPUs; set device = "auto"'
-            )
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise DataError(
+            f'device {wanted!r} is unknown; say "auto", "cpu", or a GPU as "cuda:0"'
+        ) from None
+    there = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise DataError(
+            f'device {wanted!r} is not there: torch sees {there} GPUs; set device = "auto"'
+        )
     return wanted
 
 
@@ -49,86 +58,92 @@ def train(
     client: int,
     device: str,
 ) -> tuple[int, dict[str, float]]:
-    """Train `module` in place; returns the number of samples seen in an epoch, and means over
-    all steps of "loss" and the task's metrics.
+    """Train `module` in place; returns the number of samples seen in an epoch, and the means of
+    "loss" and the task's metrics over all examples, as they were before each step.
 
-    Guarantees: the same params, data, settings and client give the same bits, in any process
-        with as many threads; torch's global generator is left as it was.
+    Guarantees: the same params, data, settings and client give the same bits in any process
+        that has as many threads and the same kind of device; no global generator is left
+        changed.
     Raises:
-        DataError: the data are empty, or the loss is not finite.
+        DataError: the data are empty or not what the task needs, or the loss is not finite.
     """
-    devices = [torch.device(device)] if device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=devices):
-        stream = (settings.server_round, client)
-        torch.manual_seed(derive(settings.seed, *stream, "dropout"))
-        order = torch.Generator().manual_seed(derive(settings.seed, *stream, "batches"))
-        return _Local(task, module, settings, device).run(data, order)
+    with seeded(derive(settings.seed, settings.server_round, client, "training"), device):
+        return _Local(task, module, settings, client, device).run(data)
 
 
 class _Local:
     """One client's training in one round."""
 
     def __init__(
-        self, task: Task, module: torch.nn.Module, settings: TrainingSettings, device: str
+        self,
+        task: Task,
+        module: torch.nn.Module,
+        settings: TrainingSettings,
+        client: int,
+        device: str,
     ) -> None:
         self._task = task
         self._module = module
         self._settings = settings
-        self._device = device
+        self._client = client
+        self._device = torch.device(device)
         self._params = [p for p in module.parameters() if p.requires_grad]
         self._starts = [p.detach().clone() for p in self._params] if settings.proximal_mu else []
-        self._optimizer = _optimizer(self._params, settings)
+        self._optimizer = build_optimizer(self._params, settings)
         scaled = settings.precision == "fp16"
-        self._scaler = torch.amp.GradScaler(torch.device(device).type, enabled=scaled)
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        self._totals = {name: zero.clone() for name in ("loss", *task.metrics)}
-        self._examples = 0
+        self._scaler = torch.amp.GradScaler(self._device.type) if scaled else None
+        self._means = ExampleMeans(task)
 
-    def run(self, data: Data, order: torch.Generator) -> tuple[int, dict[str, float]]:
+    def run(self, data: Data) -> tuple[int, dict[str, float]]:
+        """Train for the epochs that the settings ask for."""
+        stream = (self._settings.server_round, self._client, "batches")
+        order = torch.Generator().manual_seed(derive(self._settings.seed, *stream))
         self._module.train()
+        samples, means = 0, {}
         for epoch in range(self._settings.epochs):
             batches = batches_of(data, self._settings.batch_size, generator=order)
-            while group := list(islice(batches, self._settings.accumulation_steps)):
+            for group in _groups(batches, self._settings.accumulation_steps):
                 self._step(group)
-            if not epoch:
-                samples = self._examples
-        means = {name: float(total) / self._examples for name, total in self._totals.items()}
-        if not _is_finite(means["loss"]):
-            raise DataError(
-                f"the training loss is {means['loss']}; lower training.learning_rate, set "
-                "training.gradient_clip_norm, or look for invalid values in the data"
-            )
+            samples = samples or self._means.examples
+            means = self._means.means()
+            if not math.isfinite(means["loss"]):
+                raise DataError(
+                    f"client {self._client}: the training loss is {means['loss']} in round "
+                    f"{self._settings.server_round}, epoch {epoch + 1}; lower "
+                    "training.learning_rate, set training.gradient_clip_norm, or look for "
+                    "invalid values in the data"
+                )
         return samples, means
 
     def _step(self, group: list[Batch]) -> None:
         """Make one optimizer step from the mean gradient over all examples of these batches."""
         examples = sum(len(targets) for _, targets in group)
         for inputs, targets in group:
-            losses = self._forward(inputs.to(self._device), targets.to(self._device))
-            self._scaler.scale(losses.sum() / examples).backward()
-        self._scaler.unscale_(self._optimizer)
+            loss = self._losses(inputs, targets).sum() / examples
+            torch.autograd.backward(self._scaler.scale(loss) if self._scaler else loss)
+        if self._scaler:
+            self._scaler.unscale_(self._optimizer)
         self._correct()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        if self._scaler:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        else:
+            self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        precision = self._settings.precision
-        kind = torch.device(self._device).type
-        with torch.autocast(kind, _AUTOCAST.get(precision), enabled=precision in _AUTOCAST):
+    def _losses(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        inputs, targets = inputs.to(self._device), targets.to(self._device)
+        with self._autocast():
             outputs = self._module(inputs)
-        if precision in _AUTOCAST and outputs.is_floating_point():
+        if outputs.dtype in _AUTOCAST.values() and self._settings.precision != "fp32":
             outputs = outputs.float()
-        losses = values_per_example("loss", self._task.loss(outputs, targets), len(targets))
-        self._count(outputs.detach(), targets, losses.detach())
+        losses = self._task.loss(outputs, targets)
+        self._means.add(outputs, targets, losses)
         return losses
 
-    def _count(self, outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> None:
-        self._examples += len(targets)
-        for name, function in self._task.metrics.items():
-            values = values_per_example(name, function(outputs, targets), len(targets))
-            self._totals[name] += values.double().sum()
-        self._totals["loss"] += losses.double().sum()
+    def _autocast(self) -> AbstractContextManager[object]:
+        dtype = _AUTOCAST.get(self._settings.precision)
+        return nullcontext() if dtype is None else torch.autocast(self._device.type, dtype)
 
     def _correct(self) -> None:
         """Apply the algorithm's local objective, then clip."""
@@ -140,23 +155,8 @@ class _Local:
             torch.nn.utils.clip_grad_norm_(self._params, settings.gradient_clip_norm)
 
 
-def _optimizer(
-    params: list[torch.nn.Parameter], settings: TrainingSettings
-) -> torch.optim.Optimizer:
-    rate = settings.learning_rate_now()
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            params, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(
-        params,
-        lr=rate,
-        betas=(settings.beta_1, settings.beta_2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-    )
-
-
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
+def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Yield lists of `size` batches, the last one perhaps shorter."""
+    left = iter(batches)
+    while group := list(islice(left, size)):
+        yield group

@@ -73,6 +73,9 @@ class TrainingSettings:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ProtocolError(f"{name} must be finite and >= 0, got {value}")
+        for name in ("beta_1", "beta_2", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ProtocolError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule),
                            ("precision", Precision)):  # fmt: skip
             if getattr(self, name) not in get_args(kind):

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import AppError
 from ..transport.entries import pack_entries
 from ..transport.fleet_pb2 import Inspection, Instruction, TrainingDone, TrainingStart, TrainingWork
+from .events import Event, Report
 from .owner import Owner
 from .process import ProcessDiedError, TrainingProcess
 from .training import APP_CRASHED, APP_NOT_LOADED, Trainer, failure
@@ -27,10 +28,18 @@ class WarmProcess(Trainer):
     instruction is then executed again), and when it holds more memory than the owner allows.
     """
 
-    def __init__(self, owner: Owner, *, node_id: int, log: Path) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        *,
+        node_id: int,
+        log: Path,
+        report: Report = lambda event: None,
+    ) -> None:
         self._owner = owner
         self._node_id = node_id
         self._log = log
+        self._report = report
         self._one = asyncio.Lock()
         self._process: TrainingProcess | None = None
         self._started_as: tuple[bytes, Mapping[str, str], int | None] | None = None
@@ -67,6 +76,7 @@ class WarmProcess(Trainer):
                         await self._stop()
                     return done
                 except ProcessDiedError as error:
+                    self._report(Event(kind="warning", text=str(error)))
                     reason = f"{ATTEMPTS_MAX} times in a row, {error}"
                     await self._stop()
                 except BaseException:

@@ -9,7 +9,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from ..config import Config, build_algorithm, training_record
 from ..flower import params_to_arrays
-from ..seeds import derive
 from ..strategies.adapter import FederatedStrategy, RunResult
 from ..strategies.plan import EarlyStopping, RoundPlan
 from ..strategies.recorder import Recorder
@@ -49,20 +48,20 @@ def run_rounds(
         initial_arrays(task, config.run.seed),
         num_rounds=config.run.rounds,
         train_config=ConfigRecord(dict(training_record(config))),
-        evaluate_config=ConfigRecord({"batch-size": config.training.batch_size}),
-        evaluate_fn=CentralEvaluation(task, batch_size=config.training.batch_size),
+        evaluate_config=ConfigRecord(
+            {"batch-size": config.training.batch_size, "seed": config.run.seed}
+        ),
+        evaluate_fn=CentralEvaluation(
+            task, batch_size=config.training.batch_size, seed=config.run.seed
+        ),
     )
 
 
 def initial_arrays(task: Task, seed: int) -> ArrayRecord:
     """Return the params that a task's model begins with, the same for the same seed."""
-    import torch
+    from ..module_params import build_module, params_of_module
 
-    from ..module_params import params_of_module
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, "model"))
-        return params_to_arrays(params_of_module(task.model()))
+    return params_to_arrays(params_of_module(build_module(task, seed)))
 
 
 def _plan(config: Config) -> RoundPlan:

@@ -96,15 +96,17 @@ class Dispatcher:
                 step.attached = step.end_told = False
 
     async def tidy(self, run_id: int) -> None:
-        """Before a worker starts anew: delete blobs that its predecessor left unused."""
-        keep = {
+        """Before a worker starts anew: delete the files that a crash left unused."""
+        blobs = {
             record.arrays.blob.id
             for step in self._steps.values()
             if step.run_id == run_id
             for item in step.pending.values()
             for record in item.instruction.envelope.records
+            if record.HasField("arrays")
         }
-        await asyncio.to_thread(self._spool.tidy, run_id, keep)
+        known = await self._thread(self._journal.instruction_ids, run_id)
+        await asyncio.to_thread(self._spool.tidy, run_id, blobs=blobs, instructions=known)
 
     async def restore(self, run: RunRow) -> None:
         """Take up a run's open steps from the journal after a restart of the daemon."""

@@ -299,6 +299,12 @@ class Journal:
         )
         return [InstructionRow(**dict(row)) for row in rows]
 
+    def instruction_ids(self, run_id: int) -> set[str]:
+        """Return the ids of all instructions of a run that are not forgotten."""
+        return {row["id"] for row in self._rows(
+            "SELECT id FROM instructions WHERE run_id = ?", run_id
+        )}
+
     def step_ended(self, run_id: int, key: str) -> bool:
         """Return whether a step is over."""
         rows = self._rows("SELECT ended FROM steps WHERE run_id = ? AND key = ?", run_id, key)

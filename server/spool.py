@@ -56,13 +56,18 @@ class Spool:
             if not file.is_file() or file.stat().st_size != blob.size_bytes:
                 raise ProtocolError(f"the reply names blob {blob.id!r}, which was not uploaded")
 
-    def tidy(self, run_id: int, keep: Collection[str]) -> None:
-        """Delete what no open instruction names from what clients fetch."""
-        kept = {blob_path(self.outgoing(run_id), blob_id).name for blob_id in keep}
+    def tidy(
+        self, run_id: int, *, blobs: Collection[str], instructions: Collection[str]
+    ) -> None:
+        """Delete all but these blobs for clients, and replies to all but these instructions."""
+        kept = {blob_path(self.outgoing(run_id), blob_id).name for blob_id in blobs}
         self.outgoing(run_id).mkdir(parents=True, exist_ok=True)
         for path in self.outgoing(run_id).iterdir():
             if path.name not in kept:
                 path.unlink(missing_ok=True)
+        for folder in (self._folder / str(run_id) / "up").glob("*"):
+            if folder.name not in instructions:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def forget(self, run_id: int, instruction_ids: Iterable[str], *, everything: bool) -> None:
         """Delete what clients sent for these instructions, or all files of the run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from ..errors import MeadowError
 from ..transport import fleet_pb2 as pb
+from ..transport.durable import write_file
 from ..transport.pipe import AsyncPipe
 from .dispatch import Dispatcher
 from .journal import Journal, RunRow
@@ -25,6 +27,7 @@ __all__ = ["DEATHS_MAX", "Supervisor"]
 DEATHS_MAX = 5
 """A worker that dies this often without committing a round in between fails its run."""
 STOP_WAIT_S = 15.0
+LOG = logging.getLogger("meadow.server")
 
 WorkerPipe = AsyncPipe[pb.WorkerMessage, pb.DaemonMessage]
 
@@ -125,31 +128,43 @@ class Supervisor:
     # ------------------------------------------------------------------ one run
 
     async def _supervise(self, run_id: int) -> None:
+        try:
+            status, cause = await self._keep_alive(run_id)
+        except Exception as error:  # a bug of ours must end this run, not hang it
+            LOG.exception("run %d", run_id)
+            status, cause = "failed", f"internal error: {type(error).__name__}: {error}"
+            self._kill(run_id)
+        await self._conclude(run_id, status, cause)
+        await self._dispatcher.forget(run_id)
+        self._tasks.pop(run_id, None)
+
+    async def _keep_alive(self, run_id: int) -> tuple[str, str]:
+        """Start workers until the run is over; returns its status and the cause."""
         deaths = 0
         await self._status(run_id, "running")
-        try:
-            while True:
-                before = await self._round(run_id)
-                finished, how = await self._one_worker(run_id)
-                if finished is not None:
-                    await self._status(run_id, finished.status, finished.cause)
-                    break
-                if run_id in self._stopping:
-                    await self._status(run_id, "stopped", "stopped by the administrator")
-                    break
-                deaths = 1 if await self._round(run_id) > before else deaths + 1
-                detail = {"how": how, "deaths": deaths, "log": f"runs/{run_id}/worker.log"}
-                await self.record(run_id, "worker_died", json.dumps(detail))
-                if deaths >= DEATHS_MAX:
-                    cause = (
-                        f"the run worker died {deaths} times in a row ({how}); "
-                        f"its output is in runs/{run_id}/worker.log on the server"
-                    )
-                    await self._status(run_id, "failed", cause)
-                    break
-            await self._dispatcher.forget(run_id)
-        finally:
-            self._tasks.pop(run_id, None)
+        while True:
+            before = await self._round(run_id)
+            finished, how = await self._one_worker(run_id)
+            if finished is not None:
+                return finished.status, finished.cause
+            if run_id in self._stopping:
+                return "stopped", "stopped by the administrator"
+            deaths = 1 if await self._round(run_id) > before else deaths + 1
+            detail = {"how": how, "deaths": deaths, "log": f"runs/{run_id}/worker.log"}
+            await self.record(run_id, "worker_died", json.dumps(detail))
+            if deaths >= DEATHS_MAX:
+                return "failed", (
+                    f"the run worker died {deaths} times in a row ({how}); "
+                    f"its output is in runs/{run_id}/worker.log on the server"
+                )
+
+    async def _conclude(self, run_id: int, status: str, cause: str) -> None:
+        """Write down how a run ended; the worker has left a summary unless it was killed."""
+        path = self.run_dir(run_id) / "summary.json"
+        if not path.exists():
+            summary = {"status": status, "cause": cause, "rounds": await self._round(run_id)}
+            write_file(path, json.dumps(summary, indent=1).encode())
+        await self._status(run_id, status, cause)
 
     async def _round(self, run_id: int) -> int:
         run = await self._thread(self._journal.run, run_id)

@@ -181,6 +181,7 @@ class FederatedStrategy(Strategy):
         return result_of(
             self._history,
             arrays=self._arrays,
+            rounds=self._state.round,
             initial=initial,
             status=status,
             cause=cause,

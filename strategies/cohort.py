@@ -17,7 +17,7 @@ POLL_S = 0.2
 
 
 def draw_cohort(
-    clients: Iterable[int], *, cohort: float | int, at_least: int, seed: int, round_number: int
+    clients: Iterable[int], *, cohort: float, at_least: int, seed: int, round_number: int
 ) -> list[int]:
     """Draw a round's cohort among the connected clients, in canonical (ascending) order.
 

@@ -169,6 +169,8 @@ def _screen(
         raise ReplyError(client, "reply", f"belongs to round {group!r}, not {number}")
     if client not in missing:
         raise ReplyError(client, "reply", "has come before: it counts once")
+    if not message.has_error() and not message.has_content():
+        raise ReplyError(client, "reply", "is empty")
 
 
 def _details(number: int, error: ReplyError) -> dict[str, Any]:

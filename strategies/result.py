@@ -41,6 +41,7 @@ def result_of(
     history: Sequence[Row],
     *,
     arrays: ArrayRecord,
+    rounds: int,
     initial: Metrics,
     status: Status,
     cause: str,
@@ -55,7 +56,7 @@ def result_of(
         evaluate_metrics_serverapp=_curve(central),
         status=status,
         cause=cause,
-        rounds=history[-1]["round"] if history else 0,
+        rounds=rounds,
         best=best,
         history=tuple(history),
     )

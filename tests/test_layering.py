@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
         "config_sections",
         "flower_app",
         "flower_result",
+        "flower_rounds",
         "server_config",
         "settings",
         "settings_sources",

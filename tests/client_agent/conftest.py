@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -112,11 +112,13 @@ class Client:
             await task
 
     @asynccontextmanager
-    async def connected(self, trainer: Trainer | None = None) -> AsyncIterator[asyncio.Task[None]]:
+    async def connected(
+        self, trainer: Trainer | None = None, *, days: float = 30.0
+    ) -> AsyncIterator[asyncio.Task[None]]:
         """Run the fleet and an enrolled agent, connected, for the length of the block."""
         await self.fleet.start()
         if not (self.directory / "identity").exists():
-            self.enroll()
+            self.enroll(days)
         try:
             hellos = len(self.fleet.hellos)
             async with self.running(trainer) as task:
@@ -178,9 +180,3 @@ class Client:
 def client(tmp_path: Path) -> Client:
     """Return a client that is not enrolled yet."""
     return Client(tmp_path)
-
-
-@pytest.fixture
-def run() -> Callable[..., None]:
-    """Return what runs a test's coroutine."""
-    return asyncio.run

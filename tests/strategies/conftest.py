@@ -54,9 +54,7 @@ class MemoryGrid(Grid):
         for message in messages:
             self.sent.append(message)
             answer = self.client(message)
-            if isinstance(answer, Error):
-                replies.append(Message(answer, reply_to=message))
-            elif answer is not None:
+            if answer is not None:
                 replies.append(Message(answer, reply_to=message))
         return iter(self.order(replies))
 

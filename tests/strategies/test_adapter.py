@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Result
 
 from meadow.errors import ConfigError, QuorumError, RunError
 from meadow.flower import arrays_to_params, params_to_arrays
@@ -368,3 +368,19 @@ def test_replies_stream_and_are_not_kept(kit):
     model = {"w": np.zeros(3, np.float32)}
     run(kit, Lazy(client, range(100)), plan=plan, model=model, rounds=1)
     assert most <= fedavg().aggregator.group + 2
+
+
+def test_flowers_differential_privacy_wraps_it(kit):
+    """Flower's own wrapper around the strategy runs, and its params are what is sent next."""
+    strategy = DifferentialPrivacyServerSideFixedClipping(
+        FederatedStrategy(fedavg(server_momentum=0.5), RoundPlan()),
+        noise_multiplier=0.1,
+        clipping_norm=1.0,
+        num_sampled_clients=3,
+    )
+    grid = kit.Grid(kit.drift, [1, 2, 3])
+    result = strategy.start(grid, params_to_arrays({"w": np.zeros(4, np.float64)}), num_rounds=2)
+    sent = [m.content["arrays"]["w"].numpy() for m in grid.sent if m.metadata.group_id == "2"]
+    assert np.abs(sent[0]).max() > 0
+    assert result.arrays["w"].shape == (4,)
+    assert list(result.train_metrics_clientapp) == [1, 2]

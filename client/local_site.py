@@ -1,0 +1,101 @@
+"""A task at one site: its data stay loaded between messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from ..batches import samples_in
+from ..errors import DataError, ProtocolError
+from ..evaluation import evaluate
+from ..flower import params_to_arrays
+from ..module_params import params_of_module
+from ..task import ClientData, Site, Task
+from .trainer import train
+from .training_settings import TrainingSettings
+from .warm_module import WarmModule
+
+if TYPE_CHECKING:
+    from ..task import Data
+
+__all__ = ["LocalSite"]
+
+
+class LocalSite:
+    """Answers a server's messages with one site's data, which are loaded when first needed."""
+
+    def __init__(self, task: Task, site: Site, *, device: str, module: WarmModule) -> None:
+        self._task = task
+        self._site = site
+        self._device = device
+        self._module = module
+        self._data: ClientData | None = None
+
+    def train(self, message: Message, *, client: int) -> Message:
+        """Train from the message's params; the reply has the new ones and "num-examples"."""
+        settings = TrainingSettings.of(_config(message))
+        module = self._module.with_params(_arrays(message), seed=settings.seed)
+        data = self._loaded().train
+        examples, means = train(
+            self._task, module, data, settings, client=client, device=self._device
+        )
+        metrics = MetricRecord({"num-examples": examples, **means})
+        arrays = params_to_arrays(params_of_module(module))
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    def evaluate(self, message: Message) -> Message:
+        """Evaluate the message's params on this site's test data."""
+        settings = TrainingSettings.of(_config(message))
+        data = self._loaded().test
+        if data is None:
+            raise DataError(f"site {self._site.index} has no test data (ClientData.test)")
+        module = self._module.with_params(_arrays(message), seed=settings.seed)
+        examples, means = evaluate(
+            self._task, module, data, batch_size=settings.batch_size, device=self._device
+        )
+        metrics = MetricRecord({"num-examples": examples, **means})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def count(self, message: Message) -> Message:
+        """Say how many samples there are."""
+        data = self._loaded()
+        metrics = MetricRecord(
+            {
+                "num-examples": samples_in(data.train),
+                "num-test-examples": 0 if data.test is None else samples_in(data.test),
+            }
+        )
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def _loaded(self) -> ClientData:
+        if self._data is None:
+            data = self._task.client_data(self._site)
+            if not isinstance(data, ClientData):
+                kind = type(data).__name__
+                raise DataError(f"client_data must return a meadow.ClientData, got a {kind}")
+            test = None if data.test is None else self._placed(data.test)
+            self._data = ClientData(train=self._placed(data.train), test=test)
+        return self._data
+
+    def _placed(self, data: Data) -> Data:
+        """Move a pair of tensors to the device once, not batch by batch."""
+        samples_in(data)  # raises where the data are of no use
+        if isinstance(data, tuple) and self._device != "cpu":
+            return data[0].to(self._device), data[1].to(self._device)
+        return data
+
+
+def _arrays(message: Message) -> ArrayRecord:
+    records = message.content.array_records
+    if len(records) != 1:
+        raise ProtocolError(f"an instruction must carry one ArrayRecord, got {len(records)}")
+    return next(iter(records.values()))
+
+
+def _config(message: Message) -> Mapping[str, Any]:
+    records = message.content.config_records
+    if len(records) > 1 and "config" not in records:
+        raise ProtocolError(f"an instruction must carry one ConfigRecord, got {len(records)}")
+    return records["config"] if "config" in records else next(iter(records.values()), {})

@@ -1,0 +1,105 @@
+"""The owner's policy: every rule refuses, and names itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meadow.client.database import Database
+from meadow.client.ledger import Ledger
+from meadow.client.policy import check, is_training
+from meadow.client_config import PolicyConfig
+from meadow.errors import RefusedError
+from meadow.transport import fleet_pb2 as pb
+
+SHA = "a" * 64
+OTHER = "b" * 64
+
+
+def make(**changes: object) -> pb.Instruction:
+    """Return an instruction that a default policy allows."""
+    metadata = pb.Metadata(message_type=str(changes.pop("message_type", "train")), group_id="1")
+    instruction = pb.Instruction(
+        id="a",
+        run_id=1,
+        app=pb.App(name="digits", sha256=SHA),
+        cohort_clients=2,
+        envelope=pb.Envelope(metadata=metadata),
+    )
+    for name, value in changes.items():
+        setattr(instruction, name, value)
+    return instruction
+
+
+def test_allows_by_default() -> None:
+    """An installed app runs if the owner forbids nothing."""
+    check(make(), PolicyConfig(), installed=SHA, rounds_today=1000)
+
+
+@pytest.mark.parametrize(
+    ("policy", "installed", "rounds", "says"),
+    [
+        ({}, None, 0, "'digits' is not installed"),
+        ({}, OTHER, 0, "install the same files on both sides"),
+        ({"allowed_apps": (f"sha256:{OTHER}",)}, SHA, 0, "not among policy.allowed_apps"),
+        ({"min_cohort": 3}, SHA, 0, "policy.min_cohort is 3, this round has 2 clients"),
+        ({"rounds_per_day": 5}, SHA, 5, "policy.rounds_per_day is 5"),
+        ({"require_secure_aggregation": True}, SHA, 0, "require_secure_aggregation is set"),
+        ({"require_differential_privacy": True}, SHA, 0, "require_differential_privacy is set"),
+    ],
+)
+def test_refuses(policy: dict[str, object], installed: str | None, rounds: int, says: str) -> None:
+    """Each rule refuses in a sentence that names it."""
+    with pytest.raises(RefusedError, match=says):
+        check(make(), PolicyConfig(**policy), installed=installed, rounds_today=rounds)  # type: ignore[arg-type]
+
+
+def test_allows_at_the_bounds() -> None:
+    """What a rule asks for exactly is allowed."""
+    policy = PolicyConfig(
+        allowed_apps=(f"sha256:{SHA}",),
+        min_cohort=2,
+        rounds_per_day=5,
+        require_secure_aggregation=True,
+        require_differential_privacy=True,
+    )
+    instruction = make(secure_aggregation=True, differential_privacy=True)
+    check(instruction, policy, installed=SHA, rounds_today=4)
+
+
+@pytest.mark.parametrize(
+    ("message_type", "trains"),
+    [
+        ("train", True),
+        ("train.again", True),
+        ("evaluate", False),
+        ("query.size", False),
+        ("", True),
+    ],
+)
+def test_only_training_is_counted(message_type: str, trains: bool) -> None:
+    """Evaluations and queries are no rounds of training; what is unknown counts as one."""
+    assert is_training(make(message_type=message_type)) is trains
+
+
+def test_ledger_counts_an_instruction_once(tmp_path: Path) -> None:
+    """However often an instruction is delivered it is one round, also after a restart."""
+    noon_s = 1_700_000_000.0
+    for _ in range(2):
+        database = Database(tmp_path / "agent.sqlite")
+        ledger = Ledger(database)
+        ledger.participate(make(), now_s=noon_s)
+        database.close()
+    ledger = Ledger(Database(tmp_path / "agent.sqlite"))
+    assert ledger.rounds_today(now_s=noon_s) == 1
+    assert ledger.rounds_today(now_s=noon_s, besides="a") == 0
+    assert ledger.rounds_today(now_s=noon_s + 86_400) == 0
+
+
+def test_ledger_keeps_refusals(tmp_path: Path) -> None:
+    """The owner can see what was refused, the newest first."""
+    ledger = Ledger(Database(tmp_path / "agent.sqlite"))
+    ledger.refuse(make(), "first", now_s=1.0)
+    ledger.refuse(make(), "second", now_s=2.0)
+    assert ledger.refusals() == [(2.0, "digits", "second"), (1.0, "digits", "first")]
