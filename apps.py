@@ -11,6 +11,7 @@ import io
 import os
 import stat
 import sys
+import traceback
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .config import FILE_NAME, Config, load_config
-from .errors import AppError
+from .errors import AppError, MeadowError
 from .flower_app import FlowerApp, read_flower_app
+from .settings_sources import given_by_environment
 from .task import Task
 
 __all__ = ["APP_BYTES_MAX", "APP_FILES_MAX", "App", "content_hash", "pack", "unpack"]
@@ -45,7 +47,8 @@ class App:
     config: Config | None = None
     flower: FlowerApp | None = None
     settings: tuple[str, ...] = field(default=())
-    """The overrides ("run.rounds=5") that `config` or `flower` already contains."""
+    """What the environment and the overrides say, as overrides ("run.rounds=5"): in another
+    environment they give the same `config` or `flower`."""
 
     @classmethod
     def load(
@@ -64,10 +67,12 @@ class App:
         path = Path(folder).resolve()
         if not path.is_dir():
             raise AppError(f"{folder} is not a folder; an app is a folder with {FILE_NAME}")
-        config, flower = None, None
+        config, flower, settings = None, None, tuple(overrides)
         if (path / FILE_NAME).is_file():
             environment = os.environ if environ is None else environ
             config = load_config(path / FILE_NAME, environ=environment, overrides=overrides)
+            given = given_by_environment(Config, environment).items()
+            settings = (*(f"{key}={said.value}" for key, said in given), *settings)
         elif (path / "pyproject.toml").is_file():
             flower = read_flower_app(path / "pyproject.toml", overrides=overrides)
         else:
@@ -81,7 +86,7 @@ class App:
             sha256=content_hash(path),
             config=config,
             flower=flower,
-            settings=tuple(overrides),
+            settings=settings,
         )
 
     def load_task(self) -> Task:
@@ -115,13 +120,25 @@ class App:
             if isinstance(error, ModuleNotFoundError):
                 remedy = f"; is {error.name!r} installed, or misspelt?"
             raise AppError(
-                f"{self.folder}: importing {module_name!r} failed: "
-                f"{type(error).__name__}: {error}{remedy}"
+                f"{self.folder}: importing {module_name!r} failed: {self.explain(error)}{remedy}"
             ) from error
         try:
             return getattr(module, attribute)
         except AttributeError:
             raise AppError(f"{self.folder}: {module_name}.py has no {attribute!r}") from None
+
+    def explain(self, error: BaseException) -> str:
+        """Return one line on what the app's code raised, and where in the app that was."""
+        if isinstance(error, MeadowError):
+            return str(error)
+        text = " ".join(traceback.format_exception_only(error)[-1].split())
+        places = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, SyntaxError):
+            places.append((error.filename or "", error.lineno))
+        for file, line in reversed(places):
+            if self.folder in Path(file).parents:
+                return f"{text} ({Path(file).relative_to(self.folder)}, line {line})"
+        return text
 
 
 def _make_importable(folder: Path) -> None:

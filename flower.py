@@ -107,6 +107,12 @@ class TensorArray(Array):
         """Return the values as an array of `shape` that belongs to the caller."""
         return np.array(self.tensor.numpy())
 
+    def deflate(self) -> bytes:
+        """Return what Flower sends: that of a plain `Array`, the only kind that it takes apart."""
+        plain = Array(self.dtype, self.shape, self.stype, self.data)
+        plain.__dict__["_chunks"] = self.slice_array()
+        return plain.deflate()
+
     def __reduce__(self) -> tuple[type[TensorArray], tuple[NDArray[np.generic]]]:
         """Let Ray or `copy` rebuild it from its values: a mapped file stays where it is."""
         return TensorArray, (np.asarray(self.tensor.numpy()),)

@@ -80,7 +80,8 @@ def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
 
     def report(event: Event) -> None:
         about = {"event": event.kind, "at_s": time.time(), "message": event.text}
-        say(format, event.text, **about, **event.detail)
+        text = "".join(c if c.isprintable() else "?" for c in event.text)  # a server's words
+        say(format, text, **about, **event.detail)
 
     async def serve() -> None:
         agent = Agent(dir, report=report)

@@ -14,33 +14,55 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from .output import Format
+from .sentences import sentence_of
 
 __all__ = ["RunView", "amount"]
 
 ROWS_SHOWN = 12
+WIDE_COLUMNS = 100
+"""From this width on there is room for the bytes, too."""
+FAILURES_TOLD_MAX = 5
+"""Failed clients that are told in a round; the round's line counts them all."""
+PARTS = ("train", "evaluate", "server")
 
 
 class RunView:
     """Shows the events of one run, whoever sends them."""
 
     def __init__(self, title: str, *, format: Format = Format.TEXT) -> None:
-        self._title = title
         self._format = format
-        self._terminal = format is Format.TEXT and sys.stdout.isatty()
+        self._title = title
         self._rows: list[Mapping[str, Any]] = []
-        self._note = "waiting for clients"
-        self._status = "running"
-        self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("rounds"), TimeRemainingColumn(),
-        )  # fmt: skip
-        self._task = self._progress.add_task(title, total=None)
-        self._live = Live(console=Console(), auto_refresh=False) if self._terminal else None
         self._rounds: int | None = None
+        self._failures: tuple[Any, int] = (None, 0)
+        """A round, and how many failed clients of it were told."""
+        self._note = "starting"
+        self._progress = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+        )
+        self._task = self._progress.add_task(title, total=None)
+        self._console = Console(highlight=False)
+        self._live: Live | None = None
+        if format is Format.TEXT and sys.stdout.isatty():
+            self._live = Live(
+                console=self._console, get_renderable=self._render, refresh_per_second=8
+            )
 
     def __enter__(self) -> RunView:
         if self._live is not None:
@@ -54,7 +76,7 @@ class RunView:
         trace: TracebackType | None,
     ) -> None:
         if self._live is not None:
-            self._live.update(self._render(), refresh=True)
+            self._progress.stop_task(self._task)
             self._live.__exit__(kind, error, trace)
 
     def show(self, kind: str, detail: Mapping[str, Any]) -> None:
@@ -62,16 +84,20 @@ class RunView:
         if self._format is Format.JSON:
             print(json.dumps({"event": kind, **detail}, default=str), flush=True)
             return
-        line = self._take(kind, detail)
-        if self._live is not None:
-            self._live.update(self._render(), refresh=True)
-        elif line:
-            print(line, flush=True)
+        lasting = self._take(kind, detail)
+        if lasting and self._live is None:
+            print(lasting, flush=True)
+        elif lasting and kind != "round_committed":
+            self._console.print(lasting, markup=False, soft_wrap=True)  # stays above the table
 
     def _take(self, kind: str, detail: Mapping[str, Any]) -> str | None:
+        """Remember what the table and the note need; return a line that is to stay."""
         if kind == "ready":
             self._rounds = detail.get("rounds") or None
             self._progress.update(self._task, total=self._rounds)
+            return None
+        if kind == "round_started":
+            self._note = f"round {detail.get('round')}: {detail.get('clients')} clients train"
             return None
         if kind == "round_committed":
             self._rows.append(detail)
@@ -79,49 +105,66 @@ class RunView:
             self._progress.update(self._task, completed=detail["round"])
             return _round_line(detail, self._rounds)
         if kind == "status":
-            self._status = str(detail.get("status"))
+            self._note = ""
             cause = f": {detail['cause']}" if detail.get("cause") else ""
-            self._note = f"{self._status}{cause}"
-            return f"{self._title} is {self._note}"
-        text = _sentence(kind, detail)
-        if text:
-            self._note = text
-        return text
+            return f"{self._title} is {detail.get('status')}{cause}"
+        if kind in ("client_failed", "update_refused", "evaluation_refused"):
+            return self._failure(kind, detail)
+        return sentence_of(kind, detail)
+
+    def _failure(self, kind: str, detail: Mapping[str, Any]) -> str | None:
+        known_round, told = self._failures
+        told = told + 1 if known_round == detail.get("round") else 1
+        self._failures = detail.get("round"), told
+        if told > FAILURES_TOLD_MAX + 1:
+            return None
+        if told > FAILURES_TOLD_MAX:
+            return f"round {detail.get('round')}: more clients failed"
+        return sentence_of(kind, detail)
 
     def _render(self) -> RenderableType:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        names = sorted({name for row in self._rows for name in _metrics(row)})
-        for heading in ("round", "clients", *names, "seconds", "sent", "received"):
+        below = Group(self._progress, f"  {self._note}")
+        return Group(self._table(), below) if self._rows else below
+
+    def _table(self) -> Table:
+        wide = self._console.width >= WIDE_COLUMNS
+        table = Table(
+            box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold"
+        )
+        names = _metric_names(self._rows)
+        table.add_column("round", justify="right")
+        table.add_column("clients", justify="right")
+        for part, name in names:
+            table.add_column(f"{part}\n{name}", justify="right")
+        for heading in ("seconds", *(("sent", "received") if wide else ())):
             table.add_column(heading, justify="right")
         for row in self._rows[-ROWS_SHOWN:]:
-            metrics = _metrics(row)
-            table.add_row(
-                str(row["round"]),
-                _clients(row),
-                *(_number(metrics.get(name)) for name in names),
-                f"{row.get('duration_s') or 0:.2f}",
-                amount(row.get("bytes_sent") or 0),
-                amount(row.get("bytes_received") or 0),
-            )
-        return Group(table, self._progress, self._note)
+            cells = [str(row["round"]), _clients(row)]
+            cells += [_number((row.get(part) or {}).get(name)) for part, name in names]
+            cells += [f"{row.get('duration_s') or 0:.2f}"]
+            cells += [amount(row.get(key) or 0) for key in ("bytes_sent", "bytes_received") if wide]
+            table.add_row(*cells)
+        return table
 
 
-def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return a round's metrics under short names: central ones first, then the clients'."""
-    found: dict[str, float] = {}
-    for part in ("train", "evaluate", "server"):
-        for name, value in (row.get(part) or {}).items():
-            if isinstance(value, int | float):
-                found[f"{part} {name}"] = value
-    return found
+def _metric_names(rows: list[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return (part, metric) of all rows: what clients measured, then the server; loss first."""
+    found = {(part, name) for row in rows for part in PARTS for name in row.get(part) or {}}
+    return sorted(found, key=lambda each: (PARTS.index(each[0]), each[1] != "loss", each[1]))
 
 
 def _round_line(row: Mapping[str, Any], rounds: int | None) -> str:
     total = f"/{rounds}" if rounds else ""
-    metrics = "  ".join(f"{name} {_number(value)}" for name, value in _metrics(row).items())
-    moved = f"{amount(row.get('bytes_sent') or 0)} out, {amount(row.get('bytes_received') or 0)} in"
-    seconds = row.get("duration_s") or 0
-    return f"round {row['round']}{total}  clients {_clients(row)}  {metrics}  {seconds:.2f} s  {moved}"
+    parts = [f"round {row['round']}{total}"]
+    for part in PARTS:
+        names = [name for which, name in _metric_names([row]) if which == part]
+        metrics = [f"{name} {_number(row[part][name])}" for name in names]
+        parts += [" ".join([part, *metrics])] if metrics else []
+    parts.append(f"clients {_clients(row)}")
+    parts.append(f"{row.get('duration_s') or 0:.2f} s")
+    parts.append(f"{amount(row.get('bytes_sent') or 0)} out")
+    parts.append(f"{amount(row.get('bytes_received') or 0)} in")
+    return "  ".join(parts)
 
 
 def _clients(row: Mapping[str, Any]) -> str:
@@ -130,23 +173,9 @@ def _clients(row: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _sentence(kind: str, detail: Mapping[str, Any]) -> str | None:
-    if kind == "update_refused":
-        return f"round {detail.get('round')}: update of client {detail.get('client')} refused: " + str(
-            detail.get("reason")
-        )
-    if kind in ("client_failed", "failure"):
-        return f"round {detail.get('round')}: client {detail.get('client')} failed: " + str(
-            detail.get("reason")
-        )
-    if kind == "waiting":
-        return f"waiting for clients: {detail.get('connected', '?')} of {detail.get('needed', '?')}"
-    if kind == "worker_died":
-        return f"the run worker died ({detail.get('how')}); it is started again"
-    return None
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
 
 
 def amount(size_bytes: float) -> str:

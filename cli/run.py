@@ -48,7 +48,7 @@ def submit(
     loaded = App.load(folder, overrides=settings or [])
     archive = pack(loaded.folder)
     with admin_stub(dir, admin) as stub:
-        run = stub.Submit(_pieces(archive, loaded.name, settings or []), timeout=120)
+        run = stub.Submit(_pieces(archive, loaded), timeout=120)
         say(
             format,
             f"run {run.id} of {run.app} ({run.sha256[:12]}) is {run.status}",
@@ -61,8 +61,8 @@ def submit(
             _follow(stub, run.id, format)
 
 
-def _pieces(archive: bytes, name: str, settings: list[str]) -> Iterator[pb.SubmitMessage]:
-    opened = pb.SubmitOpen(size_bytes=len(archive), name=name, settings=settings)
+def _pieces(archive: bytes, app: App) -> Iterator[pb.SubmitMessage]:
+    opened = pb.SubmitOpen(size_bytes=len(archive), name=app.name, settings=app.settings)
     yield pb.SubmitMessage(open=opened)
     for start in range(0, len(archive), ZIP_CHUNK_BYTES):
         yield pb.SubmitMessage(zip=archive[start : start + ZIP_CHUNK_BYTES])
@@ -201,7 +201,7 @@ def follow_and_pull(
     loaded = App.load(folder, overrides=settings)
     archive = pack(loaded.folder)
     with admin_stub(server_dir, None) as stub:
-        run = stub.Submit(_pieces(archive, loaded.name, settings), timeout=120)
+        run = stub.Submit(_pieces(archive, loaded), timeout=120)
         _follow(stub, run.id, format)
         _receive(stub.Pull(pb.PullRequest(run_id=run.id)), out)
     return dict(json.loads((out / "summary.json").read_text()))

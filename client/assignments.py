@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from ..errors import LimitError
 from ..transport.fleet_pb2 import AgentMessage, Cancel, Instruction, Progress, Reply
 from .delivery import Deliveries
 from .events import Event, Report
@@ -14,6 +15,7 @@ from .uplink import Uplink
 __all__ = ["INSTRUCTIONS_MAX", "Assignments"]
 
 INSTRUCTIONS_MAX = 64
+ID_CHARS_MAX = 200
 CANCEL_GRACE_S = 2.0
 """Work that ends this soon after it was cancelled is let end: a new process takes longer."""
 LEASE_BEATS = 4
@@ -51,8 +53,14 @@ class Assignments:
         self.lease_s = 60.0
 
     async def accept(self, instruction: Instruction) -> None:
-        """Take an instruction, unless it is in hand already."""
+        """Take an instruction, unless it is in hand already.
+
+        Raises:
+            LimitError: its id is none, or too long to be kept.
+        """
         id_ = instruction.id
+        if not 0 < len(id_) <= ID_CHARS_MAX:
+            raise LimitError(f"an instruction's id of {len(id_)} characters, not 1-{ID_CHARS_MAX}")
         current = self._current is not None and self._current.id == id_
         if current or id_ in self._queued or id_ in self._deliveries:
             return

@@ -87,14 +87,11 @@ class Deliveries:
             else:
                 await _first_of(confirmed, connection.lost)
         await asyncio.to_thread(self._state.acknowledge, reply.instruction_id)
-        if confirmed.is_set() and reply.refused and not reply.envelope.HasField("error"):
+        failed = bool(reply.refused) or reply.envelope.HasField("error")
+        if confirmed.is_set() and not failed:
             what = "update" if blobs_of(reply.envelope) else "answer"
-            detail: dict[str, str | int | float] = {
-                "instruction": reply.instruction_id,
-                "bytes": size,
-            }
             text = f"{label}: {what} sent {size_text(size)}"
-            self._report(Event(kind="sent", text=text, detail=detail))
+            self._report(Event(kind="sent", text=text, detail={"bytes": size}))
 
     async def _upload(self, connection: Connection, reply: Reply, run_id: int) -> int:
         """Send the reply's files; return how many bytes they and the reply are."""

@@ -7,7 +7,10 @@ from datetime import UTC, datetime
 from ..transport.fleet_pb2 import Instruction
 from .database import Database
 
-__all__ = ["Ledger"]
+__all__ = ["REFUSALS_MAX", "Ledger"]
+
+REFUSALS_MAX = 10_000
+APP_CHARS_MAX = 100
 
 
 class Ledger:
@@ -42,11 +45,15 @@ class Ledger:
         return int(str(row[0]))
 
     def refuse(self, instruction: Instruction, reason: str, *, now_s: float) -> None:
-        """Record what was refused, and why."""
+        """Record what was refused, and why; the newest `REFUSALS_MAX` are kept."""
         with self._database.transaction() as rows:
             rows.execute(
                 "INSERT INTO refusals (instruction_id, app, at_s, reason) VALUES (?, ?, ?, ?)",
-                (instruction.id, instruction.app.name, now_s, reason),
+                (instruction.id, instruction.app.name[:APP_CHARS_MAX], now_s, reason),
+            )
+            rows.execute(
+                "DELETE FROM refusals WHERE number <= (SELECT max(number) FROM refusals) - ?",
+                (REFUSALS_MAX,),
             )
 
     def refusals(self, limit: int = 10) -> list[tuple[float, str, str]]:

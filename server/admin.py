@@ -152,7 +152,7 @@ class AdminService(AdminServicer):
         def lay_out() -> App:
             shutil.rmtree(folder, ignore_errors=True)
             unpack(archive, folder / "app")
-            return App.load(folder / "app", overrides=settings)
+            return App.load(folder / "app", overrides=settings, environ={})
 
         try:
             app = await asyncio.to_thread(lay_out)

@@ -68,7 +68,7 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
         status, cause = "failed", str(error)
     except Exception as error:  # the app's own code may raise anything
         folder.event("traceback", {"text": _traceback(error)})
-        status, cause = "failed", f"the app raised {type(error).__name__}: {error}"
+        status, cause = "failed", f"the app raised {app.explain(error)}"
     duration_s = time.monotonic() - begun_s
     return folder.finish(status=status, cause=cause, result=result, duration_s=duration_s)
 

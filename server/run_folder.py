@@ -151,6 +151,7 @@ class RunFolder:
             link.unlink(missing_ok=True)
             os.link(params_path, link)
             os.replace(link, target)
+            link.unlink(missing_ok=True)  # POSIX: replacing a file by itself leaves both names
         except OSError as error:
             raise StoreError(f"{target} cannot be written: {error.strerror}") from error
 
@@ -224,9 +225,10 @@ class RunFolder:
         for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
                 found = json.loads(line)
-            except ValueError:
+                is_later = found["round"] > last
+            except (ValueError, TypeError, KeyError):
                 break  # the line that the crash cut
-            if found["round"] > last:
+            if is_later:
                 break
             rows.append(found)
         if row is not None and (not rows or rows[-1]["round"] < last):

@@ -50,7 +50,9 @@ class SimulationGrid(Grid):
         run_id: int,
         run_config: Mapping[str, bool | int | float | str],
         on_traceback: Callable[[int, str], None] = lambda node_id, text: None,
+        explain: Callable[[Exception], str] = lambda error: f"{type(error).__name__}: {error}",
     ) -> None:
+        """`on_traceback` hears what a client's exception was, `explain` makes one line of it."""
         self._client_app = client_app
         self._clients = clients
         self._run = Run.create_empty(run_id)
@@ -58,6 +60,7 @@ class SimulationGrid(Grid):
         self._states: dict[int, RecordDict] = {}
         self._waiting: OrderedDict[str, Message] = OrderedDict()
         self._on_traceback = on_traceback
+        self._explain = explain
         self._messages = 0
         self._stopping = False
         self._traffic = _Traffic()
@@ -159,8 +162,7 @@ class SimulationGrid(Grid):
             reply = self._client_app(message, context)
         except Exception as error:  # a client app may raise anything
             self._on_traceback(node_id, traceback.format_exc())
-            reason = traceback.format_exception_only(error)[-1].strip()
-            reply = Message(Error(APP_RAISED, reason), reply_to=message)
+            reply = Message(Error(APP_RAISED, self._explain(error)), reply_to=message)
         else:
             self._states[node_id] = context.state
         set_message_id(reply, f"{message.metadata.message_id}-r")

@@ -20,15 +20,16 @@ from ..errors import AppError, ConfigError
 from ..flower import identify_process
 from ..server.execute import execute, resolved_toml, rounds_of, run_config_of
 from ..server.run_folder import RunFolder
+from ..transport.durable import write_file
 from .grid import SimulationGrid
 
-__all__ = ["default_folder", "simulate"]
+__all__ = ["default_folder", "resume", "simulate"]
 
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 FLOWER_CLIENTS = 10
 RUN_ID = 1
 ORIGIN = "origin.json"
-"""In the run folder: which app it is of, so that the run can go on."""
+"""In the run folder: which app it is of, under which settings, so that the run can go on."""
 
 
 def simulate(
@@ -49,17 +50,18 @@ def simulate(
     if clients is not None and (Path(app_folder) / "meadow.toml").is_file():
         overrides = [*overrides, f"simulation.clients={clients}"]
     app = App.load(app_folder, overrides=overrides)
+    client = _client_app(app)  # before there is a folder: an app that does not load leaves none
     folder = Path(out) if out is not None else default_folder(app.name)
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is not empty; continue that run with --resume {folder}, or give another "
-            "--out"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_empty(folder)
     count = app.config.simulation.clients if app.config else clients or FLOWER_CLIENTS
-    origin = {"app": str(app.folder), "settings": list(overrides), "clients": count}
-    (folder / ORIGIN).write_text(json.dumps({**origin, "sha256": app.sha256}, indent=1))
-    return _run(app, folder, clients=count, on_event=on_event)
+    origin = {
+        "app": str(app.folder),
+        "sha256": app.sha256,
+        "settings": list(app.settings),
+        "clients": count,
+    }
+    write_file(folder / ORIGIN, json.dumps(origin, indent=1).encode())
+    return _run(app, client, folder, clients=count, on_event=on_event)
 
 
 def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> di
     """
     try:
         origin = json.loads((folder / ORIGIN).read_text())
-        app = App.load(Path(origin["app"]), overrides=origin["settings"])
+        app = App.load(Path(origin["app"]), overrides=origin["settings"], environ={})
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{folder} cannot be resumed: it is not the folder of a simulation ({error})"
@@ -80,7 +82,20 @@ def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> di
             f"{folder} cannot be resumed: the app {app.folder} was changed since; "
             "undo the change, or simulate anew"
         )
-    return _run(app, folder, clients=origin["clients"], on_event=on_event)
+    return _run(app, _client_app(app), folder, clients=origin["clients"], on_event=on_event)
+
+
+def _make_empty(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = next(folder.iterdir(), None)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be the run's folder: {error.strerror}") from None
+    if found is not None:
+        raise ConfigError(
+            f"{folder} is not empty; continue that run with --resume {folder}, or give another "
+            "--out"
+        )
 
 
 def default_folder(name: str) -> Path:
@@ -88,7 +103,9 @@ def default_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-def _run(app: App, folder: Path, *, clients: int, on_event: OnEvent) -> dict[str, Any]:
+def _run(
+    app: App, client: ClientApp, folder: Path, *, clients: int, on_event: OnEvent
+) -> dict[str, Any]:
     identify_process(run_id=RUN_ID, node_id=0)
     run_folder = RunFolder(folder, config_toml=resolved_toml(app), on_event=on_event)
 
@@ -96,11 +113,12 @@ def _run(app: App, folder: Path, *, clients: int, on_event: OnEvent) -> dict[str
         run_folder.event("traceback", {"client": node_id, "text": text[-4000:]})
 
     grid = SimulationGrid(
-        _client_app(app),
+        client,
         clients=clients,
         run_id=RUN_ID,
         run_config=run_config_of(app),
         on_traceback=tell,
+        explain=app.explain,
     )
     run_folder.keep_client_states(grid.save_states, grid.load_states)
     on_event("ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": clients})

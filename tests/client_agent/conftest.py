@@ -20,11 +20,12 @@ from meadow.transport.blobs import blob_path
 from meadow.transport.entries import pack_entries
 from meadow.transport.tensors import TensorFile, write_tensors
 
-from .fake_fleet import FakeFleet
+from .fake_fleet import PATIENCE_S, FakeFleet
 
 COUNTING_APP = '''
 """Counts how often it was executed, in Context.state, and adds that to the params."""
 import os
+import signal
 from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -40,6 +41,9 @@ def answer(message, context):
         if left:
             file.write_text(str(left - 1))
             os.kill(os.getpid(), 9)
+    if "wait" in context.node_config:
+        Path(context.node_config["wait"]).write_text(str(os.getpid()))
+        signal.pause()
     if context.run_config.get("raise"):
         raise ValueError("no data today")
     arrays = message.content["arrays"]
@@ -84,6 +88,7 @@ class Client:
         self.directory.mkdir()
         self.configure()
         self.events: list[Event] = []
+        self._said = asyncio.Event()
         self._blobs = 0
 
     def configure(self, text: str = "") -> None:
@@ -98,7 +103,18 @@ class Client:
 
     def agent(self, trainer: Trainer | None = None) -> Agent:
         """Return an agent on the folder; its events are collected."""
-        return Agent(self.directory, trainer=trainer, report=self.events.append)
+        return Agent(self.directory, trainer=trainer, report=self._hear)
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        self._said.set()
+
+    async def hear(self, kind: str, count: int = 1) -> None:
+        """Wait until the agent has said something of a kind so often."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.texts(kind)) < count:
+                self._said.clear()
+                await self._said.wait()
 
     @asynccontextmanager
     async def running(self, trainer: Trainer | None = None) -> AsyncIterator[asyncio.Task[None]]:

@@ -45,6 +45,8 @@ class FakeFleet(FleetServicer):
         self.upload_breaks_after_bytes: int | None = None
         self.download_breaks_after_bytes: int | None = None
         self.revoked = False
+        self.gone: set[str] = set()
+        self.blob_bytes_max = 1 << 40
         self._streams: list[asyncio.Queue[pb.ServerMessage | None]] = []
         self._server: grpc.aio.Server | None = None
 
@@ -179,6 +181,11 @@ class FakeFleet(FleetServicer):
     ) -> pb.UploadState:
         opened = (await anext(requests)).open
         self.uploads.append((opened.blob.id, opened.offset))
+        if opened.instruction_id in self.gone:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "the instruction is not open")
+        if opened.blob.size_bytes > self.blob_bytes_max:
+            text = f"{opened.blob.size_bytes} bytes exceeds {self.blob_bytes_max}"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         with Receiver(self.received, opened.blob, size_max=1 << 40) as receiver:
             if receiver.complete:
                 receiver.finish()

@@ -1,0 +1,38 @@
+"""A model of random float32 params, and a step that adds a constant of the client's own.
+
+The size in MB is in MODEL_MB of the environment, 100 if unset. Nothing repeats, so nothing can be
+saved by sending
+once what is the same everywhere.
+"""
+
+import os
+
+import meadow
+import torch
+from torch import nn
+
+MODEL_MB = int(os.environ.get("MODEL_MB", "100"))
+
+
+class Vector(nn.Module):
+    """One tensor; its outputs are the inputs times its sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(MODEL_MB * 250_000))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.values.sum()
+
+
+def identity(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs
+
+
+def load_client(site: meadow.Site) -> meadow.ClientData:
+    # The gradient of one step is this input, for every param.
+    one = torch.tensor([0.001 * (site.index + 1)])
+    return meadow.ClientData(train=(one, torch.zeros(1)))
+
+
+task = meadow.Task(model=Vector, loss=identity, client_data=load_client)

@@ -1,0 +1,51 @@
+"""A run's events as sentences for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["sentence_of"]
+
+Detail = Mapping[str, Any]
+
+
+def sentence_of(kind: str, detail: Detail) -> str | None:
+    """Return what an event means; None for events that only programs care about."""
+    write = _SENTENCES.get(kind)
+    return None if write is None else write(detail)
+
+
+def _of_client(detail: Detail) -> str:
+    return f"round {detail.get('round')}: client {detail.get('client')}"
+
+
+def _refused(what: str) -> Callable[[Detail], str]:
+    def write(detail: Detail) -> str:
+        reason = f"{detail.get('field') or ''} {detail.get('reason')}".strip()
+        return f"{_of_client(detail)}: {what} refused: {reason}"
+
+    return write
+
+
+def _clipped(detail: Detail) -> str:
+    return (
+        f"{_of_client(detail)}: update clipped from norm {detail.get('norm'):g} to "
+        f"{detail.get('norm_max'):g}"
+    )
+
+
+_SENTENCES: Mapping[str, Callable[[Detail], str]] = {
+    "checkpoint_damaged": lambda d: (
+        f"{d.get('file')} is damaged ({d.get('reason')}); going back to the checkpoint before it"
+    ),
+    "client_failed": lambda d: f"{_of_client(d)} failed: {d.get('reason')}",
+    "early_stopped": lambda d: f"stopped early: {d.get('cause')}",
+    "evaluation_refused": _refused("evaluation"),
+    "resumed": lambda d: f"going on after round {d.get('round')}",
+    "stopping": lambda d: f"stopping after {d.get('after')}",
+    "update_clipped": _clipped,
+    "update_refused": _refused("update"),
+    "waiting": lambda d: f"waiting for clients: {d.get('connected')} of {d.get('needed')}",
+    "worker_died": lambda d: f"the run worker died ({d.get('how')}); it is started again",
+}

@@ -1,0 +1,1 @@
+"""Attacks over the real thing: a daemon, mutual TLS, a run worker, and clients that misbehave."""

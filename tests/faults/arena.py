@@ -1,0 +1,208 @@
+"""A run whose rounds a test plays by hand: two honest clients, and whoever else is let in.
+
+Each client's update is one-hot: client number i adds 1 to slot i of the params. All weights are 1,
+so a round's change times the number of updates says exactly who counted, and how often.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meadow.apps import pack
+from meadow.transport import fleet_pb2 as pb
+from meadow.transport.tensors import TensorFile
+
+from .live_server import CALL_S, LiveServer
+from .raw_client import RawClient, Stream
+
+SLOTS = 8
+TASK = f'''
+"""A model that is one vector; its loss is never computed."""
+import meadow, torch
+
+class Slots(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slots = torch.nn.Parameter(torch.zeros({SLOTS}))
+        self.counts = torch.nn.Parameter(torch.zeros(2, 3))
+
+task = meadow.Task(model=Slots, loss=lambda outputs, targets: outputs, client_data=lambda site: None)
+'''
+TOML = """
+[run]
+rounds = 1000
+min_clients = 2
+[evaluation]
+every = 0
+"""
+Act = Callable[[RawClient, pb.Instruction], object]
+FINAL = ("finished", "stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What came of a round."""
+
+    number: int
+    clients: int
+    change: np.ndarray
+    """Of the slots."""
+    events: list[tuple[str, dict[str, Any]]]
+
+    @property
+    def counted(self) -> list[float]:
+        """How often each slot's client counted."""
+        return [float(value) for value in self.change * self.clients]
+
+    def told(self, kind: str) -> dict[str, Any]:
+        """Return the one event of a kind."""
+        (detail,) = (detail for each, detail in self.events if each == kind)
+        return detail
+
+
+def submit(server: LiveServer, folder: Path, *settings: str) -> pb.Run:
+    """Submit the app of slots; its folder is what clients have to install."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "task.py").write_text(TASK)
+    (folder / "meadow.toml").write_text(TOML)
+    archive = pack(folder)
+    opened = pb.SubmitOpen(size_bytes=len(archive), name=folder.name, settings=settings)
+    messages = [pb.SubmitMessage(open=opened), pb.SubmitMessage(zip=archive)]
+    return server.admin.Submit(iter(messages), timeout=CALL_S)
+
+
+class Arena:
+    """One run on one server; `play` plays the next round."""
+
+    def __init__(self, server: LiveServer, folder: Path, *settings: str) -> None:
+        self.server, self.folder = server, folder
+        self.honest = [RawClient(server, f"{folder.name}-honest-{i}", folder) for i in range(2)]
+        for client in self.honest:
+            client.connect()
+        self.run = submit(server, folder / "slots", *settings)
+        self.number = 0
+        self._events: list[tuple[str, dict[str, Any]]] = []
+        self._heard = threading.Condition()
+        self._next: dict[str, pb.Instruction] = {}
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        import json
+
+        import grpc
+
+        try:
+            for event in self.server.admin.Watch(pb.RunId(id=self.run.id)):
+                with self._heard:
+                    self._events.append((event.kind, json.loads(event.json)))
+                    self._heard.notify_all()
+        except grpc.RpcError:
+            pass  # the server has been closed
+
+    def close(self) -> None:
+        """Let the honest clients go."""
+        for client in self.honest:
+            client.close()
+
+    @property
+    def params(self) -> dict[str, np.ndarray]:
+        """The params of the last round, zeros before the first."""
+        path = self.model
+        if not path.exists():
+            return {"slots": np.zeros(SLOTS, np.float32), "counts": np.zeros((2, 3), np.float32)}
+        file = TensorFile.open(path, size_max=1 << 20)
+        return {name: tensor.numpy().copy() for name, tensor in file.tensors.items()}
+
+    @property
+    def model(self) -> Path:
+        """The file of the last committed params."""
+        return self.server.folder / "runs" / str(self.run.id) / "model.safetensors"
+
+    def digest(self) -> str:
+        """Return the hash of the last committed params."""
+        return sha256(self.model.read_bytes()).hexdigest()
+
+    def one_hot(self, slot: int, value: float = 1.0) -> dict[str, np.ndarray]:
+        """Return the present params with `value` added to one slot."""
+        params = self.params
+        params["slots"][slot] += value
+        return params
+
+    def wait_for(self, kind: str, since: int, **values: Any) -> dict[str, Any]:
+        """Wait for an event of a kind with these values; a run that fails meanwhile is an error."""
+
+        def found() -> dict[str, Any] | None:
+            for each, detail in self._events[since:]:
+                assert each != "status" or detail["status"] not in FINAL, detail
+                if each == kind and values.items() <= detail.items():
+                    return detail
+            return None
+
+        with self._heard:
+            self._heard.wait_for(found, CALL_S)
+            detail = found()
+        assert detail is not None, f"no {kind} {values} among {self._events[since:]}"
+        return detail
+
+    # ------------------------------------------------------------------ rounds
+
+    def play(self, *acts: tuple[RawClient, Act]) -> Played:
+        """Play a round: each guest acts, then the honest clients answer.
+
+        Whatever a guest's act does, the round is brought to its end; its exception is raised then.
+        """
+        while True:
+            instructions = [self._instruction(client) for client in self.honest]
+            if instructions[0].cohort_clients == len(self.honest) + len(acts):
+                break
+            self._finish(instructions)  # drawn before the guests were there
+        failure: BaseException | None = None
+        for client, act in acts:
+            instruction = self._guest_instruction(client)
+            try:
+                act(client, instruction)
+            except BaseException as error:
+                failure = failure or error
+                self._settle(client, instruction)
+        played = self._finish(instructions)
+        if failure is not None:
+            raise failure
+        return played
+
+    def _instruction(self, client: RawClient) -> pb.Instruction:
+        assert client.stream is not None
+        return client.stream.next("instruction")
+
+    def _guest_instruction(self, client: RawClient) -> pb.Instruction:
+        while True:
+            instruction = self._instruction(client)
+            if instruction.envelope.metadata.group_id == str(self.number + 1):
+                return instruction
+
+    def _settle(self, client: RawClient, instruction: pb.Instruction) -> None:
+        """Answer for a guest whose act failed, so that the round can end."""
+        refusal = pb.Reply(instruction_id=instruction.id, refused="the test failed")
+        stream = client.stream if client.stream and client.stream.call.is_active() else None
+        (stream or client.connect()).send(pb.AgentMessage(reply=refusal))
+
+    def _finish(self, instructions: list[pb.Instruction]) -> Played:
+        since, before = len(self._events), self.params
+        for slot, (client, instruction) in enumerate(zip(self.honest, instructions, strict=True)):
+            params = {name: values.copy() for name, values in before.items()}
+            params["slots"][slot] += 1
+            client.update(instruction.id, **params)
+        self.number += 1
+        row = self.wait_for("round_committed", since, round=self.number)
+        change = self.params["slots"] - before["slots"]
+        mine = [e for e in self._events if e[1].get("round") == self.number]
+        return Played(number=self.number, clients=row["clients"], change=change, events=mine)
+
+
+__all__ = ["SLOTS", "Act", "Arena", "Played", "Stream", "submit"]

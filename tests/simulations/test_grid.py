@@ -1,0 +1,156 @@
+"""`SimulationGrid`: a Flower Grid whose clients live in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from meadow.flower import identify_process
+from meadow.simulations.grid import SimulationGrid
+
+identify_process(run_id=1, node_id=0)
+
+app = ClientApp()
+
+
+@app.query()
+def echo(message: Message, context: Context) -> Message:
+    """Answer with what was asked, who answers, and how often it did before."""
+    calls = context.state.metric_records.get("calls", MetricRecord({"count": 0}))
+    context.state["calls"] = MetricRecord({"count": calls["count"] + 1})  # type: ignore[operator]
+    context.state["memory"] = ArrayRecord([np.full(3, context.node_id, np.float32)])
+    if "fail" in message.content:
+        raise ValueError("the site is closed")
+    answer = MetricRecord(
+        {
+            "node": context.node_id,
+            "index": int(str(context.node_config["partition-id"])),
+            "count": int(str(context.node_config["num-partitions"])),
+            "calls": calls["count"],
+        }
+    )
+    return Message(RecordDict({"answer": answer, **message.content}), reply_to=message)
+
+
+@pytest.fixture
+def grid() -> SimulationGrid:
+    """Three clients."""
+    return SimulationGrid(app, clients=3, run_id=1, run_config={"rate": 0.5})
+
+
+def ask(*nodes: int, **records: Any) -> list[Message]:
+    return [Message(RecordDict(records), node, "query", group_id="7") for node in nodes]
+
+
+def answers(grid: Grid, messages: list[Message]) -> list[dict[str, Any]]:
+    return [dict(reply.content["answer"]) for reply in grid.send_and_receive(messages)]
+
+
+def test_clients_are_numbered_from_one(grid: SimulationGrid) -> None:
+    """Node ids are 1 to n, and each client knows its place by Flower's names."""
+    assert list(grid.get_node_ids()) == [1, 2, 3]
+    got = answers(grid, ask(3, 1))
+    assert [(a["node"], a["index"], a["count"]) for a in got] == [(3, 2, 3), (1, 0, 3)]
+
+
+def test_replies_belong_to_their_messages(grid: SimulationGrid) -> None:
+    """A reply names its message, its sender and its group, and has an id of its own."""
+    messages = ask(2, 3)
+    replies = list(grid.send_and_receive(messages))
+    for message, reply in zip(messages, replies, strict=True):
+        assert reply.metadata.reply_to_message_id == message.metadata.message_id != ""
+        assert reply.metadata.src_node_id == message.metadata.dst_node_id
+        assert reply.metadata.group_id == "7"
+    assert len({m.metadata.message_id for m in [*messages, *replies]}) == 4
+
+
+def test_clients_work_when_their_reply_is_asked_for(grid: SimulationGrid) -> None:
+    """Replies stream: no more of them exist than the strategy has taken."""
+    replies = grid.send_and_receive(ask(1, 2, 3))
+    next(iter(replies))
+    assert [bool(grid._states.get(node)) for node in (1, 2, 3)] == [True, False, False]
+
+
+def test_a_client_keeps_its_state(grid: SimulationGrid) -> None:
+    """What a client remembers is its own, from message to message."""
+    for calls in range(3):
+        assert [a["calls"] for a in answers(grid, ask(1))] == [calls]
+    assert [a["calls"] for a in answers(grid, ask(2))] == [0]
+
+
+def test_an_exception_is_an_error_reply(grid: SimulationGrid) -> None:
+    """The reason reaches the server; what the failed message did to the state does not last."""
+    told: list[tuple[int, str]] = []
+    grid = SimulationGrid(
+        app, clients=3, run_id=1, run_config={}, on_traceback=lambda *seen: told.append(seen)
+    )
+    (reply,) = grid.send_and_receive(ask(2, fail=ConfigRecord()))
+    assert reply.has_error()
+    assert reply.error.reason == "ValueError: the site is closed"
+    assert reply.metadata.src_node_id == 2
+    assert told[0][0] == 2 and "in echo" in told[0][1]
+    assert [a["calls"] for a in answers(grid, ask(2))] == [0]
+
+
+def test_a_client_that_is_not_there_is_an_error_reply(grid: SimulationGrid) -> None:
+    """A message to an unknown node does not end the run."""
+    (reply,) = grid.send_and_receive(ask(9))
+    assert reply.has_error() and "there is no client 9" in str(reply.error.reason)
+
+
+def test_push_and_pull(grid: SimulationGrid) -> None:
+    """Flower's two steps work too, in any order, and give each reply once."""
+    first, second = grid.push_messages(ask(1, 2))
+    (reply,) = grid.pull_messages([second])
+    assert reply.metadata.src_node_id == 2
+    replies = list(grid.pull_messages([first, second, "unknown"]))
+    assert [reply.metadata.src_node_id for reply in replies] == [1]
+
+
+def test_bytes_of_tensors_are_counted(grid: SimulationGrid) -> None:
+    """Three clients get and return 100 float32: 1,200 bytes each way, and Flower's .npy header."""
+    record = ArrayRecord([np.zeros(100, np.float32)])
+    list(grid.send_and_receive(ask(1, 2, 3, model=record)))
+    size = sum(len(array.data) for array in record.values())
+    assert (grid.bytes_sent, grid.bytes_received) == (3 * size, 3 * size)
+
+
+def test_states_survive_the_grid(grid: SimulationGrid, tmp_path: Path) -> None:
+    """Saved and loaded states continue where they were, arrays included."""
+    answers(grid, ask(1, 3, 3))
+    saved = grid.save_states(tmp_path / "states")
+    assert set(saved) == {"1", "3"}
+    other = SimulationGrid(app, clients=3, run_id=1, run_config={})
+    other.load_states(tmp_path / "states", saved)
+    assert [a["calls"] for a in answers(other, ask(1, 2, 3))] == [1, 0, 2]
+    fresh = SimulationGrid(app, clients=3, run_id=1, run_config={})
+    fresh.load_states(tmp_path / "states", saved)
+    (memory,) = fresh._states[3].array_records["memory"].to_numpy_ndarrays()
+    assert memory.tolist() == [3, 3, 3]
+
+
+def test_clients_without_state_cost_no_file(tmp_path: Path) -> None:
+    """A task that remembers nothing leaves nothing in the checkpoints."""
+    plain = ClientApp()
+
+    @plain.query()
+    def silent(message: Message, context: Context) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    grid = SimulationGrid(plain, clients=2, run_id=1, run_config={})
+    list(grid.send_and_receive(ask(1, 2)))
+    assert grid.save_states(tmp_path / "states") == {}
+    assert not (tmp_path / "states").exists()
+
+
+def test_a_stop_is_asked_for_once(grid: SimulationGrid) -> None:
+    """The strategy looks between rounds."""
+    assert not grid.is_stopping()
+    grid.stop()
+    assert grid.is_stopping()
