@@ -13,6 +13,7 @@ import stat
 import sys
 import traceback
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -132,7 +133,9 @@ class App:
         if isinstance(error, MeadowError):
             return str(error)
         text = " ".join(traceback.format_exception_only(error)[-1].split())
-        places = [(each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)]
+        places = [
+            (each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)
+        ]
         if isinstance(error, SyntaxError):
             places.append((error.filename or "", error.lineno))
         for file, line in reversed(places):
@@ -163,10 +166,10 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
     total = 0
     for root, names, files in os.walk(folder):
-        names[:] = sorted(n for n in names if n not in _SKIPPED and not n.startswith("."))
+        names[:] = sorted(name for name in names if not _is_skipped(name))
         for name in [*names, *files]:
             path = Path(root, name)
-            if name.startswith(".") or name.endswith((".pyc", ".egg-info")):
+            if _is_skipped(name):
                 continue
             mode = path.lstat().st_mode
             if stat.S_ISDIR(mode):
@@ -181,6 +184,14 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                     "keep data outside of the app's folder"
                 )
     yield from sorted(found)
+
+
+def _is_skipped(*parts: str) -> bool:
+    """Whether one of a path's parts says that it is no part of an app."""
+    return any(
+        part in _SKIPPED or part.startswith(".") or part.endswith((".pyc", ".egg-info"))
+        for part in parts
+    )
 
 
 def content_hash(folder: Path) -> str:
@@ -216,12 +227,23 @@ def pack(folder: Path) -> bytes:
     return buffer.getvalue()
 
 
+UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    NotImplementedError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+)
+
+
 def unpack(data: bytes, folder: Path) -> None:
     """Write an archive's files into a new folder.
 
     Raises:
-        AppError: it is no zip archive, names a path outside of the folder, holds links, or grows
-            beyond the bounds; nothing of it is then kept outside of `folder`.
+        AppError: it is no zip archive, names a path outside of the folder, holds links or files
+            that the app's hash would not cover, or grows beyond the bounds; nothing of it is then
+            kept outside of `folder`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -235,17 +257,17 @@ def unpack(data: bytes, folder: Path) -> None:
             left = APP_BYTES_MAX
             for entry in entries:
                 left -= _unpack_one(archive, entry, folder, left)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+    except UNREADABLE as error:
         raise AppError(f"the app's archive cannot be read: {error}") from None
+    except OSError as error:
+        raise AppError(f"the app's archive cannot be unpacked into {folder}: {error}") from None
 
 
-def _unpack_one(
-    archive: zipfile.ZipFile, entry: zipfile.ZipInfo, folder: Path, left: int
-) -> int:
+def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, folder: Path, left: int) -> int:
     path = PurePosixPath(entry.filename)
     mode = entry.external_attr >> 16
     plain = not stat.S_IFMT(mode) or stat.S_ISREG(mode)
-    suspicious = "\\" in entry.filename or "\0" in entry.filename or ":" in entry.filename
+    suspicious = any(mark in entry.filename for mark in "\\\0:") or _is_skipped(*path.parts)
     if path.is_absolute() or ".." in path.parts or suspicious or not plain or entry.is_dir():
         raise AppError(f"the app's archive names {entry.filename[:200]!r}, which is no plain file")
     target = folder.joinpath(*path.parts)
@@ -256,5 +278,3 @@ def _unpack_one(
             raise AppError(f"the app's archive exceeds {APP_BYTES_MAX >> 20} MiB unpacked")
         file.write(content)
     return len(content)
-
-

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 
-from ..errors import AppError, MeadowError
+from ..errors import AppError, ConfigError, MeadowError
 from .output import Format, FormatOption, say
 
 __all__ = ["Federation", "demo"]
@@ -24,6 +23,8 @@ __all__ = ["Federation", "demo"]
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 START_S = 60.0
 STOP_S = 20.0
+MARKER = ".meadow-demo"
+"""Says that a folder was made by the demo, and may be emptied by the next one."""
 
 
 class Federation:
@@ -32,23 +33,28 @@ class Federation:
     def __init__(self, folder: Path, app: Path) -> None:
         self._folder = folder
         self._app = app
-        self._processes = ExitStack()
+        self._processes: list[subprocess.Popen[bytes]] = []
         self.server_dir = folder / "server"
 
-    def __enter__(self) -> Federation:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._processes.close()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def start_server(self) -> str:
         """Lay out and start a server on free ports; returns its fleet address."""
         _meadow("server", "init", "--dir", str(self.server_dir), "--host", "localhost")
-        log = self._folder / "server.log"
         command = ["server", "start", "--dir", str(self.server_dir)]
         command += ["--fleet-port", "0", "--enroll-port", "0"]
-        process = self._processes.enter_context(_process(command, log))
-        return str(_first_event(process, log, "listening")["fleet"])
+        return str(self._start("server", command, until="listening")["fleet"])
 
     def add_client(self, name: str) -> None:
         """Invite, enrol and start one client."""
@@ -59,53 +65,59 @@ class Federation:
             "--token", "-", "--ca-fingerprint", token["ca_fingerprint"], "--app", str(self._app),
             stdin=token["token"],
         )  # fmt: skip
+        self._start(name, ["client", "start", "--dir", str(folder)], until="connected")
+
+    def _start(self, name: str, command: Sequence[str], *, until: str) -> dict[str, Any]:
+        """Start a process in the background and wait for an event of its."""
         log = self._folder / f"{name}.log"
-        process = self._processes.enter_context(
-            _process(["client", "start", "--dir", str(folder)], log)
-        )
-        _first_event(process, log, "connected")
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "meadow", *command, "--format", "json"],
+                stdout=file, stderr=file, stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the demo, which then ends them in order
+            )  # fmt: skip
+        self._processes.append(process)
+        return _first_event(process, log, until)
 
 
 @contextmanager
-def _process(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "meadow", *arguments, "--format", "json"],
-            stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def _ending_well() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt, so that no process is left behind."""
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _first_event(process: subprocess.Popen[bytes], log: Path, event: str) -> dict[str, Any]:
     """Wait until a process says `event` in its log of JSON lines."""
     deadline_s = time.monotonic() + START_S
+    line = ""
     with log.open() as lines:
         while time.monotonic() < deadline_s:
-            line = lines.readline()
-            if not line.endswith("\n"):
+            line += lines.readline()
+            if not line.endswith("\n"):  # not written yet, or not to its end
                 if process.poll() is not None:
                     break
                 time.sleep(0.02)
                 continue
-            try:
-                said = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(said, dict) and said.get("event") == event:
+            said = _json_object(line)
+            if said.get("event") == event:
                 return said
-    raise MeadowError(f"a process did not start; its last words are in {log}:\n{_tail(log)}")
+            line = ""
+    last = log.read_text(errors="replace").splitlines()[-1:] or ["nothing"]
+    raise MeadowError(f"a process did not start: it said {last[0][:300]!r}; see {log}")
 
 
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+def _json_object(line: str) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except ValueError:  # a library's warning
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _meadow(*arguments: str, stdin: str | None = None) -> dict[str, Any]:
@@ -136,7 +148,7 @@ def demo(
     begun_at_s = time.monotonic()
     settings = [f"run.min_clients={clients}", f"simulation.clients={clients}"]
     settings += [f"run.rounds={rounds}"] if rounds else []
-    with Federation(out.resolve(), app) as federation:
+    with _ending_well(), Federation(out.resolve(), app) as federation:
         say(format, "starting the server ...", event="server_starting")
         address = federation.start_server()
         say(format, f"server      fleet {address}, mutual TLS", event="server", fleet=address)
@@ -150,11 +162,11 @@ def demo(
             )
         summary = follow_and_pull(federation.server_dir, app, settings, out, format)
     seconds = time.monotonic() - begun_at_s
-    final = summary["final"]["server"]
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in final.items())
+    accuracy = summary["final"]["server"]["accuracy"]
     say(
         format,
-        f"done in {seconds:.0f} s: {summary['rounds']} rounds, held-out {scores}\n"
+        f"done in {seconds:.0f} s: after {summary['rounds']} rounds the model reads "
+        f"{accuracy:.1%} of the images that no client has seen\n"
         f"the run folder is {out}: model.safetensors, metrics.jsonl, summary.json, tensorboard/",
         event="done",
         seconds=seconds,
@@ -164,8 +176,8 @@ def demo(
 
 def _clear(out: Path) -> None:
     """Empty the demo's folder, but nothing that is not a demo's."""
-    if out.exists() and any(out.iterdir()) and not (out / "server").is_dir():
-        raise MeadowError(f"{out} is not empty and no demo's folder; give another with --out")
+    if out.exists() and any(out.iterdir()) and not (out / MARKER).is_file():
+        raise ConfigError(f"{out} is not empty and no demo's folder; give another with --out")
     shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    os.chmod(out, 0o700)
+    out.mkdir(parents=True, mode=0o700)
+    (out / MARKER).touch()

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,6 +23,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from .output import Format
 from .sentences import sentence_of
@@ -64,7 +65,7 @@ class RunView:
                 console=self._console, get_renderable=self._render, refresh_per_second=8
             )
 
-    def __enter__(self) -> RunView:
+    def __enter__(self) -> Self:
         if self._live is not None:
             self._live.__enter__()
         return self
@@ -123,7 +124,7 @@ class RunView:
         return sentence_of(kind, detail)
 
     def _render(self) -> RenderableType:
-        below = Group(self._progress, f"  {self._note}")
+        below = Group(self._progress, Text(f"  {self._note}"))
         return Group(self._table(), below) if self._rows else below
 
     def _table(self) -> Table:

@@ -11,13 +11,16 @@ for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import click
 import typer
+from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
-from ..errors import MeadowError
+from ..errors import ConfigError, MeadowError
 from . import client, demo, new, run, server, simulate, site
 from .output import Format, fail
 
 __all__ = ["app", "main"]
+
+PROGRAM = "meadow"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,14 +49,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     format = Format.JSON if "json" in given or "--format=json" in given else Format.TEXT
     try:
-        code = app(given, standalone_mode=False)
+        code = app(given, standalone_mode=False, prog_name=PROGRAM)
     except MeadowError as error:
         fail(error, format=format)
         sys.exit(error.exit_code)
-    except click.ClickException as error:
+    except NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
+    except click.ClickException as error:
+        fail(_wrong_call(error), format=format)
+        sys.exit(2)
+    except OSError as error:  # a file or folder that a command names
+        about = f"{error.filename}: " if error.filename else ""
+        fail(MeadowError(f"{about}{error.strerror or error}"), format=format)
+        sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
-        print("meadow: interrupted", file=sys.stderr)
+        fail(MeadowError("interrupted"), format=format)
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _wrong_call(error: click.ClickException) -> MeadowError:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else PROGRAM
+    what = " ".join(error.format_message().split()).rstrip(".")
+    return ConfigError(f"{what}; `{command} --help` shows how it is called")

@@ -192,8 +192,6 @@ def _row(run: pb.Run) -> dict[str, Any]:
     }
 
 
-
-
 def follow_and_pull(
     server_dir: Path, folder: Path, settings: list[str], out: Path, format: Format
 ) -> dict[str, Any]:

@@ -37,10 +37,14 @@ def simulate(
     if (folder is None) == (resume is None):
         raise ConfigError("give either an app, or --resume with a run folder")
     if resume is not None and (clients or rounds or executor or seed or out or settings):
-        raise ConfigError("--resume goes on with the settings that the run began with; give no more")
+        raise ConfigError(
+            "--resume goes on with the settings that the run began with; give no more"
+        )
     from ..simulations import run  # imports torch; the command's help need not
 
-    with RunView(str(folder or resume), format=format) as view:
+    named = folder if resume is None else resume
+    assert named is not None
+    with RunView(named.resolve().name, format=format) as view:
         if resume is not None:
             target = resume
             summary = run.resume(resume, on_event=view.show)

@@ -75,5 +75,3 @@ def _row(site: pb.Site) -> dict[str, Any]:
         "certificate_until": moment(site.certificate_until_s),
         "version": site.version,
     }
-
-

@@ -74,9 +74,7 @@ def _plan(config: Config) -> RoundPlan:
         evaluate_every=config.evaluation.every,
         early_stopping=None
         if stopping is None
-        else EarlyStopping(
-            metric=stopping.metric, mode=stopping.mode, patience=stopping.patience
-        ),
+        else EarlyStopping(metric=stopping.metric, mode=stopping.mode, patience=stopping.patience),
         update_norm_max=run.update_norm_max,
         update_norm_policy=run.update_norm_policy,
     )

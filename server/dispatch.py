@@ -12,8 +12,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from ..errors import LimitError, ProtocolError
+from ..errors import ProtocolError
 from ..transport import fleet_pb2 as pb
+from ..transport.codec import check_size
 from .journal import Journal, RunRow
 from .links import AgentLink, Links
 from .spool import Spool
@@ -22,6 +23,9 @@ from .threads import JournalThread
 __all__ = ["Dispatcher"]
 
 WorkerSend = Callable[[pb.DaemonMessage], Awaitable[None]]
+REPLY_UNUSABLE, NODE_UNAVAILABLE = 4, 5
+"""Flower's error codes. Source: flwr 1.41, common/constant.py, ErrorCode."""
+REASON_CHARS_MAX = 500
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,6 +85,7 @@ class Dispatcher:
         self._steps: dict[tuple[int, str], _Step] = {}
         self._by_node: dict[int, dict[str, _Pending]] = {}
         self._workers: dict[int, WorkerSend] = {}
+        self._answering: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ the worker's side
 
@@ -282,7 +287,9 @@ class Dispatcher:
         """
         item = self._by_node.get(node_id, {}).get(instruction_id)
         if item is None:
-            raise ProtocolError(f"instruction {instruction_id!r} is not open for node {node_id}")
+            raise ProtocolError(
+                f"instruction {instruction_id!r:.80} is not open for node {node_id}"
+            )
         return item.instruction.run_id
 
     async def reply(self, node_id: int, reply: pb.Reply) -> None:
@@ -290,32 +297,45 @@ class Dispatcher:
         item = self._by_node.get(node_id, {}).get(reply.instruction_id)
         if item is None:
             return  # answered before, or too late: acknowledged so that the client moves on
-        envelope = self._accepted(item, reply)
-        body = envelope.SerializeToString()
+        # Once begun it is carried through: the client may hang up while it is written down.
+        task = asyncio.create_task(self._answer(item, self._accepted(item, reply)))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+        await asyncio.shield(task)
+
+    async def give_up(self, node_id: int, reason: str) -> None:
+        """A client will not answer any more: whatever it owes has failed."""
+        for item in list(self._by_node.get(node_id, {}).values()):
+            await self._answer(item, self._addressed(item, _failed(NODE_UNAVAILABLE, reason)))
+
+    async def _answer(self, item: _Pending, envelope: pb.Envelope) -> None:
+        id_, body = item.instruction.id, envelope.SerializeToString()
         async with item.step.lock:
-            fresh = await self._thread(self._journal.answer, reply.instruction_id, body)
-            if not fresh:
+            if not await self._thread(self._journal.answer, id_, body):
                 return
             self._drop(item)
             item.step.updates += not envelope.HasField("error")
             if item.step.attached:
-                await self._forward(item.step, reply.instruction_id, node_id, body)
+                await self._forward(item.step, id_, item.node_id, body)
         item.step.changed.set()
 
     def _accepted(self, item: _Pending, reply: pb.Reply) -> pb.Envelope:
         """Return the reply as the worker may see it; what is wrong with it becomes its error."""
-        asked = item.instruction.envelope.metadata
+        if not reply.HasField("envelope"):
+            text = f"refused by its owner: {reply.refused}"
+            return self._addressed(item, _failed(NODE_UNAVAILABLE, text))
         envelope = pb.Envelope()
-        if reply.HasField("envelope"):
-            envelope.CopyFrom(reply.envelope)
-            try:
-                self._spool.check(item.instruction.run_id, item.instruction.id, envelope)
-            except (ProtocolError, LimitError) as error:
-                envelope.Clear()
-                envelope.error.code, envelope.error.reason = 4, str(error)
-        else:
-            envelope.error.code = 5
-            envelope.error.reason = f"refused by its owner: {reply.refused[:500]}"
+        envelope.CopyFrom(reply.envelope)
+        try:
+            check_size(envelope)
+            self._spool.check(item.instruction.run_id, item.instruction.id, envelope)
+        except ProtocolError as error:
+            envelope = _failed(REPLY_UNUSABLE, str(error))
+        return self._addressed(item, envelope)
+
+    def _addressed(self, item: _Pending, envelope: pb.Envelope) -> pb.Envelope:
+        """Return a reply with the metadata that belong to it, whatever its sender wrote there."""
+        asked = item.instruction.envelope.metadata
         envelope.metadata.CopyFrom(
             pb.Metadata(
                 run_id=asked.run_id,
@@ -330,3 +350,7 @@ class Dispatcher:
             )
         )
         return envelope
+
+
+def _failed(code: int, reason: str) -> pb.Envelope:
+    return pb.Envelope(error=pb.AppError(code=code, reason=reason[:REASON_CHARS_MAX]))

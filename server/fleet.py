@@ -79,13 +79,14 @@ class FleetService(FleetServicer):
         try:
             identity = caller(context, role="client")
         except IdentityError as error:
+            await self._denials.record({"call": "fleet", "reason": str(error)})
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         site = self._links.site(identity.name)
         problem = _problem(site, identity, claimed, self._clock())
         if site is None or problem:
-            detail = {"client": identity.name, "claimed": claimed, "reason": problem}
-            await self._thread(
-                self._journal.record, 0, "access_denied", json.dumps(detail), now_s=self._clock()
+            said = None if claimed is None else claimed[:80]
+            await self._denials.record(
+                {"client": identity.name, "claimed": said, "reason": problem}
             )
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem or "unknown client")
         return site

@@ -25,6 +25,9 @@ from .channel import Channel
 __all__ = ["FleetGrid"]
 
 NO_DEADLINE_S = 30 * 86400.0
+REPLY_UNREADABLE = 4
+"""Flower's code for a reply that is not available. Source: flwr 1.41, ErrorCode."""
+REASON_CHARS_MAX = 500
 
 
 class FleetGrid(Grid):
@@ -165,5 +168,15 @@ class FleetGrid(Grid):
         self._channel.close_step(key)
 
     def _decode(self, item: pb.StepReply) -> Message:
+        """Return a client's reply; if it is malformed, that is the client's failure."""
         folder = Path(item.blob_dir)
-        return decode(item.envelope, lambda blob: blob_path(folder, blob.id))
+
+        def path_of(blob: pb.Blob) -> Path:
+            return blob_path(folder, blob.id)
+
+        try:
+            return decode(item.envelope, path_of)
+        except Exception as error:  # whatever a peer's bytes bring about, the run goes on
+            text = f"the reply cannot be read: {error}"[:REASON_CHARS_MAX]
+            failure = pb.AppError(code=REPLY_UNREADABLE, reason=text)
+            return decode(pb.Envelope(metadata=item.envelope.metadata, error=failure), path_of)

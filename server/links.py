@@ -21,6 +21,8 @@ class AgentLink:
         self.name = name
         self.outgoing: asyncio.Queue[pb.ServerMessage | None] = asyncio.Queue(OUTGOING_MAX)
         self.closed_because: str | None = None
+        self.on_close: Callable[[], object] = lambda: None
+        """Called when the stream is to end, even if its agent does not read that."""
 
     def send(self, message: pb.ServerMessage) -> None:
         """Queue a message; an agent that does not read is cut off, not waited for."""
@@ -38,6 +40,7 @@ class AgentLink:
             if self.outgoing.full():
                 self.outgoing.get_nowait()
             self.outgoing.put_nowait(None)
+            self.on_close()
 
 
 class Links:

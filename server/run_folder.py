@@ -257,7 +257,9 @@ class RunFolder:
 
     def _rows(self) -> list[dict[str, Any]]:
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        return (
+            [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        )
 
 
 def _read(path: Path, *, size_max: int, crc32: int) -> ArrayRecord:

@@ -94,7 +94,9 @@ def _dirichlet(
     rule: Partition, targets: NDArray[np.generic], count: int, rng: np.random.Generator
 ) -> list[Indices]:
     parts = [
-        _cut(rng.permutation(np.flatnonzero(targets == label)), _proportions(rule.alpha, count, rng))
+        _cut(
+            rng.permutation(np.flatnonzero(targets == label)), _proportions(rule.alpha, count, rng)
+        )
         for label in np.unique(targets)
     ]
     return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]

@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -146,7 +146,8 @@ def _interruptible(grid: SimulationGrid, on_event: OnEvent) -> Iterator[None]:
         if grid.is_stopping():
             raise KeyboardInterrupt
         grid.stop()
-        on_event("stopping", {"after": "this round; press Ctrl-C again to stop at once"})
+        with suppress(RuntimeError):  # in the middle of another event: print() is not reentrant
+            on_event("stopping", {"after": "this round; press Ctrl-C again to stop at once"})
 
     before = signal.signal(signal.SIGINT, stop)
     try:

@@ -39,6 +39,7 @@ EXAMPLES_MAX = 1e9
 CLIENTS_KEY = "combined-clients"
 """The metric of a combined reply that lists the node ids it stands for."""
 METRICS_MAX = 256
+METRIC_NAME_CHARS_MAX = 128
 MAGNITUDE_MAX = 1e290
 """Larger float64 values would overflow when they are added up."""
 NPY_HEADER_BYTES_MAX = 65_536 + 12
@@ -114,6 +115,9 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
                 raise ReplyError(client, f"tensor {name!r}", fault)
     if len(metrics) > METRICS_MAX:
         raise ReplyError(client, "metrics", f"must be at most {METRICS_MAX}, are {len(metrics)}")
+    for name in metrics:
+        if len(name) > METRIC_NAME_CHARS_MAX or not name.isprintable():
+            raise ReplyError(client, "metrics", f"must have short plain names, got {short(name)}")
     reported = scalars_of(metrics)
     reported.pop(EXAMPLES_KEY)
     return Reply(weight=weight, metrics=reported, clients=clients, tensors=tensors)

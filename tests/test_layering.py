@@ -19,6 +19,7 @@ LAYERS: list[set[str]] = [
     {"errors", "seeds"},
     {"flower", "simulations.partition"},
     {"task", "strategies"},
+    {"batches", "evaluation", "module_params", "randomness"},
     {"privacy"},
     {
         "apps",

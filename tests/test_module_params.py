@@ -66,7 +66,10 @@ def test_arrays_own_their_memory() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"weight": np.zeros((2, 3), np.float32)}, r"'weight' is torch.float32 \(2, 3\), the model"),
+        (
+            {"weight": np.zeros((2, 3), np.float32)},
+            r"'weight' is torch.float32 \(2, 3\), the model",
+        ),
         ({"weight": np.zeros((2, 2), np.float64)}, "is torch.float64"),
         ({"scale": np.zeros(1, np.float32)}, r"missing \[\], unknown \['scale'\]"),
     ],

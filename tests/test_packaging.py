@@ -29,6 +29,7 @@ ROOT_MODULES = {
     "flower",
     "flower_app",
     "flower_result",
+    "flower_rounds",
     "seeds",
     "server_config",
     "settings",

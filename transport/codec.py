@@ -29,6 +29,7 @@ __all__ = [
     "ENVELOPE_BYTES_MAX",
     "RECORDS_MAX",
     "BlobWriter",
+    "check_size",
     "decode",
     "encode",
 ]
@@ -62,7 +63,7 @@ def encode(message: Message, blobs: BlobWriter) -> Envelope:
         arrays = (record for record in content.values() if isinstance(record, ArrayRecord))
         _check_count("arrays", sum(len(record) for record in arrays), TENSORS_MAX)
         envelope.records.extend(_pack(name, record, blobs) for name, record in content.items())
-    _check_size(envelope)
+    check_size(envelope)
     return envelope
 
 
@@ -77,7 +78,7 @@ def decode(envelope: Envelope, open_blob: Callable[[Blob], Path]) -> Message:
             or a blob is not what the envelope says.
         StoreError: a blob cannot be read.
     """
-    _check_size(envelope)
+    check_size(envelope)
     metadata = _unpack_metadata(envelope.metadata)
     if envelope.HasField("error"):
         if envelope.records:
@@ -101,7 +102,12 @@ def _check_count(what: str, count: int, count_max: int) -> None:
         raise LimitError(f"{count} {what} in one message, more than {count_max}")
 
 
-def _check_size(envelope: Envelope) -> None:
+def check_size(envelope: Envelope) -> None:
+    """Pass if an envelope is not too large to be decoded.
+
+    Raises:
+        LimitError: it is.
+    """
     whole = envelope.ByteSize()
     arrays = sum(record.arrays.ByteSize() for record in envelope.records)
     if whole - arrays > ENTRIES_BYTES_MAX:

@@ -2,10 +2,11 @@
 
 from functools import cache
 
-import meadow
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+
+import meadow
 
 HOLDOUT = 360  # the last samples are nobody's: the server evaluates on them
 

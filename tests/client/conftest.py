@@ -52,9 +52,7 @@ def make_task(**changes: Any) -> meadow.Task:
 
 def context_of(node_id: int = 1, *, count: int = 4, **node_config: Any) -> Context:
     node = {"site-index": node_id - 1, "site-count": count, **node_config}
-    return Context(
-        run_id=1, node_id=node_id, node_config=node, state=RecordDict(), run_config={}
-    )
+    return Context(run_id=1, node_id=node_id, node_config=node, state=RecordDict(), run_config={})
 
 
 def message_to(

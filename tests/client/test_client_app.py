@@ -141,9 +141,7 @@ def test_a_site_is_known_by_flowers_names_too(kit: Any) -> None:
 
     node = {"partition-id": 2, "num-partitions": 5, "path": "/data"}
     run = {"partition": "dirichlet", "partition-alpha": 0.1, "partition-seed": 9}
-    context = Context(
-        run_id=1, node_id=777, node_config=node, state=RecordDict(), run_config=run
-    )
+    context = Context(run_id=1, node_id=777, node_config=node, state=RecordDict(), run_config=run)
     meadow.client_app(kit.task(client_data=load))(kit.message(777, "query"), context)
     (site,) = seen
     assert (site.index, site.count, dict(site.config)) == (2, 5, {"path": "/data"})

@@ -51,7 +51,9 @@ def by_hand(
 
 def close(one: dict[str, bytes], other: dict[str, bytes]) -> bool:
     return all(
-        np.allclose(np.frombuffer(one[n], np.float32), np.frombuffer(other[n], np.float32), atol=1e-6)
+        np.allclose(
+            np.frombuffer(one[n], np.float32), np.frombuffer(other[n], np.float32), atol=1e-6
+        )
         for n in one
     )
 
@@ -242,9 +244,7 @@ def test_useless_data_are_refused(
     }
     task = kit.task(**{"model": linear, **changes})
     with pytest.raises(DataError, match=sentence):
-        train(
-            task, build_module(task, 0), kinds[data], TrainingSettings(), client=7, device="cpu"
-        )
+        train(task, build_module(task, 0), kinds[data], TrainingSettings(), client=7, device="cpu")
 
 
 def test_devices_that_are_not_there_are_refused() -> None:

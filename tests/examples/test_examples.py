@@ -44,32 +44,6 @@ def test_mnist_is_learned(tmp_path: Path) -> None:
     assert {row["clients"] for row in rows_of(tmp_path / "out")} == {4}
 
 
-def test_a_plain_flower_app_runs_as_it_is(tmp_path: Path) -> None:
-    """Rounds, state, mods, queries and central evaluation of an app that knows no Meadow."""
-    pytest.importorskip("sklearn")
-    result, out = tmp_path / "result.json", tmp_path / "out"
-    summary = simulate(
-        EXAMPLES / "plain_flower",
-        out=out,
-        clients=4,
-        overrides=[f"result-file={result}", "num-server-rounds=2"],
-    )
-    assert (summary["status"], summary["rounds"]) == ("finished", 2)
-    said = json.loads(result.read_text())
-    assert said["examples"] == 1437
-    assert said["share"] == pytest.approx(1.0)
-    assert said["rounds-seen"] == [2, 2, 2, 2]
-    rows = rows_of(out)
-    for row in rows:
-        number = str(row["round"])
-        assert row["server"] == pytest.approx(said["server"][number])
-        assert row["train"]["loss"] == pytest.approx(said["train"][number]["loss"])
-        assert row["evaluate"]["accuracy"] == pytest.approx(said["evaluate"][number]["accuracy"])
-        assert row["clients"] == 4
-    assert summary["final"]["server"]["accuracy"] > 0.9
-    assert (out / "model.safetensors").stat().st_size > 64 * 10 * 4
-
-
 def test_a_plain_flower_app_gives_the_same_model_twice(tmp_path: Path) -> None:
     """Meadow adds no randomness of its own: only Flower's sampling of nodes has to be seeded."""
     pytest.importorskip("sklearn")

@@ -59,7 +59,7 @@ class Played:
     @property
     def counted(self) -> list[float]:
         """How often each slot's client counted."""
-        return [float(value) for value in self.change * self.clients]
+        return [round(float(value), 4) for value in self.change * self.clients]
 
     def told(self, kind: str) -> dict[str, Any]:
         """Return the one event of a kind."""

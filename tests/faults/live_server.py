@@ -25,7 +25,7 @@ from meadow.transport.tls import channel_credentials
 
 LEASE_S = 2.0
 BLOB_BYTES_MAX = 1 << 30
-CALL_S = 30.0
+CALL_S = 15.0
 """How long a test waits for an answer that always comes."""
 
 

@@ -38,7 +38,7 @@ def test_not_finite_metrics(arena: Arena, mallory: RawClient) -> None:
     """A loss that is NaN or beyond all numbers says nothing, and poisons no mean."""
     said = {"num-examples": 1, "loss": float("nan"), "accuracy": 1.7e308}
     played = arena.play((mallory, lambda c, i: c.update(i.id, said, **arena.one_hot(2))))
-    assert played.counted[:2] == pytest.approx([1, 1]) and played.clients == 3
+    assert played.counted == [1, 1, 1, 0, 0, 0, 0, 0]
     assert played.told("round_committed")["train"] == {"accuracy": None, "loss": None}
 
 
@@ -106,7 +106,7 @@ def test_stands_for_others(arena: Arena, mallory: RawClient) -> None:
     said = {"num-examples": 1, "combined-clients": ids}
     played = arena.play((mallory, lambda c, i: c.update(i.id, said, **arena.one_hot(2))))
     assert played.clients == 3
-    assert played.counted == pytest.approx([1, 1, 1, 0, 0, 0, 0, 0])
+    assert played.counted == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
 def test_norm_rejected(arena: Arena, mallory: RawClient) -> None:
@@ -135,5 +135,5 @@ def test_norm_clipped(clipping: Arena, tmp_path: Path) -> None:
     told = played.told("update_clipped")
     assert (told["round"], told["client"]) == (played.number, mallory.node_id)
     assert told["norm"] == pytest.approx(1e6) and told["norm_max"] == 2
-    assert played.counted == pytest.approx([1, 1, 2, 0, 0, 0, 0, 0])
+    assert played.counted == [1, 1, 2, 0, 0, 0, 0, 0]
     mallory.close()
