@@ -21,6 +21,7 @@ A message names the thing, the bound and the value, and what to do next.
 from __future__ import annotations
 
 __all__ = [
+    "NOTHING_TO_EVALUATE",
     "AppError",
     "ConfigError",
     "DataError",
@@ -36,6 +37,10 @@ __all__ = [
     "UnreachableError",
     "UpdateError",
 ]
+
+NOTHING_TO_EVALUATE = 1001
+"""Code of the error reply of a site without test data: no failure, nothing to report. Flower's
+own strategies leave out error replies."""
 
 
 class MeadowError(Exception):

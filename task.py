@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .simulations.partition import Partition
+from .simulations.partition import Partition, share_of
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +45,9 @@ class Site:
         Raises:
             ConfigError: there are too few samples for the partition that is asked for.
         """
-        shares = self.partition.split(np.asarray(targets), self.count, seed=self.seed)
-        return shares[self.index]
+        return share_of(
+            self.partition, np.asarray(targets), self.index, count=self.count, seed=self.seed
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

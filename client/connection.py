@@ -70,7 +70,7 @@ class Connection:
         self._bulk_channel = grpc.secure_channel(address, credentials, [*options, *_BULK_OPTIONS])
         self._stub = FleetStub(self._channel)
         self._stream = self._stub.Connect()
-        self._bulk = Bulk(FleetStub(self._bulk_channel), address, blob_bytes_max=BLOB_BYTES_MAX)
+        self._bulk = Bulk(self._bulk_channel, address, blob_bytes_max=BLOB_BYTES_MAX)
 
     async def hello(self, client: str, version: str) -> Welcome:
         """Introduce ourselves and return the server's welcome.

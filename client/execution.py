@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import (
+    NOTHING_TO_EVALUATE,
     AppError,
     ConfigError,
     MeadowError,
@@ -98,8 +99,9 @@ class Execution:
         text = f"{label}: {verb} app {instruction.app.name}"
         self._report(Event(kind="training", text=text, detail=detail))
         done = await self._train(instruction, step)
-        if done.envelope.HasField("error"):
-            text = f"{label}: {done.envelope.error.reason}"
+        error = done.envelope.error
+        if done.envelope.HasField("error") and error.code != NOTHING_TO_EVALUATE:
+            text = f"{label}: {error.reason}"
             self._report(Event(kind="failed", text=text, detail=detail))
         await asyncio.to_thread(self._state.record, instruction, done.envelope, done.state)
         return done.envelope

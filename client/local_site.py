@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from ..batches import samples_in
-from ..errors import DataError, ProtocolError
+from ..errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
 from ..evaluation import evaluate
 from ..flower import params_to_arrays
 from ..module_params import params_of_module
@@ -46,11 +46,12 @@ class LocalSite:
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     def evaluate(self, message: Message) -> Message:
-        """Evaluate the message's params on this site's test data."""
+        """Evaluate the message's params on this site's test data, if it has any."""
         settings = TrainingSettings.of(_config(message))
         data = self._loaded().test
-        if data is None:
-            raise DataError(f"site {self._site.index} has no test data (ClientData.test)")
+        if data is None or not samples_in(data):
+            nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
+            return Message(nothing, reply_to=message)
         module = self._module.with_params(_arrays(message), seed=settings.seed)
         examples, means = evaluate(
             self._task, module, data, batch_size=settings.batch_size, device=self._device

@@ -16,8 +16,8 @@ import grpc
 
 from ..errors import ProtocolError, StoreError
 from ..transport.blobs import Receiver, blob_path, chunks
-from ..transport.fleet_pb2 import Blob, DownloadRequest, UploadMessage, UploadOpen
-from ..transport.fleet_pb2_grpc import FleetStub
+from ..transport.chunk_wire import pack_upload_chunk, pack_upload_open, unpack_chunk
+from ..transport.fleet_pb2 import Blob, DownloadRequest, UploadOpen, UploadState
 from .rpc_errors import rpc_errors
 
 __all__ = ["Bulk"]
@@ -30,8 +30,15 @@ Started = Callable[["grpc.Future[Any]"], None]
 class Bulk:
     """The calls that carry tensors, on a connection to one server."""
 
-    def __init__(self, stub: FleetStub, address: str, *, blob_bytes_max: int) -> None:
-        self._stub = stub
+    def __init__(self, channel: grpc.Channel, address: str, *, blob_bytes_max: int) -> None:
+        self._call_download = channel.unary_stream(
+            "/meadow.v1.Fleet/Download",
+            request_serializer=DownloadRequest.SerializeToString,
+            response_deserializer=unpack_chunk,
+        )
+        self._call_upload = channel.stream_unary(
+            "/meadow.v1.Fleet/Upload", response_deserializer=UploadState.FromString
+        )
         self._address = address
         self._blob_bytes_max = blob_bytes_max
 
@@ -56,14 +63,14 @@ class Bulk:
 
     def _download(self, blob: Blob, folder: Path, started: Started) -> Path:
         try:
-            receiver = Receiver(folder, blob, size_max=self._blob_bytes_max)
+            receiver = self._receiver(folder, blob)
         except ProtocolError:
             blob_path(folder, blob.id).unlink(missing_ok=True)  # other bytes under this id
-            receiver = Receiver(folder, blob, size_max=self._blob_bytes_max)
+            receiver = self._receiver(folder, blob)
         with receiver, rpc_errors(self._address):
             if not receiver.complete:
                 request = DownloadRequest(blob_id=blob.id, offset=receiver.received_bytes)
-                call = self._stub.Download(request)
+                call = self._call_download(request)
                 started(call)
                 try:
                     for chunk in call:
@@ -71,6 +78,9 @@ class Bulk:
                 finally:
                     call.cancel()
             return receiver.finish()
+
+    def _receiver(self, folder: Path, blob: Blob) -> Receiver:
+        return Receiver(folder, blob, size_max=self._blob_bytes_max, fsync=False)
 
     def _upload(self, instruction_id: str, blob: Blob, path: Path, started: Started) -> None:
         size = path.stat().st_size if path.is_file() else -1
@@ -81,7 +91,7 @@ class Bulk:
             opening = UploadOpen(instruction_id=instruction_id, blob=blob, offset=offset)
             try:
                 with rpc_errors(self._address):
-                    call = self._stub.Upload.future(_messages(opening, path))
+                    call = self._call_upload.future(_messages(opening, path))
                     started(call)
                     if call.result().complete:
                         return
@@ -94,10 +104,9 @@ class Bulk:
         raise ProtocolError(f"the server does not say how much of blob {blob.id} it has")
 
 
-def _messages(opening: UploadOpen, path: Path) -> Iterator[UploadMessage]:
-    yield UploadMessage(open=opening)
-    for chunk in chunks(path, opening.offset):
-        yield UploadMessage(chunk=chunk)
+def _messages(opening: UploadOpen, path: Path) -> Iterator[bytes]:
+    yield pack_upload_open(opening)
+    yield from map(pack_upload_chunk, chunks(path, opening.offset))
 
 
 async def _in_thread(function: Callable[[Started], T]) -> T:

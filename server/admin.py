@@ -9,17 +9,15 @@ import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
-import grpc.aio
 
 from .. import __version__
 from ..apps import App, unpack
-from ..errors import AppError, IdentityError, MeadowError
+from ..errors import AppError, MeadowError
 from ..transport import fleet_pb2 as pb
 from ..transport.fleet_pb2_grpc import AdminServicer
-from .fleet import REVOKED, caller
+from .callers import REVOKED, Callers, Context
 from .journal import Journal, RunRow, SiteRow
 from .links import Links
 from .supervisor import Supervisor
@@ -31,7 +29,6 @@ APP_ZIP_BYTES_MAX = 64 << 20
 PULL_CHUNK_BYTES = 1 << 20
 APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 OVER = ("finished", "stopped", "failed")
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AdminService(AdminServicer):
@@ -43,6 +40,7 @@ class AdminService(AdminServicer):
         thread: JournalThread,
         links: Links,
         supervisor: Supervisor,
+        callers: Callers,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -50,22 +48,13 @@ class AdminService(AdminServicer):
         self._thread = thread
         self._links = links
         self._supervisor = supervisor
+        self._callers = callers
         self._clock = clock
         self._started_at_s = clock()
 
-    async def _check(self, context: Context) -> None:
-        try:
-            caller(context, role="admin")
-        except IdentityError as error:
-            detail = json.dumps({"call": "admin", "reason": str(error)})
-            await self._thread(
-                self._journal.record, 0, "access_denied", detail, now_s=self._clock()
-            )
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-
     async def Status(self, request: pb.Empty, context: Context) -> pb.ServerStatus:
         """Say how the server is."""
-        await self._check(context)
+        await self._callers.admin(context)
         runs = await self._thread(self._journal.runs, "queued", "running")
         return pb.ServerStatus(
             version=__version__,
@@ -79,13 +68,13 @@ class AdminService(AdminServicer):
 
     async def Sites(self, request: pb.Empty, context: Context) -> pb.SiteList:
         """List all sites."""
-        await self._check(context)
+        await self._callers.admin(context)
         sites = await self._thread(self._journal.sites)
         return pb.SiteList(sites=[self._site(site) for site in sites])
 
     async def Revoke(self, request: pb.SiteName, context: Context) -> pb.Site:
         """Refuse a site from now on."""
-        await self._check(context)
+        await self._callers.admin(context)
         revoked = await self._thread(self._journal.revoke, request.name, now_s=self._clock())
         site = await self._thread(self._journal.site, request.name)
         if not revoked or site is None:
@@ -120,7 +109,7 @@ class AdminService(AdminServicer):
         self, requests: AsyncIterator[pb.SubmitMessage], context: Context
     ) -> pb.Run:
         """Take an app and begin a run of it."""
-        await self._check(context)
+        await self._callers.admin(context)
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a submission begins with open")
@@ -166,19 +155,19 @@ class AdminService(AdminServicer):
 
     async def Runs(self, request: pb.Empty, context: Context) -> pb.RunList:
         """List all runs."""
-        await self._check(context)
+        await self._callers.admin(context)
         return pb.RunList(runs=[_run(run) for run in await self._thread(self._journal.runs)])
 
     async def ShowRun(self, request: pb.RunId, context: Context) -> pb.RunDetail:
         """Show one run and its events."""
-        await self._check(context)
+        await self._callers.admin(context)
         run = await self._row(request.id, context)
         events = await self._thread(self._journal.events, request.id)
         return pb.RunDetail(run=_run(run), events=[_event(row) for row in events[-500:]])
 
     async def Watch(self, request: pb.RunId, context: Context) -> AsyncIterator[pb.RunEvent]:
         """Stream a run's events, past ones first, until it is over."""
-        await self._check(context)
+        await self._callers.admin(context)
         await self._row(request.id, context)
         changed = self._supervisor.watch(request.id)
         last = 0
@@ -197,7 +186,7 @@ class AdminService(AdminServicer):
 
     async def Stop(self, request: pb.RunId, context: Context) -> pb.Run:
         """End a run where it is; its last committed model stays."""
-        await self._check(context)
+        await self._callers.admin(context)
         run = await self._row(request.id, context)
         if run.status in OVER:
             text = f"run {run.id} is already {run.status}"
@@ -209,7 +198,7 @@ class AdminService(AdminServicer):
         self, request: pb.PullRequest, context: Context
     ) -> AsyncIterator[pb.PullMessage]:
         """Send a run's folder (not the app, not the checkpoints)."""
-        await self._check(context)
+        await self._callers.admin(context)
         await self._row(request.run_id, context)
         folder = self._supervisor.run_dir(request.run_id)
         for path in await asyncio.to_thread(_results, folder):

@@ -10,17 +10,20 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from ..errors import UnreachableError
 from ..transport.fleet_pb2_grpc import (
     add_AdminServicer_to_server,
     add_EnrollmentServicer_to_server,
-    add_FleetServicer_to_server,
 )
 from ..transport.keys import KeyPair
 from ..transport.tls import server_credentials
 from .admin import AdminService
+from .bulk import BulkService
+from .callers import Callers
+from .denials import Denials
 from .dispatch import Dispatcher
 from .enrollment import CertificateIssuer, EnrollmentService
 from .fleet import FleetService
@@ -88,9 +91,10 @@ class Daemon:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
+            await self._supervisor.restore()
             fleet, enroll, addresses = await self._listen()
             self._home.announce(addresses)
-            await self._supervisor.resume()
+            self._supervisor.resume()
             ready(addresses)
             await self._record("started", addresses)
             await self._stop.wait()
@@ -108,14 +112,20 @@ class Daemon:
     async def _listen(self) -> tuple[grpc.aio.Server, grpc.aio.Server, dict[str, str]]:
         config = self._home.config
         fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
+        denials = Denials(self._journal, self._thread, clock=self._clock)
+        callers = Callers(self._links, denials, clock=self._clock)
         service = FleetService(
-            self._journal, self._thread, self._links, self._dispatcher, self._spool, self._issuer,
+            self._journal, self._thread, self._links, self._dispatcher, self._issuer, callers,
             lease_s=config.lease_s, clock=self._clock,
         )  # fmt: skip
         admin = AdminService(
-            self._journal, self._thread, self._links, self._supervisor, clock=self._clock
+            self._journal, self._thread, self._links, self._supervisor, callers, clock=self._clock
         )
-        add_FleetServicer_to_server(service, fleet)
+        bulk = BulkService(callers, self._dispatcher, self._spool)
+        handlers = {**service.handlers(), **bulk.handlers()}
+        fleet.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("meadow.v1.Fleet", handlers),)
+        )
         add_AdminServicer_to_server(admin, fleet)
         enroll = grpc.aio.server(
             options=_options(ENROLL_MESSAGE_BYTES_MAX),

@@ -279,18 +279,11 @@ class Dispatcher:
                     return item.instruction.run_id, record.arrays.blob
         return None
 
-    def run_of(self, node_id: int, instruction_id: str) -> int:
-        """Return the run of an instruction that this client owes an answer to.
-
-        Raises:
-            ProtocolError: it does not: never given, given to another, answered, or pruned.
-        """
+    def run_of(self, node_id: int, instruction_id: str) -> int | None:
+        """Return the run of an instruction that this client owes an answer to; None if it does
+        not: never given, given to another, answered, or pruned."""
         item = self._by_node.get(node_id, {}).get(instruction_id)
-        if item is None:
-            raise ProtocolError(
-                f"instruction {instruction_id!r:.80} is not open for node {node_id}"
-            )
-        return item.instruction.run_id
+        return None if item is None else item.instruction.run_id
 
     async def reply(self, node_id: int, reply: pb.Reply) -> None:
         """Take a client's answer, once. Returns when it is durable and may be acknowledged."""

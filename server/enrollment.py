@@ -45,8 +45,13 @@ class CertificateIssuer:
         self._clock = clock
         self.fleet_address = ""
 
-    async def certify(self, name: str, csr_pem: bytes) -> pb.Certificate:
+    async def certify(
+        self, name: str, csr_pem: bytes, *, shown: str | None = None
+    ) -> pb.Certificate:
         """Issue a short-lived certificate to `name`, for the key of its signing request.
+
+        `shown` is the serial of the certificate that it has now, which stays good until the new
+        one is replaced in its turn: the answer to this call may be lost.
 
         Raises:
             IdentityError: the request is malformed, or its key is not of the kind in use.
@@ -55,7 +60,9 @@ class CertificateIssuer:
         pem = self._authority.issue_client(csr_pem, name=name, now=now, days=self._days)
         identity = identity_of(pem)
         until_s = identity.not_after.timestamp()
-        await self._thread(self._journal.certify, name, identity.serial, until_s=until_s)
+        await self._thread(
+            self._journal.certify, name, identity.serial, shown=shown, until_s=until_s
+        )
         site = await self._thread(self._journal.site, name)
         assert site is not None
         self._links.update(site)

@@ -170,13 +170,13 @@ class Journal:
             site = db.execute("SELECT * FROM sites WHERE name = ?", (row["name"],)).fetchone()
         return _site(site)
 
-    def certify(self, name: str, serial: str, *, until_s: float) -> None:
-        """Bind a new certificate to a site; the one before stays good until it is replaced."""
+    def certify(self, name: str, serial: str, *, shown: str | None, until_s: float) -> None:
+        """Bind a new certificate to a site; beside it only the one that it has shown is good."""
         with self._transaction() as db:
             db.execute(
-                "UPDATE sites SET previous_serial = serial, serial = ?, certificate_until_s = ?"
+                "UPDATE sites SET previous_serial = ?, serial = ?, certificate_until_s = ?"
                 " WHERE name = ?",
-                (serial, until_s, name),
+                (shown, serial, until_s, name),
             )
 
     def sites(self) -> list[SiteRow]:

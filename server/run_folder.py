@@ -60,6 +60,8 @@ class RunFolder:
         self._checkpoints = folder / "checkpoints"
         self._on_event = on_event
         self._client_states: _ClientStates | None = None
+        self._spent_s = 0.0
+        """What the rounds took before this process went on from them."""
         try:
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             sweep(folder)
@@ -174,6 +176,7 @@ class RunFolder:
             self._client_states.load(folder, manifest["clients"])
         self._publish(self._checkpoints / manifest["files"]["params"]["name"])
         history = self._repair_metrics(manifest["round"], manifest["row"])
+        self._spent_s = sum(row["duration_s"] for row in history)
         return Checkpoint(
             state=State(params=params, round=manifest["round"], slots=slots),
             best=manifest["best"],
@@ -250,7 +253,7 @@ class RunFolder:
             "rounds": rows[-1]["round"] if rows else 0,
             "final": _part(rows[-1]) if rows else None,
             "best": _part(result.best) if result is not None and result.best else None,
-            "duration_s": round(duration_s, 3),
+            "duration_s": round(self._spent_s + duration_s, 3),
         }
         write_file(self.folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
         return summary

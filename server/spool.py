@@ -40,6 +40,24 @@ class Spool:
         """
         return self._folder / str(run_id) / "up" / check_blob_id(instruction_id)
 
+    def make_room(self, run_id: int, instruction_id: str, blob: pb.Blob) -> Path:
+        """Return the folder for one more blob of a reply.
+
+        Raises:
+            LimitError: with it the reply would be too many blobs, or too many bytes.
+            ProtocolError: an id is none.
+        """
+        folder = self.replies(run_id, instruction_id)
+        own = blob_path(folder, blob.id).stem
+        folder.mkdir(parents=True, exist_ok=True)
+        others = [path for path in folder.iterdir() if path.stem != own]
+        if len(others) >= BLOBS_PER_REPLY_MAX:
+            raise LimitError(f"a reply may have at most {BLOBS_PER_REPLY_MAX} blobs")
+        total = blob.size_bytes + sum(path.stat().st_size for path in others)
+        if total > self.blob_bytes_max:
+            raise LimitError(f"a reply of {total} bytes exceeds {self.blob_bytes_max}")
+        return folder
+
     def check(self, run_id: int, instruction_id: str, envelope: pb.Envelope) -> None:
         """Make sure that every blob that a reply names has arrived in full.
 

@@ -57,17 +57,23 @@ class Supervisor:
         self._pipes: dict[int, WorkerPipe] = {}
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping: set[int] = set()
+        self._interrupted: list[int] = []
         self._watchers: dict[int, set[asyncio.Event]] = {}
 
     def run_dir(self, run_id: int) -> Path:
         """Return a run's folder."""
         return self._folder / "runs" / str(run_id)
 
-    async def resume(self) -> None:
-        """Go on with every run that was under way."""
+    async def restore(self) -> None:
+        """Take up the steps of every run that was under way, before any agent connects."""
         for run in await self._thread(self._journal.runs, "queued", "running"):
             await self._dispatcher.restore(run)
-            self.begin(run.id)
+            self._interrupted.append(run.id)
+
+    def resume(self) -> None:
+        """Go on with every run that was under way."""
+        while self._interrupted:
+            self.begin(self._interrupted.pop(0))
 
     def begin(self, run_id: int) -> None:
         """Start a run's worker and keep it alive."""

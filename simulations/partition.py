@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 
-__all__ = ["Partition", "PartitionKind"]
+__all__ = ["Partition", "PartitionKind", "share_of"]
+
+SPLITS_KEPT = 4
 
 PartitionKind = Literal["iid", "dirichlet", "shards", "size"]
 
@@ -76,6 +79,28 @@ class Partition:
         shares = divide[self.kind](self, targets, count, np.random.default_rng(seed))
         _fill_up(shares, self.min_samples)
         return [np.sort(np.asarray(share, dtype=np.int64)) for share in shares]
+
+
+def share_of(
+    rule: Partition, targets: NDArray[np.generic], index: int, *, count: int, seed: int
+) -> Indices:
+    """Return one share of `rule.split`; the last splits are remembered, so that a process with
+    many sites divides its data set once.
+
+    Raises:
+        ConfigError: as `Partition.split`.
+    """
+    # The key is what the targets are, not which array holds them.
+    content = np.ascontiguousarray(targets).tobytes()
+    shares = _split(rule, content, targets.dtype.str, targets.shape, count, seed)
+    return shares[index].copy()
+
+
+@lru_cache(maxsize=SPLITS_KEPT)
+def _split(
+    rule: Partition, content: bytes, dtype: str, shape: tuple[int, ...], count: int, seed: int
+) -> list[Indices]:
+    return rule.split(np.frombuffer(content, dtype).reshape(shape), count, seed)
 
 
 def _iid(

@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.app import Message
 
-from ..errors import QuorumError
+from ..errors import NOTHING_TO_EVALUATE, QuorumError
 from ..flower import FlatTensor
 from .algorithm import Aggregate, Algorithm, Params, Update
 from .canonical import CanonicalFold
@@ -140,13 +140,18 @@ class TrainingReplies:
 def collect_evaluation(
     replies: Iterable[Message], *, number: int, clients: Collection[int], tell: Tell
 ) -> Metrics:
-    """Average what clients measured, by their number of examples; empty if nobody did."""
+    """Average what clients measured, by their number of examples; empty if nobody did.
+
+    A site without test data says `NOTHING_TO_EVALUATE`, and is passed over without a word.
+    """
     missing, means = set(clients), MetricMeans()
     for message in replies:
         client = message.metadata.src_node_id
         try:
             _screen(message, number=number, asked=clients, missing=missing)
             missing.discard(client)
+            if message.has_error() and message.error.code == NOTHING_TO_EVALUATE:
+                continue
             if message.has_error():
                 raise ReplyError(client, "evaluation", _printable(message.error.reason))
             reply = read_reply(message, forms=None)
@@ -183,14 +188,20 @@ def _details(number: int, error: ReplyError) -> dict[str, Any]:
 
 
 def _named(failures: Mapping[int, str]) -> str:
-    """List the first few failures."""
+    """List the first few failures, those for the same reason together."""
     if not failures:
         return ""
-    first = [f"client {client}: {failures[client]}" for client in sorted(failures)]
-    more = len(first) - FAILURES_NAMED_MAX
-    if more > 0:
-        first[FAILURES_NAMED_MAX:] = [f"and {more} more"]
-    return f" ({'; '.join(first)})"
+    named = sorted(failures)[:FAILURES_NAMED_MAX]
+    alike: dict[str, list[str]] = {}
+    for client in named:
+        alike.setdefault(failures[client], []).append(str(client))
+    texts = [
+        f"client{'s' if len(clients) > 1 else ''} {', '.join(clients)}: {reason}"
+        for reason, clients in alike.items()
+    ]
+    if len(failures) > len(named):
+        texts.append(f"and {len(failures) - len(named)} more")
+    return f" ({'; '.join(texts)})"
 
 
 def _printable(text: str | None) -> str:

@@ -19,6 +19,8 @@ from typing import Final, Self
 
 from ..errors import LimitError, ProtocolError, StoreError
 from .durable import sync_folder, write_all
+from .chunk_wire import Piece
+from .crc import combine_crc32
 from .fleet_pb2 import Blob, Chunk
 from .tensors import checksum
 
@@ -64,7 +66,7 @@ def blob_path(folder: Path, blob_id: str) -> Path:
     return folder / f"{check_blob_id(blob_id)}.safetensors"
 
 
-def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
     """Read a file from `offset` to its end, in pieces that each carry their checksum.
 
     Raises:
@@ -82,7 +84,7 @@ def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Itera
         if offset > size:
             raise ProtocolError(f"offset {offset} is behind the end of a blob of {size} bytes")
         while data := os.pread(fd, min(chunk_bytes, size - offset), offset):
-            yield Chunk(offset=offset, data=data, crc32=zlib.crc32(data))
+            yield Piece(offset, data, zlib.crc32(data))
             offset += len(data)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
@@ -97,8 +99,11 @@ class Receiver:
     a blob. Opening one reads what is there, which takes time for a large part.
     """
 
-    def __init__(self, folder: Path, blob: Blob, *, size_max: int) -> None:
+    def __init__(self, folder: Path, blob: Blob, *, size_max: int, fsync: bool = True) -> None:
         """Open the blob's part in `folder`, or find the whole blob there.
+
+        Without `fsync` a power cut may leave other bytes under the blob's name; the next
+        receiver notices, as it checks what is there.
 
         Raises:
             LimitError: the blob is declared larger than `size_max` or than the free disk.
@@ -108,6 +113,7 @@ class Receiver:
         self.path = blob_path(folder, blob.id)
         self._part = folder / f"{blob.id}.part"
         self._blob = blob
+        self._fsync = fsync
         self._crc32 = self.received_bytes = 0
         self._fd = -1
         self._kept = False
@@ -124,7 +130,7 @@ class Receiver:
         """Whether every byte is here; `finish` then checks and keeps them."""
         return self.received_bytes == self._blob.size_bytes
 
-    def write(self, chunk: Chunk) -> None:
+    def write(self, chunk: Chunk | Piece) -> None:
         """Append one chunk.
 
         Raises:
@@ -150,7 +156,10 @@ class Receiver:
             os.ftruncate(self._fd, self.received_bytes)
             os.lseek(self._fd, self.received_bytes, os.SEEK_SET)
             raise StoreError(f"{self._part} cannot be written: {error.strerror}") from error
-        self._crc32 = zlib.crc32(data, self._crc32)
+        if len(data) == CHUNK_BYTES:  # the usual one: its matrix is known
+            self._crc32 = combine_crc32(self._crc32, chunk.crc32, CHUNK_BYTES)
+        else:
+            self._crc32 = zlib.crc32(data, self._crc32)
         self.received_bytes = end
 
     def finish(self) -> Path:
@@ -171,9 +180,11 @@ class Receiver:
             self.discard()
             raise ProtocolError(f"{self._who}: its checksum is not the declared one")
         try:
-            os.fsync(self._fd)
+            if self._fsync:
+                os.fsync(self._fd)
             os.rename(self._part, self.path)
-            sync_folder(self.path.parent)
+            if self._fsync:
+                sync_folder(self.path.parent)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be kept: {error.strerror}") from error
         self._kept = True

@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 from torch import nn
 
 import meadow
-from meadow.errors import DataError, ProtocolError
+from meadow.errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
 from meadow.flower import arrays_to_params
 
 TRAIN = {"batch-size": 8, "learning-rate": 0.1, "seed": 3, "server-round": 1}
@@ -152,12 +152,12 @@ def test_a_site_is_known_by_flowers_names_too(kit: Any) -> None:
 def test_a_context_without_a_site_is_refused(kit: Any, node: dict[str, Any]) -> None:
     """A client that does not know which site it is says how to tell it."""
     context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
-    with pytest.raises(ProtocolError, match="is no site; set data.index"):
+    with pytest.raises(ProtocolError, match=r"is no site; set data\.index"):
         meadow.client_app(kit.task())(kit.message(1, "query"), context)
 
 
 def test_wrong_instructions_and_tasks_are_refused(kit: Any) -> None:
-    """Another model's params, no params, no data and no test data each have their sentence."""
+    """Another model's params, no params and wrong data each have their sentence."""
     task = kit.task()
     app, arrays = meadow.client_app(task), kit.params(task)
     other = kit.params(kit.task(model=lambda: nn.Linear(4, 3)))
@@ -168,9 +168,16 @@ def test_wrong_instructions_and_tasks_are_refused(kit: Any) -> None:
     with pytest.raises(DataError, match=r"must return a meadow.ClientData, got a tuple"):
         wrong = kit.task(client_data=lambda site: kit.samples(0, 4))
         train(kit, meadow.client_app(wrong), arrays)
-    with pytest.raises(DataError, match="site 0 has no test data"):
-        bare = kit.task(client_data=lambda s: meadow.ClientData(train=kit.samples(0, 4)))
-        meadow.client_app(bare)(kit.message(1, "evaluate", arrays), kit.context(1))
+
+
+@pytest.mark.parametrize("test", [None, (torch.zeros(0, 4), torch.zeros(0, dtype=torch.long))])
+def test_a_site_without_test_data_has_nothing_to_evaluate(kit: Any, test: Any) -> None:
+    """It answers so by the code that Meadow's strategy passes over, and does not raise."""
+    bare = kit.task(client_data=lambda s: meadow.ClientData(train=kit.samples(0, 4), test=test))
+    message = kit.message(1, "evaluate", kit.params(bare))
+    reply = meadow.client_app(bare)(message, kit.context(1))
+    assert reply.has_error() and reply.error.code == NOTHING_TO_EVALUATE
+    assert reply.error.reason == "site 0 has no test data"
 
 
 PROGRAM = """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from meadow.errors import QuorumError
+from meadow.errors import NOTHING_TO_EVALUATE, QuorumError
 from meadow.flower import arrays_to_params, params_to_arrays
 from meadow.strategies.adapter import FederatedStrategy
 from meadow.strategies.fedavg import fedavg
@@ -372,6 +372,22 @@ def test_bad_evaluations_are_refused(kit):
     strategy.start(kit.Grid(client, [1, 2, 3]), params_to_arrays(kit.model()), num_rounds=1)
     (event,) = recorder.heard("evaluation_refused")
     assert (event["client"], event["field"]) == (BAD, "num-examples")
+    assert recorder.rows[0]["evaluate"]["loss"] == (10 * 1 + 30 * 3) / 40
+
+
+def test_a_client_without_test_data_is_passed_over(kit):
+    """Its reply is no failure: nothing is told, and the mean is over the others."""
+
+    def client(message):
+        asked = message.metadata
+        if asked.message_type == "evaluate" and asked.dst_node_id == BAD:
+            return Error(NOTHING_TO_EVALUATE, "no test data")
+        return kit.drift(message)
+
+    recorder = kit.Recorder()
+    strategy = FederatedStrategy(fedavg(), RoundPlan(), recorder=recorder)
+    strategy.start(kit.Grid(client, [1, 2, 3]), params_to_arrays(kit.model()), num_rounds=1)
+    assert recorder.heard("evaluation_refused") == []
     assert recorder.rows[0]["evaluate"]["loss"] == (10 * 1 + 30 * 3) / 40
 
 

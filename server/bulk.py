@@ -1,0 +1,142 @@
+"""Blobs to and from agents: the fleet's Download and Upload, served without copying chunks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from itertools import islice
+
+import grpc
+
+from ..errors import LimitError, MeadowError, ProtocolError
+from ..transport import fleet_pb2 as pb
+from ..transport.blobs import Receiver, blob_path, chunks
+from ..transport.chunk_wire import Piece, pack_chunk, unpack_upload
+from .callers import Callers, Context, abort
+from .dispatch import Dispatcher
+from .spool import Spool
+
+__all__ = ["BulkService"]
+
+PIECES_PER_HOP = 4
+TRANSFERS_AT_ONCE_MAX = 8
+"""Of one client: each holds a few chunks in memory."""
+
+
+class BulkService:
+    """Serves Fleet.Download and Fleet.Upload."""
+
+    def __init__(self, callers: Callers, dispatcher: Dispatcher, spool: Spool) -> None:
+        self._callers = callers
+        self._dispatcher = dispatcher
+        self._spool = spool
+        self._transfers: Counter[int] = Counter()
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+        """Return the handlers of these calls, which take and give raw messages."""
+        return {
+            "Download": grpc.unary_stream_rpc_method_handler(
+                self.download, request_deserializer=pb.DownloadRequest.FromString
+            ),
+            "Upload": grpc.stream_unary_rpc_method_handler(
+                self.upload, response_serializer=pb.UploadState.SerializeToString
+            ),
+        }
+
+    async def download(
+        self, request: pb.DownloadRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Stream a blob that an open instruction of this client names, from an offset."""
+        site = await self._callers.site(context)
+        found = self._dispatcher.blob(site.node_id, request.blob_id)
+        if found is None:
+            text = f"no open instruction names blob {request.blob_id[:80]!r}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        run_id, blob = found
+        if request.offset > blob.size_bytes:
+            text = f"offset {request.offset} is past the end, {blob.size_bytes}"
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
+        try:
+            with self._transfer(site.node_id):
+                path = blob_path(self._spool.outgoing(run_id), blob.id)
+                pieces = chunks(path, request.offset)
+                while batch := await asyncio.to_thread(_take, pieces):
+                    for piece in batch:
+                        yield pack_chunk(piece)
+                    self._spool.count(run_id, sent=sum(len(piece.data) for piece in batch))
+        except MeadowError as error:
+            await abort(context, error)
+
+    async def upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.UploadState:
+        """Take a blob for an open instruction of this client, from where it stopped last time."""
+        site = await self._callers.site(context)
+        try:
+            first = await anext(requests, b"")
+            opened = unpack_upload(first)
+            if not isinstance(opened, pb.UploadOpen):
+                raise ProtocolError("an upload begins with open")
+            run_id = self._dispatcher.run_of(site.node_id, opened.instruction_id)
+            if run_id is None:
+                text = f"instruction {opened.instruction_id[:80]!r} is not open for {site.name}"
+                await context.abort(grpc.StatusCode.NOT_FOUND, text)
+            with (
+                self._transfer(site.node_id),
+                await asyncio.to_thread(self._open, run_id, opened) as receiver,
+            ):
+                if receiver.received_bytes != opened.offset and not receiver.complete:
+                    text = f"offset={receiver.received_bytes}"
+                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+                before = receiver.received_bytes
+                if not receiver.complete:
+                    await self._receive(requests, receiver, site.node_id, opened.instruction_id)
+                self._spool.count(run_id, received=receiver.received_bytes - before)
+                complete = receiver.complete
+                if complete:
+                    await asyncio.to_thread(receiver.finish)
+                return pb.UploadState(received_bytes=receiver.received_bytes, complete=complete)
+        except MeadowError as error:
+            await abort(context, error)
+
+    @contextmanager
+    def _transfer(self, node_id: int) -> Iterator[None]:
+        if self._transfers[node_id] >= TRANSFERS_AT_ONCE_MAX:
+            raise LimitError(f"more than {TRANSFERS_AT_ONCE_MAX} transfers at once")
+        self._transfers[node_id] += 1
+        try:
+            yield
+        finally:
+            self._transfers[node_id] -= 1
+
+    def _open(self, run_id: int, opened: pb.UploadOpen) -> Receiver:
+        folder = self._spool.make_room(run_id, opened.instruction_id, opened.blob)
+        return Receiver(folder, opened.blob, size_max=self._spool.blob_bytes_max)
+
+    async def _receive(
+        self,
+        requests: AsyncIterator[bytes],
+        receiver: Receiver,
+        node_id: int,
+        instruction_id: str,
+    ) -> None:
+        batch: list[bytes] = []
+        async for message in requests:
+            batch.append(message)
+            if len(batch) == PIECES_PER_HOP:
+                self._dispatcher.renew_lease(node_id, instruction_id)
+                await asyncio.to_thread(_write, receiver, batch)
+                batch = []
+        await asyncio.to_thread(_write, receiver, batch)
+
+
+def _take(pieces: Iterator[Piece]) -> list[Piece]:
+    return list(islice(pieces, PIECES_PER_HOP))
+
+
+def _write(receiver: Receiver, batch: list[bytes]) -> None:
+    for message in batch:
+        piece = unpack_upload(message)
+        if not isinstance(piece, Piece):
+            raise ProtocolError("an upload opens once")
+        receiver.write(piece)

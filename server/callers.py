@@ -1,0 +1,97 @@
+"""Who is calling: certificates that the TLS handshake has verified, and what they may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from ..errors import IdentityError, LimitError, MeadowError, ProtocolError, StoreError
+from ..transport.identity import Identity, Role, peer_identity
+from .denials import Denials
+from .journal import SiteRow
+from .links import Links
+
+__all__ = ["REVOKED", "Callers", "Context", "abort", "caller"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+REVOKED = "this client was revoked; ask the server's operator for a new token"
+
+
+def caller(context: Context, *, role: Role) -> Identity:
+    """Return who is calling.
+
+    Raises:
+        IdentityError: there is no certificate, or it was issued for another role.
+    """
+    identity = peer_identity(context.auth_context())
+    if identity.role != role:
+        raise IdentityError(f"{identity.name} is {identity.role!r}, not {role!r}")
+    return identity
+
+
+class Callers:
+    """Admits enrolled clients, and writes down who was turned away."""
+
+    def __init__(self, links: Links, denials: Denials, *, clock: Callable[[], float]) -> None:
+        self._links = links
+        self._denials = denials
+        self._clock = clock
+
+    async def site(self, context: Context, *, claimed: str | None = None) -> SiteRow:
+        """Return the caller's site; end the call if it may not be here.
+
+        A connection may outlive its certificate, so this is asked at every call.
+        """
+        try:
+            identity = caller(context, role="client")
+        except IdentityError as error:
+            await self._denials.record({"call": "fleet", "reason": str(error)})
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        site = self._links.site(identity.name)
+        problem = _problem(site, identity, claimed, self._clock())
+        if site is None or problem:
+            said = None if claimed is None else claimed[:80]
+            detail = {"client": identity.name, "claimed": said, "reason": problem}
+            await self._denials.record(detail, caller=identity.name)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem or "unknown client")
+        return site
+
+    async def admin(self, context: Context) -> None:
+        """End the call unless an administrator makes it."""
+        try:
+            caller(context, role="admin")
+        except IdentityError as error:
+            await self._denials.record({"call": "admin", "reason": str(error)})
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+
+
+def _problem(
+    site: SiteRow | None, identity: Identity, claimed: str | None, now_s: float
+) -> str | None:
+    if site is None:
+        return f"client {identity.name!r} is not enrolled here"
+    if claimed is not None and claimed != identity.name:
+        return f"the certificate is {identity.name!r}, not {claimed[:80]!r}"
+    if site.revoked_at_s is not None:
+        return REVOKED
+    if identity.serial not in (site.serial, site.previous_serial):
+        return f"this certificate of {identity.name!r} was replaced by a newer one"
+    if identity.not_after.timestamp() < now_s:
+        return f"the certificate of {identity.name!r} has expired"
+    return None
+
+
+async def abort(context: Context, error: MeadowError) -> NoReturn:
+    """End a call with an error of ours, as the gRPC status that fits."""
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    if isinstance(error, LimitError):
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    elif isinstance(error, ProtocolError | IdentityError):
+        code = grpc.StatusCode.INVALID_ARGUMENT
+    elif isinstance(error, StoreError):
+        code = grpc.StatusCode.UNAVAILABLE
+    await context.abort(code, str(error))
+    raise AssertionError("abort always raises")

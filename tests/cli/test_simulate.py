@@ -1,0 +1,164 @@
+"""`meadow simulate`: what a person and a program hear, Ctrl-C, and going on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Meadow
+
+INTERRUPTING = """
+import os, signal
+
+accuracy_alone = accuracy
+
+
+def accuracy(outputs, targets):
+    left = int(os.environ.get("BATCHES_UNTIL_CTRL_C", 0))
+    os.environ["BATCHES_UNTIL_CTRL_C"] = str(left - 1)
+    if left == 1:
+        signal.raise_signal(signal.SIGINT)
+    return accuracy_alone(outputs, targets)
+"""
+BATCHES_A_ROUND = 5 * (200 // 20) + 5 + 2
+"""Five clients train in batches of 20 and evaluate once, the server evaluates 500 samples."""
+
+
+@pytest.fixture
+def interruptible(app: Path) -> Path:
+    """An app that can press Ctrl-C itself, in the middle of a round."""
+    text = (app / "task.py").read_text()
+    before, after = text.split("\n\ntask = ")
+    (app / "task.py").write_text(f"{before}{INTERRUPTING}\n\ntask = {after}")
+    return app
+
+
+def test_a_person_reads_a_line_a_round(meadow: Meadow, app: Path) -> None:
+    """Off a terminal: metrics, clients, time and traffic of each round, then where it is."""
+    said = meadow("simulate", "my_app", "--rounds", 2, "--clients", 3, "--out", "run")
+    first, second, last = said.out.splitlines()
+    assert first.startswith("round 1/2  train loss 0.") and second.startswith("round 2/2  train")
+    for part in ("evaluate loss 0.", "server loss 0.", "accuracy 0.", "clients 3  ", " kB out"):
+        assert part in first
+    assert last.startswith("finished 2 rounds in ") and last.endswith(" s; see run")
+    assert (said.code, said.err) == (0, "")
+
+
+def test_a_program_reads_events(meadow: Meadow, app: Path) -> None:
+    """With --format json every line is an event; the last is the summary."""
+    said = meadow("simulate", "my_app", "--rounds", 2, "--out", "run", "--format", "json")
+    kinds = [each["event"] for each in said.objects]
+    assert kinds == ["ready", *["round_started", "round_committed"] * 2, "summary"]
+    assert said.objects[0] == {"event": "ready", "rounds": 2, "folder": "run", "clients": 5}
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert said.objects[-1] == {"event": "summary", "folder": "run", **summary}
+
+
+def test_options_environment_and_settings(
+    meadow: Meadow, app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment lies over the file, --set over the environment, all are in meadow.toml."""
+    monkeypatch.setenv("MEADOW_RUN__ROUNDS", "7")
+    monkeypatch.setenv("MEADOW_TRAINING__BATCH_SIZE", "50")
+    said = meadow("simulate", "my_app", "--seed", 3, "--set", "run.rounds=1", "--out", "run")
+    assert said.code == 0
+    resolved = Path("run/meadow.toml").read_text()
+    for line in ("rounds = 1\n", "batch_size = 50\n", "seed = 3\n"):
+        assert line in resolved
+
+
+def test_a_run_without_a_folder_is_below_runs(meadow: Meadow, app: Path) -> None:
+    """Without --out a run has a folder of its own, which the last line names."""
+    said = meadow("simulate", "my_app", "--rounds", 1)
+    (folder,) = Path("runs").iterdir()
+    assert said.out.splitlines()[-1].endswith(f"see {folder}")
+    assert folder.name.startswith("my_app-2")
+
+
+def test_ctrl_c_and_resume_give_the_model_of_one_run(
+    meadow: Meadow, interruptible: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the run after its round; --resume goes on, and no byte differs."""
+    monkeypatch.setenv("MEADOW_TRAINING__MOMENTUM", "0.5")
+    assert meadow("simulate", "my_app", "--out", "whole").code == 0
+    monkeypatch.setenv("BATCHES_UNTIL_CTRL_C", str(3 * BATCHES_A_ROUND - 10))
+    stopped = meadow("simulate", "my_app", "--out", "run")
+    assert stopped.code == 0
+    assert "stopping after this round; press Ctrl-C again to stop at once" in stopped.out
+    again = "stopped after round 3; continue with:  meadow simulate --resume run"
+    assert stopped.out.splitlines()[-1] == again
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("stopped", 3)
+    monkeypatch.delenv("MEADOW_TRAINING__MOMENTUM")  # the run keeps what it began with
+    resumed = meadow("simulate", "--resume", "run")
+    assert resumed.out.splitlines()[0] == "going on after round 3"
+    assert resumed.out.splitlines()[1].startswith("round 4/10 ")
+    whole = Path("whole/model.safetensors").read_bytes()
+    assert Path("run/model.safetensors").read_bytes() == whole
+
+
+def test_the_second_ctrl_c_stops_at_once(
+    meadow: Meadow, interruptible: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round under way is given up; the committed ones stay."""
+    task = (interruptible / "task.py").read_text()
+    (interruptible / "task.py").write_text(task.replace("left == 1", "left in (1, 2)"))
+    monkeypatch.setenv("BATCHES_UNTIL_CTRL_C", str(3 * BATCHES_A_ROUND - 10))
+    stopped = meadow("simulate", "my_app", "--out", "run", "--format", "json")
+    assert stopped.code == 0
+    (summary,) = stopped.events("summary")
+    assert (summary["status"], summary["cause"], summary["rounds"]) == ("stopped", "interrupted", 2)
+
+
+FAULTS = {
+    "the data are not there": (
+        "return meadow.ClientData(train=samples(site.index, 200)",
+        'raise OSError("no disk")\n    return meadow.ClientData(train=samples(site.index, 200)',
+        "round 1: quorum not met: 0 of 2 updates (clients 1, 2, 3, 4, 5: OSError: no disk "
+        "(task.py, line ",
+    ),
+    "the model cannot be built": (
+        "return nn.Sequential(",
+        'raise ValueError("no such layer")\n    return nn.Sequential(',
+        "the app raised ValueError: no such layer (task.py, line 9)",
+    ),
+    "the loss is one number": (
+        ', reduction="none"',
+        "",
+        "loss must give one value per example, shape (256,), got (); for torch's losses say",
+    ),
+    "training diverges": (
+        "nn.functional.cross_entropy(",
+        "float('inf') * nn.functional.cross_entropy(",
+        "the training loss is",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_run_says_the_cause_and_the_next_step(
+    meadow: Meadow, app: Path, fault: str
+) -> None:
+    """Exit code 1; the error names the cause and the place in the app, and how to go on."""
+    before, after, sentence = FAULTS[fault]
+    text = (app / "task.py").read_text()
+    assert before in text
+    (app / "task.py").write_text(text.replace(before, after))
+    said = meadow("simulate", "my_app", "--out", "run")
+    assert said.code == 1
+    cause, step = said.err.splitlines()
+    assert cause.startswith("meadow: ") and sentence in cause
+    assert step == "continue after a repair:  meadow simulate --resume run"
+    assert "Traceback" not in said.out + said.err
+
+
+def test_an_app_that_does_not_load_leaves_nothing(meadow: Meadow, app: Path) -> None:
+    """Exit code 2, one line with the place, and no run folder."""
+    (app / "task.py").write_text("import nowhere\n")
+    said = meadow("simulate", "my_app")
+    assert (said.code, said.out) == (2, "")
+    assert "No module named 'nowhere' (task.py, line 1); is 'nowhere' installed" in said.err
+    assert said.err.count("\n") == 1
+    assert not Path("runs").exists()
