@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from ..memory import keep_freed_memory
 from ..errors import ConfigError
 from .output import Format, FormatOption, moment, say, show_rows
 
@@ -84,6 +85,7 @@ def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
         say(format, text, **about, **event.detail)
 
     async def serve() -> None:
+        keep_freed_memory()
         agent = Agent(dir, report=report)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

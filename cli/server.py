@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ..errors import MeadowError
+from ..memory import keep_freed_memory
 from ..server.home import ServerHome
 from ..transport import fleet_pb2 as pb
 from ..transport.identity import check_client_name, fingerprint_of
@@ -60,6 +61,7 @@ def start(
     """Run the daemon in the foreground; SIGTERM or Ctrl-C drains and stops it."""
     from ..server.daemon import Daemon  # imports grpc's server side
 
+    keep_freed_memory()
     home = ServerHome(dir, fleet_port=fleet_port, enroll_port=enroll_port)
 
     def ready(addresses: dict[str, str]) -> None:

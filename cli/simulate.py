@@ -42,9 +42,9 @@ def simulate(
         )
     from ..simulations import run  # imports torch; the command's help need not
 
-    named = folder if resume is None else resume
-    assert named is not None
-    with RunView(named.resolve().name, format=format) as view:
+    about = folder if resume is None else resume
+    assert about is not None
+    with RunView(about.resolve().name, format=format) as view:
         if resume is not None:
             target = resume
             summary = run.resume(resume, on_event=view.show)
@@ -69,7 +69,11 @@ def simulate(
 def _conclude(summary: dict[str, Any], target: Path, format: Format) -> None:
     again = f"meadow simulate --resume {target}"
     if summary["status"] == "failed":
-        raise MeadowError(f"{summary['cause']}\ncontinue after a repair:  {again}")
+        rounds = summary["rounds"]
+        step = f"go on after round {rounds} with the same app:  {again}"
+        if not rounds:
+            step = "no round was completed; repair the cause, and simulate anew"
+        raise MeadowError(f"{summary['cause']}\n{step}")
     if summary["status"] == "stopped":
         text = f"stopped after round {summary['rounds']}; continue with:  {again}"
     else:

@@ -24,16 +24,21 @@ DEVICE_VARIABLE = "MEADOW_DEVICE"
 _OWN_KEYS = ("site-index", "site-count", "partition-id", "num-partitions")
 
 
-def client_app(task: Task, *, device: str | None = None) -> ClientApp:
+def client_app(
+    task: Task, *, device: str | None = None, copies: bool = True
+) -> ClientApp:
     """Return a Flower ClientApp for `task`; it also runs under Flower alone.
 
     It answers "train" with the params after training, "evaluate" with metrics, and "query" with
     the numbers of samples. Which site it is, the Context says: `node_config["site-index"]` and
     `["site-count"]`, or Flower's "partition-id" and "num-partitions".
 
+    Without `copies` the params in a reply may be the trained module's own memory, good until the
+    next message: for a process that sends them at once.
+
     `device` is "auto", "cpu" or a GPU as "cuda:0"; by default what MEADOW_DEVICE says, or "auto".
     """
-    sites = _Sites(task, device or os.environ.get(DEVICE_VARIABLE, "auto"))
+    sites = _Sites(task, device or os.environ.get(DEVICE_VARIABLE, "auto"), copies)
     app = ClientApp()
 
     @app.train()
@@ -57,8 +62,9 @@ class _Sites:
     torch is imported at the first message, so that an app can be looked at without it.
     """
 
-    def __init__(self, task: Task, device: str) -> None:
+    def __init__(self, task: Task, device: str, copies: bool) -> None:
         self._task = task
+        self._copies = copies
         self._wanted = device
         self._make: Any = None
         self._kept: OrderedDict[tuple[Any, ...], LocalSite] = OrderedDict()
@@ -81,7 +87,9 @@ class _Sites:
 
             device = choose_device(self._wanted)
             module = WarmModule(self._task, device)
-            self._make = lambda site: LocalSite(self._task, site, device=device, module=module)
+            self._make = lambda site: LocalSite(
+                self._task, site, device=device, module=module, copies=self._copies
+            )
         made: LocalSite = self._make(site)
         return made
 

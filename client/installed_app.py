@@ -13,16 +13,17 @@ from ..apps import App
 from ..errors import AppError
 from ..flower import identify_process, rebuild_message, set_message_id
 from ..transport.blobs import blob_path
-from ..transport.codec import BlobWriter, decode, encode
+from ..transport.codec import decode, encode
+from ..transport.content import pack_content, unpack_content
 from ..transport.entries import unpack_entries
 from ..transport.fleet_pb2 import (
-    Envelope,
     Inspection,
     Instruction,
     TrainingDone,
     TrainingStart,
     TrainingWork,
 )
+from ..transport.writer import BlobWriter
 
 __all__ = ["InstalledApp"]
 
@@ -59,7 +60,7 @@ class InstalledApp:
         from .trainer import choose_device  # torch, which a plain Flower app may do without
 
         device = choose_device(start.device)
-        return cls(app, client_app(app.load_task(), device=device), start, device)
+        return cls(app, client_app(app.load_task(), device=device, copies=False), start, device)
 
     def execute(self, work: TrainingWork) -> TrainingDone:
         """Execute one instruction.
@@ -71,7 +72,8 @@ class InstalledApp:
         instruction = work.instruction
         blobs, states = Path(work.blob_dir), Path(work.state_dir)
         message = decode(instruction.envelope, lambda blob: blob_path(blobs, blob.id))
-        context = self._context(instruction, _unpack_state(work.state, states))
+        state = unpack_content(work.state, states) if work.state else RecordDict()
+        context = self._context(instruction, state)
         reply = self._client_app(message, context)
         if not isinstance(reply, Message):
             raise AppError(f"the app answered with a {type(reply).__name__}, not a Message")
@@ -79,8 +81,12 @@ class InstalledApp:
         return TrainingDone(
             instruction_id=instruction.id,
             envelope=encode(reply, BlobWriter(Path(work.reply_dir))),
-            state=_pack_state(context, states),
+            state=_packed(context.state, states),
         )
+
+    def explain(self, error: BaseException) -> str:
+        """Return one line on what the app raised, and where."""
+        return self._app.explain(error)
 
     def inspect(self) -> Inspection:
         """Load the owner's data and count it, where the app says how.
@@ -112,17 +118,8 @@ class InstalledApp:
         )
 
 
-def _unpack_state(state: bytes, folder: Path) -> RecordDict:
+def _packed(state: RecordDict, folder: Path) -> bytes:
     if not state:
-        return RecordDict()
-    envelope = Envelope.FromString(state)
-    return decode(envelope, lambda blob: blob_path(folder, blob.id)).content
-
-
-def _pack_state(context: Context, folder: Path) -> bytes:
-    if not context.state:
         return b""
     folder.mkdir(parents=True, exist_ok=True)
-    metadata = Metadata(context.run_id, "state", 0, 0, "", "", 0.0, 0.0, "query")
-    message = rebuild_message(metadata, context.state)
-    return encode(message, BlobWriter(folder)).SerializeToString()
+    return pack_content(state, BlobWriter(folder))

@@ -26,11 +26,14 @@ __all__ = ["LocalSite"]
 class LocalSite:
     """Answers a server's messages with one site's data, which are loaded when first needed."""
 
-    def __init__(self, task: Task, site: Site, *, device: str, module: WarmModule) -> None:
+    def __init__(
+        self, task: Task, site: Site, *, device: str, module: WarmModule, copies: bool
+    ) -> None:
         self._task = task
         self._site = site
         self._device = device
         self._module = module
+        self._copies = copies
         self._data: ClientData | None = None
 
     def train(self, message: Message, *, client: int) -> Message:
@@ -42,7 +45,7 @@ class LocalSite:
             self._task, module, data, settings, client=client, device=self._device
         )
         metrics = MetricRecord({"num-examples": examples, **means})
-        arrays = params_to_arrays(params_of_module(module))
+        arrays = params_to_arrays(params_of_module(module, copy=self._copies))
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     def evaluate(self, message: Message) -> Message:

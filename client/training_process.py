@@ -11,7 +11,8 @@ import os
 import threading
 import traceback
 
-from ..errors import ProtocolError
+from ..errors import MeadowError, ProtocolError
+from ..memory import keep_freed_memory
 from ..transport.fleet_pb2 import (
     AgentOrder,
     Inspection,
@@ -66,6 +67,7 @@ class _Pulse:
 
 def main() -> None:
     """Serve the agent at the other end of an inherited socket until it is gone."""
+    keep_freed_memory()
     parser = argparse.ArgumentParser(prog="meadow.client.training_process")
     parser.add_argument("--fd", type=int, required=True)
     pipe: Pipe[AgentOrder, TrainerMessage] = Pipe.inherited(parser.parse_args().fd, AgentOrder)
@@ -103,7 +105,7 @@ def _execute(app: InstalledApp, work: TrainingWork) -> TrainingDone:
         return app.execute(work)
     except ANYTHING as error:
         traceback.print_exc()
-        envelope = failure(work.instruction, APP_RAISED, _last_line(error))
+        envelope = failure(work.instruction, APP_RAISED, app.explain(error))
         return TrainingDone(instruction_id=work.instruction.id, envelope=envelope, state=work.state)
 
 
@@ -112,10 +114,12 @@ def _inspect(app: InstalledApp) -> Inspection:
         return app.inspect()
     except ANYTHING as error:
         traceback.print_exc()
-        return Inspection(problem=_last_line(error))
+        return Inspection(problem=app.explain(error))
 
 
 def _last_line(error: BaseException) -> str:
+    if isinstance(error, MeadowError):
+        return str(error)
     return traceback.format_exception_only(error)[-1].strip()
 
 

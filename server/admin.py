@@ -18,6 +18,7 @@ from ..errors import AppError, MeadowError
 from ..transport import fleet_pb2 as pb
 from ..transport.fleet_pb2_grpc import AdminServicer
 from .callers import REVOKED, Callers, Context
+from .dispatch import Dispatcher
 from .journal import Journal, RunRow, SiteRow
 from .links import Links
 from .supervisor import Supervisor
@@ -28,6 +29,7 @@ __all__ = ["APP_ZIP_BYTES_MAX", "AdminService"]
 APP_ZIP_BYTES_MAX = 64 << 20
 PULL_CHUNK_BYTES = 1 << 20
 APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RUN_ID_MAX = (1 << 63) - 1
 OVER = ("finished", "stopped", "failed")
 
 
@@ -40,6 +42,7 @@ class AdminService(AdminServicer):
         thread: JournalThread,
         links: Links,
         supervisor: Supervisor,
+        dispatcher: Dispatcher,
         callers: Callers,
         *,
         clock: Callable[[], float],
@@ -48,6 +51,7 @@ class AdminService(AdminServicer):
         self._thread = thread
         self._links = links
         self._supervisor = supervisor
+        self._dispatcher = dispatcher
         self._callers = callers
         self._clock = clock
         self._started_at_s = clock()
@@ -82,6 +86,7 @@ class AdminService(AdminServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         self._links.update(site)
         self._links.cut_off(site.node_id, REVOKED)
+        await self._dispatcher.give_up(site.node_id, f"{site.name} was revoked")
         detail = json.dumps({"client": site.name})
         await self._thread(self._journal.record, 0, "revoked", detail, now_s=self._clock())
         return self._site(site)
@@ -208,7 +213,8 @@ class AdminService(AdminServicer):
                     yield pb.PullMessage(data=data)
 
     async def _row(self, run_id: int, context: Context) -> RunRow:
-        run = await self._thread(self._journal.run, run_id)
+        known = run_id <= RUN_ID_MAX
+        run = await self._thread(self._journal.run, run_id) if known else None
         if run is None:
             text = f"there is no run {run_id}; `meadow run list` shows them"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)

@@ -10,9 +10,9 @@ from itertools import islice
 
 import grpc
 
-from ..errors import LimitError, MeadowError, ProtocolError
+from ..errors import LimitError, MeadowError, ProtocolError, UnreachableError
 from ..transport import fleet_pb2 as pb
-from ..transport.blobs import Receiver, blob_path, chunks
+from ..transport.blobs import CHUNK_BYTES_MAX, Receiver, blob_path, chunks
 from ..transport.chunk_wire import Piece, pack_chunk, unpack_upload
 from .callers import Callers, Context, abort
 from .dispatch import Dispatcher
@@ -21,6 +21,7 @@ from .spool import Spool
 __all__ = ["BulkService"]
 
 PIECES_PER_HOP = 4
+CHUNK_MESSAGE_BYTES_MAX = CHUNK_BYTES_MAX + 64
 TRANSFERS_AT_ONCE_MAX = 8
 """Of one client: each holds a few chunks in memory."""
 
@@ -102,7 +103,8 @@ class BulkService:
     @contextmanager
     def _transfer(self, node_id: int) -> Iterator[None]:
         if self._transfers[node_id] >= TRANSFERS_AT_ONCE_MAX:
-            raise LimitError(f"more than {TRANSFERS_AT_ONCE_MAX} transfers at once")
+            text = f"{TRANSFERS_AT_ONCE_MAX} transfers are under way already; try again"
+            raise UnreachableError(text)  # an agent waits and tries again
         self._transfers[node_id] += 1
         try:
             yield
@@ -122,6 +124,9 @@ class BulkService:
     ) -> None:
         batch: list[bytes] = []
         async for message in requests:
+            if len(message) > CHUNK_MESSAGE_BYTES_MAX:  # before more of them are held
+                text = f"a chunk of {len(message)} bytes exceeds {CHUNK_BYTES_MAX}"
+                raise LimitError(text)
             batch.append(message)
             if len(batch) == PIECES_PER_HOP:
                 self._dispatcher.renew_lease(node_id, instruction_id)

@@ -8,7 +8,14 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from ..errors import IdentityError, LimitError, MeadowError, ProtocolError, StoreError
+from ..errors import (
+    IdentityError,
+    LimitError,
+    MeadowError,
+    ProtocolError,
+    StoreError,
+    UnreachableError,
+)
 from ..transport.identity import Identity, Role, peer_identity
 from .denials import Denials
 from .journal import SiteRow
@@ -91,7 +98,7 @@ async def abort(context: Context, error: MeadowError) -> NoReturn:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
     elif isinstance(error, ProtocolError | IdentityError):
         code = grpc.StatusCode.INVALID_ARGUMENT
-    elif isinstance(error, StoreError):
+    elif isinstance(error, StoreError | UnreachableError):
         code = grpc.StatusCode.UNAVAILABLE
     await context.abort(code, str(error))
     raise AssertionError("abort always raises")

@@ -41,6 +41,7 @@ ENROLL_MESSAGE_BYTES_MAX = 64 << 10
 DRAIN_S = 10.0
 STREAMS_PER_CONNECTION_MAX = 64
 ENROLLMENTS_AT_ONCE_MAX = 64
+ENROLL_CONNECTION_MS_MAX = 30_000
 
 
 class Daemon:
@@ -119,8 +120,9 @@ class Daemon:
             lease_s=config.lease_s, clock=self._clock,
         )  # fmt: skip
         admin = AdminService(
-            self._journal, self._thread, self._links, self._supervisor, callers, clock=self._clock
-        )
+            self._journal, self._thread, self._links, self._supervisor, self._dispatcher, callers,
+            clock=self._clock,
+        )  # fmt: skip
         bulk = BulkService(callers, self._dispatcher, self._spool)
         handlers = {**service.handlers(), **bulk.handlers()}
         fleet.add_generic_rpc_handlers(
@@ -128,12 +130,17 @@ class Daemon:
         )
         add_AdminServicer_to_server(admin, fleet)
         enroll = grpc.aio.server(
-            options=_options(ENROLL_MESSAGE_BYTES_MAX),
+            options=[
+                *_options(ENROLL_MESSAGE_BYTES_MAX),
+                ("grpc.max_connection_age_ms", ENROLL_CONNECTION_MS_MAX),
+                ("grpc.max_connection_age_grace_ms", ENROLL_CONNECTION_MS_MAX),
+            ],  # so that nobody takes up all of the calls for long
             maximum_concurrent_rpcs=ENROLLMENTS_AT_ONCE_MAX,
         )
-        add_EnrollmentServicer_to_server(
-            EnrollmentService(self._journal, self._thread, self._issuer, clock=self._clock), enroll
+        enrollment = EnrollmentService(
+            self._journal, self._thread, self._issuer, denials, clock=self._clock
         )
+        add_EnrollmentServicer_to_server(enrollment, enroll)
         ca_pem = self._home.authority.certificate_pem
         mutual = server_credentials(self._server_pair, ca_pem=ca_pem)
         one_way = server_credentials(self._server_pair, ca_pem=None)

@@ -12,11 +12,12 @@ import grpc.aio
 
 from ..errors import IdentityError, MeadowError
 from ..transport import fleet_pb2 as pb
-from ..transport.fleet_pb2_grpc import EnrollmentServicer
 from ..transport.authority import Authority
+from ..transport.fleet_pb2_grpc import EnrollmentServicer
 from ..transport.identity import identity_of
 from ..transport.keys import requested_key
 from ..transport.tokens import hash_token
+from .denials import Denials
 from .journal import Journal
 from .links import Links
 from .threads import JournalThread
@@ -83,12 +84,14 @@ class EnrollmentService(EnrollmentServicer):
         journal: Journal,
         thread: JournalThread,
         issuer: CertificateIssuer,
+        denials: Denials,
         *,
         clock: Callable[[], float],
     ) -> None:
         self._journal = journal
         self._thread = thread
         self._issuer = issuer
+        self._denials = denials
         self._clock = clock
 
     async def Enroll(
@@ -98,11 +101,14 @@ class EnrollmentService(EnrollmentServicer):
         now_s = self._clock()
         try:
             requested_key(request.csr_pem)  # a malformed request must not use up the token
+        except IdentityError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
             token_hash = hash_token(request.token)
             site = await self._thread(self._journal.redeem, token_hash, now_s=now_s)
             certificate = await self._issuer.certify(site.name, request.csr_pem)
         except IdentityError as error:
-            await self._record("enrollment_refused", {"reason": str(error)})
+            await self._denials.record({"reason": str(error)}, kind="enrollment_refused")
             text = "the token is not valid: unknown, used or expired; ask for a new one"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
         except MeadowError as error:

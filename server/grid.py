@@ -176,7 +176,8 @@ class FleetGrid(Grid):
 
         try:
             return decode(item.envelope, path_of)
-        except Exception as error:  # noqa: BLE001  # whatever a peer's bytes bring about, the run goes on
+        except Exception as error:  # noqa: BLE001
+            # Whatever a peer's bytes bring about, the run goes on.
             text = f"the reply cannot be read: {error}"[:REASON_CHARS_MAX]
             failure = pb.AppError(code=REPLY_UNREADABLE, reason=text)
             return decode(pb.Envelope(metadata=item.envelope.metadata, error=failure), path_of)

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class AdminIdentity:
     address: str
     ca_pem: bytes
     certificate_pem: bytes
-    key_pem: bytes
+    key_pem: bytes = field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> AdminIdentity:

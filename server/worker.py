@@ -17,6 +17,7 @@ from typing import Any
 from ..apps import App
 from ..errors import MeadowError
 from ..flower import identify_process
+from ..memory import keep_freed_memory
 from ..transport import fleet_pb2 as pb
 from ..transport.entries import pack_entries
 from ..transport.pipe import Pipe
@@ -32,6 +33,7 @@ SERVER_NODE_ID = 0
 
 def main(fd: int) -> int:
     """Run one worker to its end; returns the exit code."""
+    keep_freed_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     channel = Channel(Pipe.inherited(fd, pb.DaemonMessage))
     start = channel.start()

@@ -24,8 +24,10 @@ WRONG = {
     "bad format": (["new", "x", "--format", "xml"], "'xml' is not one of 'text', 'json'"),
     "unknown key": (
         ["simulate", "my_app", "--set", "training.learning_rat=1"],
-        "--set training.learning_rat=1: training.learning_rat is not a known key; did you mean "
-        "training.learning_rate?",
+        (
+            "--set training.learning_rat=1: training.learning_rat is not a known key; did you mean "
+            "training.learning_rate?"
+        ),
     ),
     "bad value": (
         ["simulate", "my_app", "--set", "training.learning_rate=-1"],

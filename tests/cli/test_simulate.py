@@ -23,7 +23,8 @@ def accuracy(outputs, targets):
     return accuracy_alone(outputs, targets)
 """
 BATCHES_A_ROUND = 5 * (200 // 20) + 5 + 2
-"""Five clients train in batches of 20 and evaluate once, the server evaluates 500 samples."""
+"""Five clients train in batches of 20 and evaluate once; the server has two batches, and evaluates
+them before the first round, too."""
 
 
 @pytest.fixture
@@ -116,8 +117,10 @@ FAULTS = {
     "the data are not there": (
         "return meadow.ClientData(train=samples(site.index, 200)",
         'raise OSError("no disk")\n    return meadow.ClientData(train=samples(site.index, 200)',
-        "round 1: quorum not met: 0 of 2 updates (clients 1, 2, 3, 4, 5: OSError: no disk "
-        "(task.py, line ",
+        (
+            "round 1: quorum not met: 0 of 2 updates (clients 1, 2, 3, 4, 5: OSError: no disk "
+            "(task.py, line "
+        ),
     ),
     "the model cannot be built": (
         "return nn.Sequential(",
@@ -150,8 +153,25 @@ def test_a_failed_run_says_the_cause_and_the_next_step(
     assert said.code == 1
     cause, step = said.err.splitlines()
     assert cause.startswith("meadow: ") and sentence in cause
-    assert step == "continue after a repair:  meadow simulate --resume run"
+    assert step == "no round was completed; repair the cause, and simulate anew"
     assert "Traceback" not in said.out + said.err
+
+
+def test_a_run_that_fails_later_can_go_on(
+    meadow: Meadow, interruptible: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the cause is gone, --resume goes on after the last good round."""
+    task = (interruptible / "task.py").read_text()
+    failing = task.replace("signal.raise_signal(signal.SIGINT)", 'os.stat("no server data")')
+    (interruptible / "task.py").write_text(failing)
+    monkeypatch.setenv("BATCHES_UNTIL_CTRL_C", str(2 + 3 * BATCHES_A_ROUND))  # the last of round 3
+    said = meadow("simulate", "my_app", "--out", "run", "--rounds", 4)
+    assert said.code == 1
+    cause, step = said.err.splitlines()
+    assert "the app raised FileNotFoundError: [Errno 2] No such file" in cause
+    assert step == "go on after round 2 with the same app:  meadow simulate --resume run"
+    assert meadow("simulate", "--resume", "run").code == 0
+    assert json.loads(Path("run/summary.json").read_text())["rounds"] == 4
 
 
 def test_an_app_that_does_not_load_leaves_nothing(meadow: Meadow, app: Path) -> None:

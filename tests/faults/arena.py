@@ -153,14 +153,15 @@ class Arena:
 
     # ------------------------------------------------------------------ rounds
 
-    def play(self, *acts: tuple[RawClient, Act]) -> Played:
+    def play(self, *acts: tuple[RawClient, Act], agents: int = 0) -> Played:
         """Play a round: each guest acts, then the honest clients answer.
 
-        Whatever a guest's act does, the round is brought to its end; its exception is raised then.
+        `agents` others take part and answer by themselves. Whatever a guest's act does, the round
+        is brought to its end; its exception is raised then.
         """
         while True:
             instructions = [self._instruction(client) for client in self.honest]
-            if instructions[0].cohort_clients == len(self.honest) + len(acts):
+            if instructions[0].cohort_clients == len(self.honest) + len(acts) + agents:
                 break
             self._finish(instructions)  # drawn before the guests were there
         failure: BaseException | None = None

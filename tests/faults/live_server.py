@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -131,6 +131,14 @@ OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_retries", 0),
 ]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for something that the daemon does and tells nobody."""
+    deadline_s = time.monotonic() + CALL_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen"
+        time.sleep(0.005)
 
 
 def name_of(pair: KeyPair) -> str:

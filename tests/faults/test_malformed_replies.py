@@ -127,6 +127,12 @@ def metric_of_bytes(client: RawClient, id_: str, params: dict[str, np.ndarray]) 
     client.reply(id_, arrays, metrics_of({**ONE, "loss": b"\x80\x04cos\nsystem\n."}))
 
 
+def examples_true(client: RawClient, id_: str, params: dict[str, np.ndarray]) -> None:
+    """Say that there were examples, but not how many."""
+    arrays, _ = records(client, id_, params)
+    client.reply(id_, arrays, metrics_of({"num-examples": True}))
+
+
 def metric_of_no_kind(client: RawClient, id_: str, params: dict[str, np.ndarray]) -> None:
     """Report a value that is nothing."""
     arrays, metrics = records(client, id_, params)
@@ -177,7 +183,7 @@ MALFORMED: dict[str, Say] = {
         for say in (
             two_of_a_name, of_no_kind, two_updates, error_and_update, long_error, long_refusal,
             nothing, empty, not_uploaded, many_records, many_metrics, fat_metrics, metric_twice,
-            metric_of_bytes, metric_of_no_kind, hostile_name, long_name, other_names, other_size,
+            metric_of_bytes, metric_of_no_kind, examples_true, hostile_name, long_name, other_names, other_size,
         )
     },
 }  # fmt: skip

@@ -1,0 +1,163 @@
+"""Case 10: too large, or not as large as it says: refused before anything is allocated."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+
+from meadow.transport import fleet_pb2 as pb
+from meadow.transport.fleet_pb2_grpc import EnrollmentStub
+
+from .arena import Arena
+from .live_server import BLOB_BYTES_MAX, CALL_S, LiveServer, refused, wait_until
+from .raw_client import RawClient, blob_of, upload_messages
+from .test_bad_updates import ALONE
+from .test_streams import refuse
+
+MEMORY_BYTES_MAX = 48 << 20
+"""What the daemon may take for any of these; each of them speaks of much more."""
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def piece(data: bytes, **changes: int) -> pb.UploadMessage:
+    """Return a chunk, true but for `changes`."""
+    fields = {"offset": 0, "crc32": zlib.crc32(data), **changes}
+    return pb.UploadMessage(chunk=pb.Chunk(data=data, **fields))
+
+
+def attack(arena: Arena, mallory: RawClient, act: Callable[[RawClient, str], object]) -> None:
+    """Do something in a round; it costs little memory, and the honest count as ever."""
+    before = arena.server.resident_bytes()
+
+    def whole(client: RawClient, instruction: pb.Instruction) -> None:
+        act(client, instruction.id)
+        refuse(client, instruction.id)
+
+    played = arena.play((mallory, whole))
+    assert played.counted == ALONE
+    assert played.told("client_failed")["client"] == mallory.node_id
+    assert arena.server.resident_bytes() - before < MEMORY_BYTES_MAX
+
+
+def test_message(arena: Arena, mallory: RawClient) -> None:
+    """A message beyond the limit ends its stream; the client may come back."""
+
+    def act(client: RawClient, id_: str) -> None:
+        assert client.stream is not None
+        client.stream.send(pb.AgentMessage(reply=pb.Reply(refused="x" * (200 << 20))))
+        assert client.stream.ended().code() in (EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+        client.connect()
+
+    attack(arena, mallory, act)
+
+
+@pytest.mark.parametrize("size", [BLOB_BYTES_MAX + 1, 1 << 62, (1 << 64) - 1])
+def test_declared_size(arena: Arena, mallory: RawClient, size: int) -> None:
+    """A blob that is declared too large is refused when it is declared."""
+
+    def act(client: RawClient, id_: str) -> None:
+        blob = blob_of(b"", size_bytes=size)
+        with refused(EXHAUSTED, match=str(size)):
+            client.stub.Upload(upload_messages(id_, blob, b"x"), timeout=CALL_S)
+
+    attack(arena, mallory, act)
+
+
+def test_declared_and_not_sent(arena: Arena, mallory: RawClient) -> None:
+    """A large blob that is declared, and of which a byte comes, takes up a byte."""
+
+    def act(client: RawClient, id_: str) -> None:
+        blob = blob_of(b"x", size_bytes=BLOB_BYTES_MAX)
+        state = client.stub.Upload(upload_messages(id_, blob, b"x"), timeout=CALL_S)
+        assert (state.received_bytes, state.complete) == (1, False)
+        (part,) = arena.server.folder.glob(f"spool/*/up/*/{blob.id}.part")
+        assert part.stat().st_blocks * 512 < 1 << 16
+
+    attack(arena, mallory, act)
+
+
+CHUNKS = {
+    "too much": (blob_of(b"x" * 10), [piece(b"y" * 100)], EXHAUSTED, "10 were declared"),
+    "large": (blob_of(b"x", size_bytes=9 << 20), [piece(b"y" * (8 << 20))], EXHAUSTED, "chunk of"),
+    "empty": (blob_of(b"xx"), [piece(b"")], EXHAUSTED, "chunk of 0 bytes"),
+    "gap": (blob_of(b"xx"), [piece(b"x", offset=1)], INVALID, "a chunk at 1, not 0"),
+    "corrupt": (blob_of(b"xx"), [piece(b"xx", crc32=5)], INVALID, "is corrupt"),
+    "other bytes": (blob_of(b"xx"), [piece(b"yy")], INVALID, "checksum is not the declared one"),
+}
+
+
+@pytest.mark.parametrize("case", CHUNKS)
+def test_chunks(arena: Arena, mallory: RawClient, case: str) -> None:
+    """Chunks that are not as declared are refused, and not kept."""
+    blob, chunks, code, reason = CHUNKS[case]
+
+    def act(client: RawClient, id_: str) -> None:
+        opening = pb.UploadMessage(open=pb.UploadOpen(instruction_id=id_, blob=blob))
+        with refused(code, match=reason):
+            client.stub.Upload(iter([opening, *chunks]), timeout=CALL_S)
+        assert not list(arena.server.folder.glob(f"spool/*/up/*/{blob.id}.safetensors"))
+
+    attack(arena, mallory, act)
+
+
+def test_many_blobs(arena: Arena, mallory: RawClient) -> None:
+    """One reply cannot fill the disk with blobs: their number and their sum are bounded."""
+
+    def act(client: RawClient, id_: str) -> None:
+        for _ in range(64):
+            client.upload(id_, b"x")
+        with refused(EXHAUSTED, match="at most 64 blobs"):
+            client.upload(id_, b"x")
+
+    attack(arena, mallory, act)
+
+
+def test_sum_of_blobs(arena: Arena, mallory: RawClient) -> None:
+    """Many blobs together are no larger than one may be."""
+
+    def act(client: RawClient, id_: str) -> None:
+        client.upload(id_, b"x")
+        blob = blob_of(b"x", size_bytes=BLOB_BYTES_MAX)
+        with refused(EXHAUSTED, match="exceeds"):
+            client.stub.Upload(upload_messages(id_, blob, b"x"), timeout=CALL_S)
+
+    attack(arena, mallory, act)
+
+
+def test_many_transfers(arena: Arena, mallory: RawClient) -> None:
+    """One client holds few transfers at once, and none of anybody else's."""
+
+    def act(client: RawClient, id_: str) -> None:
+        done = threading.Event()
+
+        def held() -> Iterator[pb.UploadMessage]:
+            yield pb.UploadMessage(open=pb.UploadOpen(instruction_id=id_, blob=blob_of(b"x")))
+            done.wait(CALL_S)
+
+        calls = [client.stub.Upload.future(held(), timeout=CALL_S) for _ in range(8)]
+        try:
+            wait_until(lambda: len(list(arena.server.folder.glob("spool/*/up/*/*.part"))) == 8)
+            with refused(grpc.StatusCode.UNAVAILABLE, match="under way already"):
+                client.upload(id_, b"y")
+        finally:
+            done.set()
+            for call in calls:
+                assert not call.result().complete
+
+    attack(arena, mallory, act)
+
+
+def test_requests_for_certificates(
+    server: LiveServer, arena: Arena, mallory: RawClient
+) -> None:
+    """A signing request of a megabyte is refused, by a stranger and by a client."""
+    with server.enrollment() as channel, refused(EXHAUSTED):
+        EnrollmentStub(channel).Enroll(pb.EnrollRequest(csr_pem=b"x" * (1 << 20)), timeout=CALL_S)
+    with refused(INVALID, match="exceeds"):
+        mallory.stub.Renew(pb.RenewRequest(csr_pem=b"x" * (1 << 20)), timeout=CALL_S)
+    arena.server.serves(arena.honest[0].pair)
