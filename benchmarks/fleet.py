@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +14,15 @@ from meadow.apps import App, pack
 from meadow.cli.admin import admin_stub
 from meadow.transport import fleet_pb2 as pb
 
-__all__ = ["run_to_end"]
+__all__ = ["many_agents", "process_of", "run_to_end", "status_kb"]
 
 
-def run_to_end(server_dir: Path, app: Path, *settings: str) -> list[dict[str, Any]]:
+def run_to_end(
+    server_dir: Path,
+    app: Path,
+    *settings: str,
+    on_event: Callable[[str], None] = lambda kind: None,
+) -> list[dict[str, Any]]:
     """Run an app on a server and return its rows of metrics.jsonl.
 
     Raises:
@@ -24,10 +33,45 @@ def run_to_end(server_dir: Path, app: Path, *settings: str) -> list[dict[str, An
         opened = pb.SubmitOpen(size_bytes=len(archive), name=app.name, settings=settings)
         messages = [pb.SubmitMessage(open=opened), pb.SubmitMessage(zip=archive)]
         run = stub.Submit(iter(messages))
-        for _ in stub.Watch(pb.RunId(id=run.id)):
-            pass
+        for event in stub.Watch(pb.RunId(id=run.id)):
+            on_event(event.kind)
         final = stub.ShowRun(pb.RunId(id=run.id)).run
     if final.status != "finished":
         raise RuntimeError(f"the run {final.status}: {final.cause}")
     lines = (server_dir / "runs" / str(run.id) / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def many_agents(folder: Path, count: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with `count` enrolled agents."""
+    script = Path(__file__).with_name("agents.py")
+    command = [sys.executable, str(script), str(folder), str(count)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(60)
+
+
+def process_of(*words: str) -> int:
+    """Return the id of the process whose command line has all these words, 0 if none has."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if all(any(word in part for part in command) for word in words):
+            return int(folder.name)
+    return 0
+
+
+def status_kb(pid: int, field: str) -> int:
+    """Return a field of /proc/PID/status in kB, for instance VmHWM, the peak resident memory."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)

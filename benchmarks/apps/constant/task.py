@@ -19,7 +19,7 @@ class Vector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.values = nn.Parameter(torch.randn(MODEL_MB * 250_000))
+        self.values = nn.Parameter(torch.randn(max(250, MODEL_MB * 250_000)))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs * self.values.sum()

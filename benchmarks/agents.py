@@ -1,0 +1,104 @@
+"""Many agents in one process, with a trainer that only adds a constant: load for a real server.
+
+`python agents.py FOLDER COUNT` runs until its standard input ends. The agents are enrolled by
+`enroll_many` before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Message, MetricRecord, RecordDict
+from meadow.client.agent import Agent
+from meadow.client.enroll import enroll
+from meadow.flower import params_to_arrays, set_message_id, tensors_of
+from meadow.memory import keep_freed_memory
+from meadow.server.home import ServerHome
+from meadow.transport.blobs import blob_path
+from meadow.transport.codec import BlobWriter, decode, encode
+from meadow.transport.fleet_pb2 import Instruction, TrainingDone
+
+__all__ = ["enroll_many"]
+
+
+def enroll_many(server_dir: Path, folder: Path, app: Path, count: int) -> None:
+    """Invite and enrol `count` clients of a running server."""
+    home = ServerHome(server_dir)
+    fingerprint = home.authority.fingerprint
+    for index in range(count):
+        name = f"agent-{index:03d}"
+        token, _ = home.invite(name, hours=1, now_s=time.time())
+        enroll(
+            folder / name,
+            server=home.listening()["enroll"],
+            token=token,
+            ca_fingerprint=fingerprint,
+            apps=[app],
+        )
+
+
+class AddsConstant:
+    """A trainer whose update is the params plus a number of its own."""
+
+    def __init__(self, constant: float) -> None:
+        self._constant = np.float32(constant)
+
+    async def execute(
+        self,
+        instruction: Instruction,
+        blob_dir: Path,
+        reply_dir: Path,
+        state_dir: Path,
+        state: bytes,
+        step: Callable[[], None],
+    ) -> TrainingDone:
+        """Answer an instruction; one at a time in this process, to bound its memory."""
+        async with ONE:
+            return await asyncio.to_thread(self._answer, instruction, blob_dir, reply_dir)
+
+    def _answer(self, instruction: Instruction, blob_dir: Path, reply_dir: Path) -> TrainingDone:
+        message = decode(instruction.envelope, lambda blob: blob_path(blob_dir, blob.id))
+        tensors = tensors_of(message.content.array_records["arrays"])
+        arrays = {
+            name: np.asarray(t.numpy() + self._constant, dtype=t.dtype)
+            for name, t in tensors.items()
+        }
+        metrics = MetricRecord({"num-examples": 1, "loss": 0.0})
+        content = RecordDict({"arrays": params_to_arrays(arrays), "metrics": metrics})
+        reply = Message(content, reply_to=message)
+        set_message_id(reply, uuid.uuid4().hex)
+        reply_dir.mkdir(parents=True, exist_ok=True)
+        envelope = encode(reply, BlobWriter(reply_dir, fsync=False))
+        return TrainingDone(instruction_id=instruction.id, envelope=envelope)
+
+    async def prepare(self, app: str) -> None:
+        """Nothing to get ready."""
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+ONE = asyncio.Lock()
+
+
+async def _run(folder: Path, count: int) -> None:
+    agents = [
+        Agent(folder / f"agent-{index:03d}", trainer=AddsConstant(0.001 * (index + 1)))
+        for index in range(count)
+    ]
+    tasks = [asyncio.create_task(agent.run()) for agent in agents]
+    await asyncio.to_thread(sys.stdin.read)
+    for agent in agents:
+        agent.stop()
+    await asyncio.gather(*tasks)
+
+
+if __name__ == "__main__":
+    keep_freed_memory()
+    asyncio.run(_run(Path(sys.argv[1]), int(sys.argv[2])))
