@@ -44,7 +44,7 @@ def read_flower_app(path: Path, *, overrides: Sequence[str] = ()) -> FlowerApp:
         reference = components.get(key)
         if not isinstance(reference, str) or reference.count(":") != 1:
             raise ConfigError(
-                f"{path}: tool.flwr.app.components.{key} must be \"module:name\", got {reference!r}"
+                f'{path}: tool.flwr.app.components.{key} must be "module:name", got {reference!r}'
             )
         references[key] = reference
     config = dict(_flatten(section.get("config", {}), path))
@@ -90,7 +90,5 @@ def _override(override: str, config: Mapping[str, Scalar]) -> tuple[str, Scalar]
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise ConfigError(
-            f"--set {override}: {key} must be of type {kind.__name__}, got {value!r}"
-        )
+        raise ConfigError(f"--set {override}: {key} must be of type {kind.__name__}, got {value!r}")
     return key, value

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
+
 from meadow.client.agent import Agent
 from meadow.client.enroll import enroll
 from meadow.flower import params_to_arrays, set_message_id, tensors_of

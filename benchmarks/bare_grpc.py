@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
+
 from meadow.transport.authority import Authority
 from meadow.transport.keys import KeyPair, create_request
 from meadow.transport.tls import channel_credentials, server_credentials

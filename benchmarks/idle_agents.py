@@ -11,13 +11,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from meadow.cli.admin import admin_stub
-from meadow.cli.demo import Federation
-from meadow.transport import fleet_pb2 as pb
-
 from agents import enroll_many
 from fleet import many_agents, process_of, run_to_end
 from report import report
+
+from meadow.cli.admin import admin_stub
+from meadow.cli.demo import Federation
+from meadow.transport import fleet_pb2 as pb
 
 APP = Path(__file__).parent / "apps" / "constant"
 AGENTS = 200

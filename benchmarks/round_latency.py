@@ -13,10 +13,10 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from meadow.cli.demo import Federation
-
 from fleet import run_to_end
 from report import report
+
+from meadow.cli.demo import Federation
 
 APP = Path(__file__).parent / "apps" / "digits"
 WARM_UP_ROUNDS = 3
@@ -25,12 +25,11 @@ CLIENTS = 2
 
 def main() -> None:
     """Measure and print."""
-    with tempfile.TemporaryDirectory() as folder:
-        with Federation(Path(folder), APP) as federation:
-            federation.start_server()
-            for index in range(CLIENTS):
-                federation.add_client(f"site-{index}")
-            rows = run_to_end(federation.server_dir, APP)
+    with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), APP) as federation:
+        federation.start_server()
+        for index in range(CLIENTS):
+            federation.add_client(f"site-{index}")
+        rows = run_to_end(federation.server_dir, APP)
     times_ms = [row["duration_s"] * 1000 for row in rows[WARM_UP_ROUNDS:]]
     accuracy = rows[-1]["evaluate"]["accuracy"]
     figures = {

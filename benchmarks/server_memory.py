@@ -14,11 +14,11 @@ import os
 import tempfile
 from pathlib import Path
 
-from meadow.cli.demo import Federation
-
 from agents import enroll_many
 from fleet import many_agents, process_of, run_to_end, status_kb
 from report import report
+
+from meadow.cli.demo import Federation
 
 APP = Path(__file__).parent / "apps" / "constant"
 AGENTS = (4, 20, 50)
@@ -32,7 +32,7 @@ def main() -> None:
     table, models = [], {}
     for agents in AGENTS:
         peaks = _peaks(agents, model_mb=MODEL_MB)
-        models[agents] = [(peak - rest) / 1000 / MODEL_MB for peak, rest in zip(peaks, idle)]
+        models[agents] = [(peak - rest) / 1000 / MODEL_MB for peak, rest in zip(peaks, idle, strict=True)]
         table.append(
             {
                 "agents": agents,

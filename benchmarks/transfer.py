@@ -17,11 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from meadow.cli.demo import Federation
-
 from bare_grpc import seconds_of_bare_rounds
 from fleet import run_to_end
 from report import report
+
+from meadow.cli.demo import Federation
 
 APP = Path(__file__).parent / "apps" / "constant"
 CLIENTS = 2

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from ..memory import keep_freed_memory
 from ..errors import ConfigError
+from ..memory import keep_freed_memory
 from .output import Format, FormatOption, moment, say, show_rows
 
 __all__ = ["app"]

@@ -24,9 +24,7 @@ DEVICE_VARIABLE = "MEADOW_DEVICE"
 _OWN_KEYS = ("site-index", "site-count", "partition-id", "num-partitions")
 
 
-def client_app(
-    task: Task, *, device: str | None = None, copies: bool = True
-) -> ClientApp:
+def client_app(task: Task, *, device: str | None = None, copies: bool = True) -> ClientApp:
     """Return a Flower ClientApp for `task`; it also runs under Flower alone.
 
     It answers "train" with the params after training, "evaluate" with metrics, and "query" with

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 
@@ -37,7 +37,9 @@ class Bulk:
             response_deserializer=unpack_chunk,
         )
         self._call_upload = channel.stream_unary(
-            "/meadow.v1.Fleet/Upload", response_deserializer=UploadState.FromString
+            "/meadow.v1.Fleet/Upload",
+            request_serializer=bytes,
+            response_deserializer=UploadState.FromString,
         )
         self._address = address
         self._blob_bytes_max = blob_bytes_max
@@ -71,12 +73,12 @@ class Bulk:
             if not receiver.complete:
                 request = DownloadRequest(blob_id=blob.id, offset=receiver.received_bytes)
                 call = self._call_download(request)
-                started(call)
+                started(cast("grpc.Future[Any]", call))
                 try:
                     for chunk in call:
                         receiver.write(chunk)
                 finally:
-                    call.cancel()
+                    cast("grpc.Future[Any]", call).cancel()
             return receiver.finish()
 
     def _receiver(self, folder: Path, blob: Blob) -> Receiver:

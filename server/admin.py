@@ -110,9 +110,7 @@ class AdminService(AdminServicer):
 
     # ------------------------------------------------------------------ runs
 
-    async def Submit(
-        self, requests: AsyncIterator[pb.SubmitMessage], context: Context
-    ) -> pb.Run:
+    async def Submit(self, requests: AsyncIterator[pb.SubmitMessage], context: Context) -> pb.Run:
         """Take an app and begin a run of it."""
         await self._callers.admin(context)
         first = await anext(requests, None)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import grpc
 
@@ -35,7 +36,7 @@ class BulkService:
         self._spool = spool
         self._transfers: Counter[int] = Counter()
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of these calls, which take and give raw messages."""
         return {
             "Download": grpc.unary_stream_rpc_method_handler(
@@ -46,9 +47,7 @@ class BulkService:
             ),
         }
 
-    async def download(
-        self, request: pb.DownloadRequest, context: Context
-    ) -> AsyncIterator[bytes]:
+    async def download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[bytes]:
         """Stream a blob that an open instruction of this client names, from an offset."""
         site = await self._callers.site(context)
         found = self._dispatcher.blob(site.node_id, request.blob_id)

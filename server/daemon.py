@@ -160,9 +160,7 @@ class Daemon:
         await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
 
     async def _record(self, kind: str, detail: dict[str, Any]) -> None:
-        await self._thread(
-            self._journal.record, 0, kind, json.dumps(detail), now_s=self._clock()
-        )
+        await self._thread(self._journal.record, 0, kind, json.dumps(detail), now_s=self._clock())
 
 
 def _options(message_bytes_max: int) -> list[tuple[str, int]]:

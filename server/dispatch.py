@@ -137,9 +137,7 @@ class Dispatcher:
         )
         step = self._steps.get((run.id, request.key))
         if step is None:
-            step = await self._open(
-                run, request.key, group_id, request.quorum, request.deadline_s
-            )
+            step = await self._open(run, request.key, group_id, request.quorum, request.deadline_s)
         async with step.lock:
             rows = await self._thread(self._journal.instructions, run.id, request.key)
             for row in rows:

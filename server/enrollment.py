@@ -117,6 +117,4 @@ class EnrollmentService(EnrollmentServicer):
         return certificate
 
     async def _record(self, kind: str, detail: dict[str, object]) -> None:
-        await self._thread(
-            self._journal.record, 0, kind, json.dumps(detail), now_s=self._clock()
-        )
+        await self._thread(self._journal.record, 0, kind, json.dumps(detail), now_s=self._clock())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from ..errors import MeadowError
+from ..errors import LimitError, MeadowError
 from ..transport import fleet_pb2 as pb
 from .callers import REVOKED, Callers, Context, abort, caller
 from .dispatch import Dispatcher
@@ -21,6 +21,7 @@ __all__ = ["PROTOCOL_VERSIONS", "FleetService"]
 
 PROTOCOL_VERSIONS = (1,)
 HELLO_WAIT_S = 30.0
+INSTRUCTION_ID_CHARS_MAX = 64
 
 
 class Issuer(Protocol):
@@ -55,7 +56,7 @@ class FleetService:
         self._lease_s = lease_s
         self._clock = clock
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of these calls."""
         return {
             "Connect": grpc.stream_stream_rpc_method_handler(
@@ -80,15 +81,17 @@ class FleetService:
         site = await self._callers.site(context, claimed=hello.client)
         now_s = self._clock()
         await self._thread(
-            self._journal.seen, site.node_id, connected=True, now_s=now_s, version=hello.version[:40]
+            self._journal.seen,
+            site.node_id,
+            connected=True,
+            now_s=now_s,
+            version=hello.version[:40],
         )
         site = await self._callers.site(context)  # it may have been revoked meanwhile
         link = AgentLink(site.node_id, site.name)
         link.send(
             pb.ServerMessage(
-                welcome=pb.Welcome(
-                    node_id=site.node_id, lease_s=self._lease_s, server_time_s=now_s
-                )
+                welcome=pb.Welcome(node_id=site.node_id, lease_s=self._lease_s, server_time_s=now_s)
             )
         )
         self._links.add(link)
@@ -108,9 +111,7 @@ class FleetService:
         code = grpc.StatusCode.PERMISSION_DENIED if revoked else grpc.StatusCode.UNAVAILABLE
         await context.abort(code, link.closed_because or "the stream ended")
 
-    async def _hello(
-        self, requests: AsyncIterator[pb.AgentMessage], context: Context
-    ) -> pb.Hello:
+    async def _hello(self, requests: AsyncIterator[pb.AgentMessage], context: Context) -> pb.Hello:
         try:
             async with asyncio.timeout(HELLO_WAIT_S):
                 first = await anext(requests)
@@ -130,8 +131,11 @@ class FleetService:
                 if message.HasField("progress"):
                     self._dispatcher.renew_lease(link.node_id, message.progress.instruction_id)
                 elif message.HasField("reply"):
+                    id_ = message.reply.instruction_id
+                    if len(id_) > INSTRUCTION_ID_CHARS_MAX:  # it would be queued to be echoed
+                        raise LimitError(f"an instruction's id of {len(id_)} characters")
                     await self._dispatcher.reply(link.node_id, message.reply)
-                    ack = pb.ReplyAck(instruction_id=message.reply.instruction_id)
+                    ack = pb.ReplyAck(instruction_id=id_)
                     link.send(pb.ServerMessage(ack=ack))
             reason = "the agent closed its side"
         except grpc.RpcError:
@@ -151,4 +155,3 @@ class FleetService:
             return await self._issuer.certify(site.name, request.csr_pem, shown=shown)
         except MeadowError as error:
             await abort(context, error)
-

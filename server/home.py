@@ -1,9 +1,9 @@
 """The server's folder: what lies where, and how it is laid out the first time.
 
-    server.toml      ports, limits, lifetimes            ca/            the authority (secret key)
-    admin.json       the administrator's identity        journal.sqlite what must not be forgotten
-    spool/           tensors on their way                runs/<id>/     one run folder each
-    listening.json   the addresses in use while running  server.lock    one daemon at a time
+server.toml      ports, limits, lifetimes            ca/            the authority (secret key)
+admin.json       the administrator's identity        journal.sqlite what must not be forgotten
+spool/           tensors on their way                runs/<id>/     one run folder each
+listening.json   the addresses in use while running  server.lock    one daemon at a time
 """
 
 from __future__ import annotations

@@ -301,9 +301,9 @@ class Journal:
 
     def instruction_ids(self, run_id: int) -> set[str]:
         """Return the ids of all instructions of a run that are not forgotten."""
-        return {row["id"] for row in self._rows(
-            "SELECT id FROM instructions WHERE run_id = ?", run_id
-        )}
+        return {
+            row["id"] for row in self._rows("SELECT id FROM instructions WHERE run_id = ?", run_id)
+        }
 
     def step_ended(self, run_id: int, key: str) -> bool:
         """Return whether a step is over."""
@@ -358,9 +358,7 @@ class Journal:
                 " RETURNING id",
                 (run_id, *values),
             ).fetchall()
-            db.execute(
-                "DELETE FROM steps WHERE run_id = ? AND (? IS NULL OR group_id = ?)", values
-            )
+            db.execute("DELETE FROM steps WHERE run_id = ? AND (? IS NULL OR group_id = ?)", values)
         return [row["id"] for row in gone]
 
     # ------------------------------------------------------------------ events

@@ -1,7 +1,7 @@
 """The spool: files of tensors on their way, in folders that only the server names.
 
-    spool/<run>/down/               what clients fetch, written by the run worker
-    spool/<run>/up/<instruction>/   what clients sent, complete or `.part`
+spool/<run>/down/               what clients fetch, written by the run worker
+spool/<run>/up/<instruction>/   what clients sent, complete or `.part`
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ class Spool:
             if not file.is_file() or file.stat().st_size != blob.size_bytes:
                 raise ProtocolError(f"the reply names blob {blob.id!r}, which was not uploaded")
 
-    def tidy(
-        self, run_id: int, *, blobs: Collection[str], instructions: Collection[str]
-    ) -> None:
+    def tidy(self, run_id: int, *, blobs: Collection[str], instructions: Collection[str]) -> None:
         """Delete all but these blobs for clients, and replies to all but these instructions."""
         kept = {blob_path(self.outgoing(run_id), blob_id).name for blob_id in blobs}
         self.outgoing(run_id).mkdir(parents=True, exist_ok=True)
@@ -103,4 +101,3 @@ class Spool:
     def traffic(self, run_id: int) -> tuple[int, int]:
         """Return the bytes of tensors sent to and received from clients since the daemon began."""
         return self._sent.get(run_id, 0), self._received.get(run_id, 0)
-

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import MeadowError
@@ -252,9 +253,7 @@ class Supervisor:
                 await self._thread(self._journal.run_ready, run_id, rounds=rounds, ready=body)
                 await self.record(run_id, "ready", json.dumps({"rounds": rounds}))
             elif kind == "forget":
-                task = asyncio.create_task(
-                    self._dispatcher.forget(run_id, message.forget.group_id)
-                )
+                task = asyncio.create_task(self._dispatcher.forget(run_id, message.forget.group_id))
                 forgetting.add(task)
                 task.add_done_callback(forgetting.discard)
         return None
@@ -266,10 +265,8 @@ class Supervisor:
 
 
 async def _tell(pipe: WorkerPipe, message: pb.DaemonMessage) -> None:
-    try:
+    with suppress(ConnectionError):  # the worker is gone: that is handled where it is read
         await pipe.send(message)
-    except ConnectionError:
-        pass  # the worker is gone: its end of file is being handled where it is read
 
 
 async def _reap(process: asyncio.subprocess.Process) -> int:

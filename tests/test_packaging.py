@@ -32,6 +32,7 @@ ROOT_MODULES = {
     "flower_app",
     "flower_result",
     "flower_rounds",
+    "memory",
     "module_params",
     "randomness",
     "seeds",

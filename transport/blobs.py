@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from ..errors import LimitError, ProtocolError, StoreError
-from .durable import sync_folder, write_all
 from .chunk_wire import Piece
 from .crc import combine_crc32
+from .durable import sync_folder, write_all
 from .fleet_pb2 import Blob, Chunk
 from .tensors import checksum
 

@@ -85,7 +85,8 @@ def unpack_upload(message: bytes) -> Piece | UploadOpen:
 def _parts(piece: Piece) -> tuple[bytes | memoryview, ...]:
     head = bytes((_OFFSET,)) + _varint(piece.offset) if piece.offset else b""
     size = bytes((_DATA,)) + _varint(len(piece.data))
-    return head + size, piece.data, bytes((_CRC32,)) + _FIXED32.pack(piece.crc32)
+    tail = bytes((_CRC32,)) + _FIXED32.pack(piece.crc32) if piece.crc32 else b""
+    return head + size, piece.data, tail
 
 
 def _piece(view: memoryview) -> Piece:

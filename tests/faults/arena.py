@@ -7,7 +7,7 @@ so a round's change times the number of updates says exactly who counted, and ho
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -86,6 +86,7 @@ class Arena:
         self.honest = [RawClient(server, f"{folder.name}-honest-{i}", folder) for i in range(2)]
         for client in self.honest:
             client.connect()
+        self.residents: list[RawClient] = []
         self.run = submit(server, folder / "slots", *settings)
         self.number = 0
         self._events: list[tuple[str, dict[str, Any]]] = []
@@ -153,17 +154,28 @@ class Arena:
 
     # ------------------------------------------------------------------ rounds
 
+    def admit(self, client: RawClient) -> None:
+        """Make a guest a resident, who is there in every round from now on."""
+        client.connect()
+        self.play((client, self._settle))
+        self.residents.append(client)
+
     def play(self, *acts: tuple[RawClient, Act], agents: int = 0) -> Played:
         """Play a round: each guest acts, then the honest clients answer.
 
-        `agents` others take part and answer by themselves. Whatever a guest's act does, the round
-        is brought to its end; its exception is raised then.
+        `agents` others take part and answer by themselves; a resident without an act refuses.
+        Whatever a guest's act does, the round is brought to its end; then its exception is raised.
         """
+        acting = {client.name for client, _ in acts}
+        idle = [client for client in self.residents if client.name not in acting]
+        acts = (*((client, self._settle) for client in idle), *acts)
         while True:
             instructions = [self._instruction(client) for client in self.honest]
             if instructions[0].cohort_clients == len(self.honest) + len(acts) + agents:
                 break
-            self._finish(instructions)  # drawn before the guests were there
+            for client in self.residents:  # drawn before the guests came, or went
+                self._settle(client, self._guest_instruction(client))
+            self._finish(instructions)
         failure: BaseException | None = None
         for client, act in acts:
             instruction = self._guest_instruction(client)
@@ -172,7 +184,7 @@ class Arena:
             except BaseException as error:
                 failure = failure or error
                 self._settle(client, instruction)
-        played = self._finish(instructions)
+        played = self._finish(instructions, besides=[client.node_id for client in idle])
         if failure is not None:
             raise failure
         return played
@@ -188,12 +200,12 @@ class Arena:
                 return instruction
 
     def _settle(self, client: RawClient, instruction: pb.Instruction) -> None:
-        """Answer for a guest whose act failed, so that the round can end."""
-        refusal = pb.Reply(instruction_id=instruction.id, refused="the test failed")
+        """Answer for a guest that does not, so that the round can end."""
+        refusal = pb.Reply(instruction_id=instruction.id, refused="not in this round")
         stream = client.stream if client.stream and client.stream.call.is_active() else None
         (stream or client.connect()).send(pb.AgentMessage(reply=refusal))
 
-    def _finish(self, instructions: list[pb.Instruction]) -> Played:
+    def _finish(self, instructions: list[pb.Instruction], besides: Sequence[int] = ()) -> Played:
         since, before = len(self._events), self.params
         for slot, (client, instruction) in enumerate(zip(self.honest, instructions, strict=True)):
             params = {name: values.copy() for name, values in before.items()}
@@ -202,7 +214,11 @@ class Arena:
         self.number += 1
         row = self.wait_for("round_committed", since, round=self.number)
         change = self.params["slots"] - before["slots"]
-        mine = [e for e in self._events if e[1].get("round") == self.number]
+        mine = [
+            (kind, detail)
+            for kind, detail in self._events
+            if detail.get("round") == self.number and detail.get("client") not in besides
+        ]
         return Played(number=self.number, clients=row["clients"], change=change, events=mine)
 
 

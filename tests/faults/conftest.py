@@ -35,7 +35,7 @@ def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
 def mallory(arena: Arena) -> Iterator[RawClient]:
     """An enrolled client of the arena's server that means harm; she is there in every round."""
     client = RawClient(arena.server, "mallory", arena.folder)
-    client.connect()
+    arena.admit(client)
     yield client
     client.close()
 
@@ -55,3 +55,4 @@ def guest(arena: Arena, tmp_path: Path) -> Iterator[Callable[[str], RawClient]]:
     for client in guests:
         arena.server.admin.Revoke(pb.SiteName(name=client.name))
         client.close()
+    arena.play()

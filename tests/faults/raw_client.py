@@ -104,9 +104,7 @@ class RawClient:
         request = pb.DownloadRequest(blob_id=blob.id)
         return b"".join(chunk.data for chunk in self.stub.Download(request, timeout=CALL_S))
 
-    def upload(
-        self, instruction_id: str, data: bytes, *, blob: pb.Blob | None = None
-    ) -> pb.Blob:
+    def upload(self, instruction_id: str, data: bytes, *, blob: pb.Blob | None = None) -> pb.Blob:
         """Send bytes as a blob, whatever they are."""
         blob = blob or blob_of(data)
         messages = upload_messages(instruction_id, blob, data)
@@ -155,9 +153,7 @@ def upload_messages(instruction_id: str, blob: pb.Blob, data: bytes) -> Iterator
     yield pb.UploadMessage(open=pb.UploadOpen(instruction_id=instruction_id, blob=blob))
     for start in range(0, len(data), CHUNK_BYTES):
         part = data[start : start + CHUNK_BYTES]
-        yield pb.UploadMessage(
-            chunk=pb.Chunk(offset=start, data=part, crc32=zlib.crc32(part))
-        )
+        yield pb.UploadMessage(chunk=pb.Chunk(offset=start, data=part, crc32=zlib.crc32(part)))
 
 
 def arrays_of(

@@ -152,9 +152,7 @@ def test_many_transfers(arena: Arena, mallory: RawClient) -> None:
     attack(arena, mallory, act)
 
 
-def test_requests_for_certificates(
-    server: LiveServer, arena: Arena, mallory: RawClient
-) -> None:
+def test_requests_for_certificates(server: LiveServer, arena: Arena, mallory: RawClient) -> None:
     """A signing request of a megabyte is refused, by a stranger and by a client."""
     with server.enrollment() as channel, refused(EXHAUSTED):
         EnrollmentStub(channel).Enroll(pb.EnrollRequest(csr_pem=b"x" * (1 << 20)), timeout=CALL_S)

@@ -125,7 +125,7 @@ def test_two_streams(arena: Arena, guest: Guest) -> None:
         assert error.code() == grpc.StatusCode.UNAVAILABLE and "again" in error.details()
         client.update(instruction.id, **arena.one_hot(3))
 
-    assert arena.play((twin, act)).counted[3] == 1 or arena.play().counted == ALONE
+    assert arena.play((twin, act)).counted == [1, 1, 0, 1, 0, 0, 0, 0]
 
 
 def test_silent(arena: Arena, guest: Guest) -> None:
@@ -186,7 +186,15 @@ def test_foreign_blobs(arena: Arena, mallory: RawClient) -> None:
     def act(client: RawClient, instruction: pb.Instruction) -> None:
         own = next(r.arrays.blob for r in instruction.envelope.records if r.HasField("arrays"))
         assert client.download(own)
-        names = ["", "..", "../../ca/key", "../up/x/y", "/etc/passwd", "a" * 100_000, own.id.upper()]
+        names = [
+            "",
+            "..",
+            "../../ca/key",
+            "../up/x/y",
+            "/etc/passwd",
+            "a" * 100_000,
+            own.id.upper(),
+        ]
         for name in names:
             with refused(grpc.StatusCode.NOT_FOUND):
                 client.download(pb.Blob(id=name))
@@ -198,7 +206,9 @@ def test_foreign_blobs(arena: Arena, mallory: RawClient) -> None:
     assert arena.play((mallory, act)).counted == ALONE
 
 
-@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "/tmp/x", "A", "x" * 65, "a.b", "é", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "..", "../x", "a/b", "/tmp/x", "A", "x" * 65, "a.b", "é", "a\n"]
+)
 def test_blob_ids(arena: Arena, mallory: RawClient, name: str) -> None:
     """A blob whose id is no plain word is refused, in an upload and in a reply."""
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +229,5 @@ def federation(folder: Path, app: Path, *, clients: int) -> Iterator[Federation]
 
 def kill_9(pid: int) -> None:
     """kill -9 a process by its id, if it is still there."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

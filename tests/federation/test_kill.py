@@ -14,7 +14,12 @@ pytestmark = pytest.mark.fleet
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 ROUNDS = 10
-SETTINGS = (f"run.rounds={ROUNDS}", "run.min_clients=3", "simulation.clients=3", "training.epochs=3")
+SETTINGS = (
+    f"run.rounds={ROUNDS}",
+    "run.min_clients=3",
+    "simulation.clients=3",
+    "training.epochs=3",
+)
 POINTS = ((1, 0.0), (3, 0.02), (5, 0.05), (7, 0.09), (9, 0.04))
 """Kill when so many rounds are durable, so many seconds later: in training, upload, evaluation."""
 

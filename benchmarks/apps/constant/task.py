@@ -7,9 +7,10 @@ once what is the same everywhere.
 
 import os
 
-import meadow
 import torch
 from torch import nn
+
+import meadow
 
 MODEL_MB = int(os.environ.get("MODEL_MB", "100"))
 

@@ -2,10 +2,11 @@
 
 from functools import cache
 
-import meadow
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+
+import meadow
 
 
 def build_model() -> nn.Module:
