@@ -227,6 +227,7 @@ def pack(folder: Path) -> bytes:
     return buffer.getvalue()
 
 
+ENTRY_MARK = b"PK\x01\x02"
 UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -245,6 +246,8 @@ def unpack(data: bytes, folder: Path) -> None:
             that the app's hash would not cover, or grows beyond the bounds; nothing of it is then
             kept outside of `folder`.
     """
+    if data.count(ENTRY_MARK) > 10 * APP_FILES_MAX:  # before each of them becomes an object
+        raise AppError(f"the app's archive exceeds {APP_FILES_MAX} files")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
@@ -258,16 +261,19 @@ def unpack(data: bytes, folder: Path) -> None:
             for entry in entries:
                 left -= _unpack_one(archive, entry, folder, left)
     except UNREADABLE as error:
-        raise AppError(f"the app's archive cannot be read: {error}") from None
+        raise AppError(f"the app's archive cannot be read: {error}"[:300]) from None
     except OSError as error:
-        raise AppError(f"the app's archive cannot be unpacked into {folder}: {error}") from None
+        raise AppError(f"the app's archive cannot be unpacked: {error}"[:300]) from None
 
 
 def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, folder: Path, left: int) -> int:
     path = PurePosixPath(entry.filename)
     mode = entry.external_attr >> 16
     plain = not stat.S_IFMT(mode) or stat.S_ISREG(mode)
-    suspicious = any(mark in entry.filename for mark in "\\\0:") or _is_skipped(*path.parts)
+    suspicious = any(mark in entry.filename for mark in "\\:") or _is_skipped(*path.parts)
+    plain = plain and entry.filename.isprintable() and path.parts != ()
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise AppError(f"the app's archive is compressed by method {entry.compress_type}, not 8")
     if path.is_absolute() or ".." in path.parts or suspicious or not plain or entry.is_dir():
         raise AppError(f"the app's archive names {entry.filename[:200]!r}, which is no plain file")
     target = folder.joinpath(*path.parts)

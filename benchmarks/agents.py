@@ -19,7 +19,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 from meadow.client.agent import Agent
 from meadow.client.enroll import enroll
 from meadow.flower import params_to_arrays, set_message_id, tensors_of
-from meadow.memory import keep_freed_memory
+from meadow.process_limits import allow_many_files, keep_freed_memory
 from meadow.server.home import ServerHome
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode
@@ -102,4 +102,5 @@ async def _run(folder: Path, count: int) -> None:
 
 if __name__ == "__main__":
     keep_freed_memory()
+    allow_many_files()
     asyncio.run(_run(Path(sys.argv[1]), int(sys.argv[2])))

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from ..memory import keep_freed_memory
+from ..process_limits import keep_freed_memory
 from .output import Format, FormatOption, moment, say, show_rows
 
 __all__ = ["app"]

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-__all__ = ["Format", "FormatOption", "fail", "moment", "say", "show_rows"]
+__all__ = ["Format", "FormatOption", "fail", "moment", "plain", "say", "show_rows"]
 
 
 class Format(StrEnum):
@@ -30,7 +31,7 @@ FormatOption = Annotated[
 
 def say(format: Format, text: str, **fields: Any) -> None:
     """Print a sentence, or its fields as one JSON object on a line."""
-    line = json.dumps(fields, default=str) if format is Format.JSON else text
+    line = json.dumps(fields, default=str) if format is Format.JSON else plain(text)
     print(line, flush=True)
 
 
@@ -48,7 +49,7 @@ def show_rows(
     for heading in columns.values():
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(str(row.get(key, "")) for key in columns))
+        table.add_row(*(Text(plain(str(row.get(key, "")))) for key in columns))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
@@ -56,7 +57,12 @@ def fail(error: Exception, *, format: Format = Format.TEXT) -> None:
     """Print an error as one line on stderr."""
     if format is Format.JSON:
         print(json.dumps({"error": str(error), "kind": type(error).__name__}), flush=True)
-    print(f"meadow: {error}", file=sys.stderr, flush=True)
+    print(plain(f"meadow: {error}"), file=sys.stderr, flush=True)
+
+
+def plain(text: str) -> str:
+    """Return text without what commands a terminal: some of it was said by a peer."""
+    return "".join(mark if mark.isprintable() or mark == "\n" else "?" for mark in text)
 
 
 def moment(at_s: float) -> str:

@@ -163,7 +163,8 @@ def _receive(messages: Iterator[pb.PullMessage], target: Path) -> list[str]:
         for message in messages:
             if message.HasField("file"):
                 path = PurePosixPath(message.file)
-                if path.is_absolute() or ".." in path.parts:
+                plain = path.parts and message.file.isprintable() and "\\" not in message.file
+                if not plain or path.is_absolute() or ".." in path.parts:
                     raise ProtocolError(f"the server names {message.file[:200]!r}")
                 if file is not None:
                     file.close()

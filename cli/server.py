@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..errors import MeadowError
-from ..memory import keep_freed_memory
+from ..process_limits import allow_many_files, keep_freed_memory
 from ..server.home import ServerHome
 from ..transport import fleet_pb2 as pb
 from ..transport.identity import check_client_name, fingerprint_of
@@ -62,6 +62,7 @@ def start(
     from ..server.daemon import Daemon  # imports grpc's server side
 
     keep_freed_memory()
+    allow_many_files()
     home = ServerHome(dir, fleet_port=fleet_port, enroll_port=enroll_port)
 
     def ready(addresses: dict[str, str]) -> None:

@@ -163,7 +163,7 @@ class Agent:
         assignments: Assignments,
     ) -> None:
         """Take what the server says until the stream ends, which raises why."""
-        assignments.lease_s = min(max(welcome.lease_s, LEASE_S_MIN), LEASE_S_MAX)
+        assignments.lease_s = max(LEASE_S_MIN, min(LEASE_S_MAX, welcome.lease_s))  # NaN is the max
         self._uplink.attach(connection)
         text = f"connected to {connection.address} as {identity.name} (node {welcome.node_id})"
         self._report(Event(kind="connected", text=text, detail={"node_id": welcome.node_id}))

@@ -70,7 +70,7 @@ def enroll(
     """
     host, port = _address(server)
     installed = _installed(apps)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with hold_lock(directory):
         ca_pem = fetch_ca(host, port, ca_fingerprint)
         staged = IdentityFolder(directory, "identity.new")

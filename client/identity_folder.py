@@ -102,7 +102,7 @@ class IdentityFolder:
         if not self.exists:
             raise ConfigError(
                 f"{self.folder.parent}: not enrolled; `meadow client enroll --dir "
-                f"{self.folder.parent} --server HOST:PORT --token T --ca-fingerprint F` does that"
+                f"{self.folder.parent} --server HOST:PORT --token - --ca-fingerprint F` does that"
             )
         try:
             about = json.loads(self._client.read_text())

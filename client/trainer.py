@@ -108,7 +108,7 @@ class _Local:
             means = self._means.means()
             if not math.isfinite(means["loss"]):
                 raise DataError(
-                    f"client {self._client}: the training loss is {means['loss']} in round "
+                    f"the training loss is {means['loss']} in round "
                     f"{self._settings.server_round}, epoch {epoch + 1}; lower "
                     "training.learning_rate, set training.gradient_clip_norm, or look for "
                     "invalid values in the data"

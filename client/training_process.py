@@ -12,7 +12,7 @@ import threading
 import traceback
 
 from ..errors import MeadowError, ProtocolError
-from ..memory import keep_freed_memory
+from ..process_limits import keep_freed_memory
 from ..transport.fleet_pb2 import (
     AgentOrder,
     Inspection,

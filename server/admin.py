@@ -149,6 +149,7 @@ class AdminService(AdminServicer):
         try:
             app = await asyncio.to_thread(lay_out)
         except MeadowError as error:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             await self._thread(
                 self._journal.run_status, run_id, "failed", cause=str(error), now_s=self._clock()
             )

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,14 +17,15 @@ from ..transport.blobs import CHUNK_BYTES_MAX, Receiver, blob_path, chunks
 from ..transport.chunk_wire import Piece, pack_chunk, unpack_upload
 from .callers import Callers, Context, abort
 from .dispatch import Dispatcher
+from .slots import Slots
 from .spool import Spool
 
 __all__ = ["BulkService"]
 
-PIECES_PER_HOP = 4
+STEPS_AT_ONCE = 4
 CHUNK_MESSAGE_BYTES_MAX = CHUNK_BYTES_MAX + 64
 TRANSFERS_AT_ONCE_MAX = 8
-"""Of one client: each holds a few chunks in memory."""
+"""Of one client."""
 
 
 class BulkService:
@@ -35,6 +36,7 @@ class BulkService:
         self._dispatcher = dispatcher
         self._spool = spool
         self._transfers: Counter[int] = Counter()
+        self._slots = Slots(STEPS_AT_ONCE)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of these calls, which take and give raw messages."""
@@ -47,7 +49,7 @@ class BulkService:
             ),
         }
 
-    async def download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[bytes]:
+    async def download(self, request: pb.DownloadRequest, context: Context) -> None:
         """Stream a blob that an open instruction of this client names, from an offset."""
         site = await self._callers.site(context)
         found = self._dispatcher.blob(site.node_id, request.blob_id)
@@ -62,10 +64,8 @@ class BulkService:
             with self._transfer(site.node_id):
                 path = blob_path(self._spool.outgoing(run_id), blob.id)
                 pieces = chunks(path, request.offset)
-                while batch := await asyncio.to_thread(_take, pieces):
-                    for piece in batch:
-                        yield pack_chunk(piece)
-                    self._spool.count(run_id, sent=sum(len(piece.data) for piece in batch))
+                while sent := await self._slots.step(partial(_send_next, pieces, context)):
+                    self._spool.count(run_id, sent=sent)
         except MeadowError as error:
             await abort(context, error)
 
@@ -121,26 +121,30 @@ class BulkService:
         node_id: int,
         instruction_id: str,
     ) -> None:
-        batch: list[bytes] = []
-        async for message in requests:
-            if len(message) > CHUNK_MESSAGE_BYTES_MAX:  # before more of them are held
-                text = f"a chunk of {len(message)} bytes exceeds {CHUNK_BYTES_MAX}"
-                raise LimitError(text)
-            batch.append(message)
-            if len(batch) == PIECES_PER_HOP:
-                self._dispatcher.renew_lease(node_id, instruction_id)
-                await asyncio.to_thread(_write, receiver, batch)
-                batch = []
-        await asyncio.to_thread(_write, receiver, batch)
+        more = True
+        while more:
+            more = await self._slots.step(partial(_receive_next, requests, receiver))
+            self._dispatcher.renew_lease(node_id, instruction_id)
 
 
-def _take(pieces: Iterator[Piece]) -> list[Piece]:
-    return list(islice(pieces, PIECES_PER_HOP))
+async def _send_next(pieces: Iterator[Piece], context: Context) -> int:
+    """Send the next piece and return its size; 0 at the end."""
+    piece = await asyncio.to_thread(next, pieces, None)
+    if piece is None:
+        return 0
+    await context.write(pack_chunk(piece))
+    return len(piece.data)
 
 
-def _write(receiver: Receiver, batch: list[bytes]) -> None:
-    for message in batch:
-        piece = unpack_upload(message)
-        if not isinstance(piece, Piece):
-            raise ProtocolError("an upload opens once")
-        receiver.write(piece)
+async def _receive_next(requests: AsyncIterator[bytes], receiver: Receiver) -> bool:
+    """Receive and store the next piece; False at the end."""
+    message = await anext(requests, None)
+    if message is None:
+        return False
+    if len(message) > CHUNK_MESSAGE_BYTES_MAX:
+        raise LimitError(f"a chunk of {len(message)} bytes exceeds {CHUNK_BYTES_MAX}")
+    piece = unpack_upload(message)
+    if not isinstance(piece, Piece):
+        raise ProtocolError("an upload opens once")
+    await asyncio.to_thread(receiver.write, piece)
+    return True

@@ -17,7 +17,7 @@ from typing import Any
 from ..apps import App
 from ..errors import MeadowError
 from ..flower import identify_process
-from ..memory import keep_freed_memory
+from ..process_limits import allow_many_files, keep_freed_memory
 from ..transport import fleet_pb2 as pb
 from ..transport.entries import pack_entries
 from ..transport.pipe import Pipe
@@ -34,6 +34,7 @@ SERVER_NODE_ID = 0
 def main(fd: int) -> int:
     """Run one worker to its end; returns the exit code."""
     keep_freed_memory()
+    allow_many_files()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     channel = Channel(Pipe.inherited(fd, pb.DaemonMessage))
     start = channel.start()

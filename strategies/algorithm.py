@@ -34,6 +34,8 @@ class Update:
     params: Mapping[str, FlatTensor]
     weight: float
     """The number of examples, > 0."""
+    stored: bool = False
+    """Whether the params are read from files: then it costs no memory to let them wait."""
     clients: int = 1
     """How many clients it stands for."""
 

@@ -2,8 +2,9 @@
 
 All tensors of a model are laid end to end, as one row of real values (a complex one is two).
 The row is worked through in blocks: the block of up to 20 updates is cast to a float64 matrix
-that stays in the cache, and one vector-matrix product adds them up. The last group of updates is
-added on the way out, so that a cohort of up to 20 needs no float64 sum at all.
+that stays in the cache, and one vector-matrix product adds them up. Updates that are held in
+memory are added to a float64 sum of the whole row, group by group; those that lie in files wait
+for the end, and are then added block by block, so that they need no such sum.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ BLOCK = 61_440
 """Values summed at once: the matrix (10 MB) stays in the cache. A multiple of four for most
 numbers of threads, so that BLAS cuts a block at the same places of its inner loop however
 many it has: the sum does not depend on it."""
+
+
+STORED_MAX = 512
+"""So many updates in files may wait: each keeps a file open."""
 
 
 class Segment(NamedTuple):
@@ -108,8 +113,10 @@ class MeanSum:
     row: Reals
     """The block's weighted sum."""
     sums: Reals | None = None
-    """The weighted sum of all groups but the last."""
+    """The weighted sum of the groups that did not wait."""
     waiting: list[Update] = field(default_factory=list)
+    crowded: bool = False
+    """Whether waiting updates are held in memory, or are too many files."""
     weight: float = 0.0
     clients: int = 0
 
@@ -122,7 +129,8 @@ class MeanAggregator:
         params' dtype: integers are rounded half to even, a boolean is true from a mean of 0.5.
         The result depends on the updates and their order alone: not on how they are cut into
         calls, and not on the number of threads. Reads updates by slices only.
-        Memory: 2 bytes a byte of float32 params, or 1 for up to `group` updates; no other copy.
+        Memory: 1 byte a byte of float32 params, for the mean; 2 if more than `group` updates are
+        held in memory, or more than `STORED_MAX` in files. No other copy.
     Edge cases: scalars, tensors without values, and models without tensors.
     """
 
@@ -138,11 +146,14 @@ class MeanAggregator:
     def fold(self, accumulator: MeanSum, updates: Sequence[Update]) -> MeanSum:
         """Add updates, in the canonical order of their clients."""
         for update in updates:
-            if len(accumulator.waiting) == self.group:
-                _add_waiting(accumulator)
+            if accumulator.crowded and len(accumulator.waiting) >= self.group:
+                _add_first(accumulator, self.group)
             accumulator.waiting.append(update)
+            accumulator.crowded |= not update.stored or len(accumulator.waiting) > STORED_MAX
             accumulator.weight += update.weight
             accumulator.clients += update.clients
+        while accumulator.crowded and len(accumulator.waiting) > self.group:
+            _add_first(accumulator, self.group)
         return accumulator
 
     def finish(self, accumulator: MeanSum) -> Aggregate:
@@ -153,16 +164,15 @@ class MeanAggregator:
         """
         if not accumulator.waiting:
             raise RunError("there are no updates to aggregate")
-        mean = _narrow(accumulator)
+        mean = _narrow(accumulator, self.group)
         return Aggregate(mean=mean, weight=accumulator.weight, clients=accumulator.clients)
 
 
-def _sums_of_waiting(accumulator: MeanSum) -> Iterator[tuple[Block, Reals]]:
-    """Yield block by block what the waiting updates add up to, then forget them.
+def _sums_of(accumulator: MeanSum, updates: Sequence[Update]) -> Iterator[tuple[Block, Reals]]:
+    """Yield block by block what a group of updates adds up to.
 
     The sum lies in scratch space: it is valid until the next one is asked for.
     """
-    updates = accumulator.waiting
     names = accumulator.layout.names
     tensors = [[_as_reals(update.params[name]) for name in names] for update in updates]
     weights = np.array([update.weight for update in updates], np.float64)
@@ -177,7 +187,26 @@ def _sums_of_waiting(accumulator: MeanSum) -> Iterator[tuple[Block, Reals]]:
         np.concatenate(pieces, out=flat, casting="unsafe")
         matrix = flat.reshape(len(updates), size)
         yield block, _weighted_sum(weights, matrix, out=accumulator.row[:size])
-    accumulator.waiting = []
+
+
+def _sums_of_waiting(accumulator: MeanSum, group: int) -> Iterator[tuple[Block, Reals]]:
+    """Yield block by block what all waiting updates and the sums add up to."""
+    waiting, sums = accumulator.waiting, accumulator.sums
+    first, *others = (
+        _sums_of(accumulator, waiting[start : start + group])
+        for start in range(0, len(waiting), group)
+    )
+    total = np.empty(accumulator.layout.width) if others else None
+    for block, values in first:
+        if sums is not None:
+            values += sums[block.start : block.stop]
+        if total is not None:
+            part = total[: block.stop - block.start]
+            part[:] = values
+            for _, more in map(next, others):
+                part += more
+            values = part
+        yield block, values
 
 
 class RealParts:
@@ -206,19 +235,21 @@ def _weighted_sum(weights: Reals, matrix: Reals, *, out: Reals) -> Reals:
     return out
 
 
-def _add_waiting(accumulator: MeanSum) -> None:
-    """Add the waiting updates to the sums."""
+def _add_first(accumulator: MeanSum, group: int) -> None:
+    """Add the first group of the waiting updates to the sums of the whole row."""
     first = accumulator.sums is None
     sums = np.empty(accumulator.layout.total) if accumulator.sums is None else accumulator.sums
-    for block, values in _sums_of_waiting(accumulator):
+    for block, values in _sums_of(accumulator, accumulator.waiting[:group]):
         if first:
             sums[block.start : block.stop] = values
         else:
             sums[block.start : block.stop] += values
     accumulator.sums = sums
+    del accumulator.waiting[:group]
+    accumulator.crowded = not all(update.stored for update in accumulator.waiting)
 
 
-def _narrow(accumulator: MeanSum) -> dict[str, NDArray[Any]]:
+def _narrow(accumulator: MeanSum, group: int) -> dict[str, NDArray[Any]]:
     """Add the waiting updates and cast the mean to the params' dtypes, in the sums' memory.
 
     A value is never written beyond where its sum was, since no dtype is wider than its sums.
@@ -226,14 +257,12 @@ def _narrow(accumulator: MeanSum) -> dict[str, NDArray[Any]]:
     layout, sums, weight = accumulator.layout, accumulator.sums, accumulator.weight
     buffer = np.empty(layout.mean_bytes // 8) if sums is None else sums
     tensors = layout.tensors_in(buffer)
-    for block, values in _sums_of_waiting(accumulator):
-        if sums is not None:
-            values += sums[block.start : block.stop]
+    for block, values in _sums_of_waiting(accumulator, group):
         values /= weight
         for segment in block.segments:
             piece = values[segment.offset : segment.offset + segment.stop - segment.start]
             _cast(piece, tensors[segment.tensor].reshape(-1), segment.start)
-    accumulator.sums = None
+    accumulator.sums, accumulator.waiting = None, []
     if sums is not None:
         del tensors  # nothing may point into the buffer while it shrinks
         buffer.resize(layout.mean_bytes // 8, refcheck=False)

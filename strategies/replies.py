@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Message
 
 from ..errors import NOTHING_TO_EVALUATE, QuorumError
-from ..flower import FlatTensor
+from ..flower import FlatTensor, MemoryTensor
 from .algorithm import Aggregate, Algorithm, Params, Update
 from .canonical import CanonicalFold
 from .checks import ReplyError, forms_of, read_reply
@@ -104,7 +104,13 @@ class TrainingReplies:
         self._means.add(reply.metrics, weight=reply.weight)
         self._contributors.update(reply.clients)
         count = len(reply.clients)
-        update = Update(client=client, params=tensors, weight=reply.weight, clients=count)
+        update = Update(
+            client=client,
+            params=tensors,
+            weight=reply.weight,
+            clients=count,
+            stored=not any(isinstance(tensor, MemoryTensor) for tensor in tensors.values()),
+        )
         self._close(reply.clients, update)
 
     def _within_norm(

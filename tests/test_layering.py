@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("cli", "client", "privacy", "server", "simulations", "strategies", "transport")
 
 LAYERS: list[set[str]] = [
-    {"errors", "memory", "seeds"},
+    {"errors", "process_limits", "seeds"},
     {"flower", "simulations.partition"},
     {"task", "strategies"},
     {"batches", "evaluation", "module_params", "randomness"},

@@ -32,7 +32,7 @@ ROOT_MODULES = {
     "flower_app",
     "flower_result",
     "flower_rounds",
-    "memory",
+    "process_limits",
     "module_params",
     "randomness",
     "seeds",

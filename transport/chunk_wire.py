@@ -20,7 +20,7 @@ from .fleet_pb2 import Chunk, UploadMessage, UploadOpen
 __all__ = ["Piece", "pack_chunk", "pack_upload_chunk", "pack_upload_open", "unpack_chunk",
            "unpack_upload"]  # fmt: skip
 
-_OFFSET, _DATA, _CRC32 = 0x08, 0x12, 0x25  # Chunk: fields 1 (varint), 2 (bytes), 3 (fixed32)
+_OFFSET, _DATA, _CRC32 = 0x08, 0x12, 0x1D  # Chunk: fields 1 (varint), 2 (bytes), 3 (fixed32)
 _UPLOAD_CHUNK = 0x12  # UploadMessage: field 2
 _FIXED32 = struct.Struct("<I")
 _VARINT_BYTES_MAX = 10

@@ -102,6 +102,15 @@ class LiveServer:
 
     # ------------------------------------------------------------------ what it recorded
 
+    def wait_for_site(self, name: str, state: str) -> None:
+        """Wait until the server says that a client is in a state."""
+
+        def is_so() -> bool:
+            sites = self.admin.Sites(pb.Empty(), timeout=CALL_S).sites
+            return any(site.name == name and site.state == state for site in sites)
+
+        wait_until(is_so)
+
     def events(self, run_id: int = 0, kind: str | None = None) -> list[dict[str, Any]]:
         """Return what the journal has recorded, the server's own events by default."""
         uri = f"file:{self.folder}/journal.sqlite?mode=ro"

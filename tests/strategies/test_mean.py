@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from fractions import Fraction
 
 import ml_dtypes
@@ -254,3 +255,27 @@ def test_the_number_of_threads_changes_no_bit():
         for threads in ("1", "2", "3", "4")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("count", [3, 20, 21, 47])
+@pytest.mark.parametrize("stored_max", [8, 512])
+def test_updates_in_files_wait_and_give_the_same_bits(kit, monkeypatch, count, stored_max):
+    """Stored updates are added at the end, block by block: the result is that of the stream."""
+    monkeypatch.setattr(mean_module, "BLOCK", 64)
+    monkeypatch.setattr(mean_module, "STORED_MAX", stored_max)
+    random = np.random.default_rng(count)
+    like = {"w": np.zeros((9, 17), np.float32), "b": np.zeros(5, np.float16)}
+    params = [
+        {name: random.normal(size=v.shape).astype(v.dtype) for name, v in like.items()}
+        for _ in range(count)
+    ]
+    weights = random.integers(1, 1000, count)
+    means = []
+    for stored in (set(), set(range(count)), set(range(0, count, 3))):
+        updates = [
+            replace(kit.update(i, float(weights[i]), params[i]), stored=i in stored)
+            for i in range(count)
+        ]
+        means.append(mean_of(updates, like, MeanAggregator(group=4)).mean)
+    for other in means[1:]:
+        assert all(other[name].tobytes() == means[0][name].tobytes() for name in like)
