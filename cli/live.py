@@ -25,7 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from .output import Format
+from .output import Format, plain
 from .sentences import sentence_of
 
 __all__ = ["RunView", "amount"]
@@ -85,7 +85,7 @@ class RunView:
         if self._format is Format.JSON:
             print(json.dumps({"event": kind, **detail}, default=str), flush=True)
             return
-        lasting = self._take(kind, detail)
+        lasting = plain(self._take(kind, detail) or "")
         if lasting and self._live is None:
             print(lasting, flush=True)
         elif lasting and kind != "round_committed":

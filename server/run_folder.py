@@ -68,7 +68,7 @@ class RunFolder:
             sweep(self._checkpoints)
             write_file(folder / "meadow.toml", config_toml.encode())
             (folder / "summary.json").unlink(missing_ok=True)
-            self._events = EventFile(folder / "tensorboard", created_at_s=_created_at_s(folder))
+            self._events = EventFile(folder / "tensorboard", created_at_s=time.time())
         except OSError as error:
             raise StoreError(f"{folder} cannot be written: {error.strerror}") from error
 
@@ -276,17 +276,6 @@ def _remove(path: Path) -> None:
         path.rmdir()
     else:
         path.unlink(missing_ok=True)
-
-
-def _created_at_s(folder: Path) -> float:
-    """Return when the run began: its event file keeps that name when the run goes on."""
-    marker = folder / "checkpoints"
-    return marker.stat().st_ctime if not any(folder.glob("tensorboard/*")) else _first_at_s(folder)
-
-
-def _first_at_s(folder: Path) -> float:
-    name = min(path.name for path in (folder / "tensorboard").iterdir())
-    return float(name.split(".")[3])
 
 
 def _part(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 __all__ = ["EventFile", "crc32c"]
 
+FLOAT32_MAX = 3.4028234663852886e38
+"""The largest value that an event can hold; a loss may be larger."""
+
 _POLYNOMIAL = 0x82F63B78
 _TABLE: list[int] = []
 for _byte in range(256):
@@ -47,6 +50,10 @@ def _varint(value: int) -> bytes:
     return bytes([*out, value])
 
 
+def _float(tag: int, value: float) -> bytes:
+    return struct.pack("<Bf", tag, max(-FLOAT32_MAX, min(value, FLOAT32_MAX)))
+
+
 def _bytes_field(number: int, data: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
@@ -55,8 +62,11 @@ class EventFile:
     """Appends scalars to an event file; TensorBoard reads it while it grows."""
 
     def __init__(self, folder: Path, *, created_at_s: float) -> None:
+        """Open the folder's event file, or make one that is named after its creation."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"events.out.tfevents.{int(created_at_s)}.meadow"
+        there = sorted(folder.glob("events.out.tfevents.*.meadow"))
+        made = folder / f"events.out.tfevents.{int(created_at_s)}.meadow"
+        self._path = there[0] if there else made
         if not self._path.exists():
             version = _bytes_field(3, b"brain.Event:2")
             self._append(struct.pack("<Bd", 0x09, created_at_s) + version)
@@ -64,7 +74,7 @@ class EventFile:
     def add(self, step: int, scalars: Mapping[str, float], *, at_s: float) -> None:
         """Append one event with these scalars at a step (a round)."""
         values = b"".join(
-            _bytes_field(1, _bytes_field(1, tag.encode()) + struct.pack("<Bf", 0x15, value))
+            _bytes_field(1, _bytes_field(1, tag.encode()) + _float(0x15, value))
             for tag, value in scalars.items()
         )
         event = struct.pack("<Bd", 0x09, at_s) + b"\x10" + _varint(step) + _bytes_field(5, values)

@@ -67,11 +67,16 @@ class Played:
         return detail
 
 
-def submit(server: LiveServer, folder: Path, *settings: str) -> pb.Run:
-    """Submit the app of slots; its folder is what clients have to install."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_app(folder: Path) -> None:
+    """Write the app of slots."""
+    folder.mkdir(parents=True)
     (folder / "task.py").write_text(TASK)
     (folder / "meadow.toml").write_text(TOML)
+
+
+def submit(server: LiveServer, folder: Path, *settings: str) -> pb.Run:
+    """Submit the app of slots."""
+    write_app(folder)
     archive = pack(folder)
     opened = pb.SubmitOpen(size_bytes=len(archive), name=folder.name, settings=settings)
     messages = [pb.SubmitMessage(open=opened), pb.SubmitMessage(zip=archive)]

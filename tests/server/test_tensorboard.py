@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meadow.server.tensorboard import EventFile, crc32c
@@ -75,3 +76,20 @@ def test_tensorboard_reads_it(tmp_path: Path) -> None:
     events = list(loader.LegacyEventFileLoader(str(path)).Load())
     assert events[-1].step == 3
     assert events[-1].summary.value[0].simple_value == 0.25
+
+
+def test_values_beyond_float32_are_cut(tmp_path: Path) -> None:
+    """A loss that diverges does not end the run where it is drawn."""
+    events = EventFile(tmp_path, created_at_s=1.0)
+    events.add(1, {"loss": 1e200, "gain": -1e200}, at_s=2.0)
+    (path,) = tmp_path.iterdir()
+    largest = struct.pack("<f", np.finfo(np.float32).max)
+    assert b"\x15" + largest in path.read_bytes()
+    assert b"\x15" + largest[:3] + b"\xff" in path.read_bytes()
+
+
+def test_a_file_made_earlier_is_found(tmp_path: Path) -> None:
+    """A run that goes on at another time has one file."""
+    EventFile(tmp_path, created_at_s=1.0).add(1, {"loss": 1.0}, at_s=1.0)
+    EventFile(tmp_path, created_at_s=99.0).add(2, {"loss": 1.0}, at_s=99.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["events.out.tfevents.1.meadow"]

@@ -1,0 +1,225 @@
+"""When a step ends, and that every reply counts once: without sockets, with a clock of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from meadow.server.dispatch import Dispatcher
+from meadow.server.journal import Journal, RunRow
+from meadow.server.links import AgentLink, Links
+from meadow.server.spool import Spool
+from meadow.server.threads import JournalThread
+from meadow.transport import fleet_pb2 as pb
+
+LEASE_S = 60.0
+
+
+@dataclass
+class Desk:
+    """A dispatcher with three clients connected, and what its worker is told."""
+
+    journal: Journal
+    thread: JournalThread
+    dispatcher: Dispatcher
+    links: Links
+    run: RunRow
+    now_s: float = 0.0
+    told: list[pb.DaemonMessage] = field(default_factory=list)
+    agents: dict[int, AgentLink] = field(default_factory=dict)
+
+    def connect(self, node: int) -> None:
+        """Let a client connect."""
+        self.agents[node] = AgentLink(node, f"client-{node}")
+        self.links.add(self.agents[node])
+        self.dispatcher.connected(self.agents[node])
+
+    async def open(self, *, quorum: int, deadline_s: float = 600.0) -> None:
+        """Open round 1's training with clients 1 to 3."""
+        envelopes = [
+            pb.Envelope(
+                metadata=pb.Metadata(
+                    message_id=f"1-a-{node}", dst_node_id=node, group_id="1", message_type="train"
+                )
+            )
+            for node in (1, 2, 3)
+        ]
+        step = pb.Step(key="1/train/0", envelopes=envelopes, quorum=quorum, deadline_s=deadline_s)
+        await self.dispatcher.open_step(self.run, step)
+
+    async def answer(self, node: int, *, loss: float = 1.0) -> None:
+        """Answer as a client."""
+        value = pb.Entry(key="loss", value=pb.Value(double=loss))
+        record = pb.Record(name="metrics", metrics=pb.Entries(entries=[value]))
+        reply = pb.Reply(instruction_id=f"1-a-{node}", envelope=pb.Envelope(records=[record]))
+        await self.dispatcher.reply(node, reply)
+
+    async def attach(self) -> None:
+        """Connect a run worker."""
+
+        async def send(message: pb.DaemonMessage) -> None:
+            self.told.append(message)
+
+        self.dispatcher.attach(self.run.id, send)
+
+    def kinds(self) -> list[str]:
+        """Return what the worker was told, in order."""
+        return [str(message.WhichOneof("kind")) for message in self.told]
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, and let every open step look at the clock."""
+        self.now_s += seconds
+        for step in self.dispatcher._steps.values():
+            step.changed.set()
+
+
+async def settle() -> None:
+    """Let everything that can run, run."""
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+
+
+def at_a_desk(tmp_path: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
+    """Run a scenario."""
+
+    async def main() -> None:
+        journal, thread = Journal(tmp_path / "journal.sqlite"), JournalThread()
+        for node in (1, 2, 3):
+            journal.invite(f"client-{node}", f"hash-{node}", expires_at_s=1e12)
+        run_id = journal.submit("app", "sha", "[]", now_s=0.0)
+        run = journal.run(run_id)
+        assert run is not None
+        desk: Desk
+        links = Links(journal.sites(), lease_s=LEASE_S, clock=lambda: desk.now_s)
+        spool = Spool(tmp_path / "spool", blob_bytes_max=1 << 20)
+        dispatcher = Dispatcher(
+            journal, thread, spool, links, lease_s=LEASE_S, clock=lambda: desk.now_s
+        )
+        desk = Desk(journal, thread, dispatcher, links, run)
+        for node in (1, 2, 3):
+            desk.connect(node)
+        await desk.attach()
+        await scenario(desk)
+        thread.close()
+        journal.close()
+
+    asyncio.run(main())
+
+
+def test_a_step_ends_when_all_have_answered(tmp_path: Path) -> None:
+    """Three answers, then the end."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=2)
+        for node in (3, 1, 2):
+            await desk.answer(node)
+        await settle()
+        assert desk.kinds() == ["reply", "reply", "reply", "end"]
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_the_deadline_ends_a_step_only_with_its_quorum(tmp_path: Path) -> None:
+    """Past the deadline the step stays open for the second of two updates that it needs."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=2, deadline_s=10.0)
+        await desk.answer(1)
+        desk.later(11.0)
+        await settle()
+        assert desk.kinds() == ["reply"]
+        await desk.answer(2)
+        await settle()
+        assert desk.kinds() == ["reply", "reply", "end"]
+        assert desk.agents[3].outgoing.qsize() == 2  # the instruction, and that it is cancelled
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_lapsed_leases_end_a_step_with_its_quorum(tmp_path: Path) -> None:
+    """Nobody waits for a client that shows no sign of life, if it is not needed."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=2)
+        await desk.answer(1)
+        await desk.answer(2)
+        desk.later(LEASE_S / 2)
+        desk.dispatcher.renew_lease(3, "1-a-3")
+        desk.later(LEASE_S - 1)
+        await settle()
+        assert "end" not in desk.kinds()
+        desk.later(2.0)
+        await settle()
+        assert desk.kinds()[-1] == "end"
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_an_answer_counts_once(tmp_path: Path) -> None:
+    """The same reply again, another one, and somebody else's: none of them reaches the worker."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=3)
+        await desk.answer(1, loss=0.5)
+        await desk.answer(1, loss=0.5)
+        await desk.answer(1, loss=9.0)
+        await desk.dispatcher.reply(2, pb.Reply(instruction_id="1-a-3", refused="not mine"))
+        await settle()
+        assert desk.kinds() == ["reply"]
+        assert desk.told[0].reply.node_id == 1
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_a_restarted_worker_gets_what_was_recorded(tmp_path: Path) -> None:
+    """It repeats its step, gets the old replies and then the new ones, each once."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=3)
+        await desk.answer(1)
+        desk.dispatcher.detach(desk.run.id)
+        await desk.answer(2)
+        desk.told.clear()
+        await desk.attach()
+        await desk.open(quorum=3)
+        await desk.answer(3)
+        await settle()
+        assert [m.reply.node_id for m in desk.told if m.HasField("reply")] == [1, 2, 3]
+        assert desk.kinds()[-1] == "end"
+        assert desk.journal.cohorts(desk.run.id) == {"1": [1, 2, 3]}
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_a_client_that_returns_gets_its_instruction_again(tmp_path: Path) -> None:
+    """What a client owes is sent at every connection."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=3)
+        desk.links.remove(desk.agents[1])
+        desk.connect(1)
+        message = desk.agents[1].outgoing.get_nowait()
+        assert message is not None
+        assert message.instruction.id == "1-a-1"
+        assert message.instruction.cohort_clients == 3
+
+    at_a_desk(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("blob_id", ["../../etc/passwd", "missing"])
+def test_a_reply_about_files_that_are_not_there_is_an_error(tmp_path: Path, blob_id: str) -> None:
+    """The worker hears of an error reply, and no path is made of a client's words."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=1)
+        arrays = pb.Arrays(blob=pb.Blob(id=blob_id, size_bytes=3))
+        envelope = pb.Envelope(records=[pb.Record(name="arrays", arrays=arrays)])
+        await desk.dispatcher.reply(1, pb.Reply(instruction_id="1-a-1", envelope=envelope))
+        await settle()
+        assert desk.told[0].reply.envelope.HasField("error")
+
+    at_a_desk(tmp_path, scenario)
