@@ -35,10 +35,10 @@ def read_flower_app(path: Path, *, overrides: Sequence[str] = ()) -> FlowerApp:
             key that the app does not have.
     """
     table = read_toml(path, remedy="an app is a folder with one")
-    section = table.get("tool", {}).get("flwr", {}).get("app")
-    if not isinstance(section, dict):
+    section = _table(_table(_table(table, "tool"), "flwr"), "app")
+    if not section:
         raise ConfigError(f"{path}: has no [tool.flwr.app]; is it a Flower app?")
-    components = section.get("components", {})
+    components = _table(section, "components")
     references = {}
     for key in ("serverapp", "clientapp"):
         reference = components.get(key)
@@ -47,17 +47,22 @@ def read_flower_app(path: Path, *, overrides: Sequence[str] = ()) -> FlowerApp:
                 f'{path}: tool.flwr.app.components.{key} must be "module:name", got {reference!r}'
             )
         references[key] = reference
-    config = dict(_flatten(section.get("config", {}), path))
+    config = dict(_flatten(_table(section, "config"), path))
     for override in overrides:
         key, value = _override(override, config)
         config[key] = value
-    name = str(table.get("project", {}).get("name") or path.parent.name)
+    name = str(_table(table, "project").get("name") or path.parent.name)
     return FlowerApp(
         name=name,
         server_app=references["serverapp"],
         client_app=references["clientapp"],
         run_config=config,
     )
+
+
+def _table(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    inner = table.get(key, {})
+    return inner if isinstance(inner, Mapping) else {}
 
 
 def _flatten(table: Mapping[str, Any], path: Path, above: str = "") -> Iterator[tuple[str, Scalar]]:

@@ -123,8 +123,7 @@ def _check_choice(key: str, where: str, value: Any, rule: Rule) -> None:
     if value in rule.unavailable:
         refuse(where, key, f"= {_shown(value)} {rule.unavailable[value]}")
     if value not in rule.choices:
-        every = [str(choice) for choice in (*rule.choices, *rule.unavailable)]
-        alike = get_close_matches(str(value), every, n=1)
+        alike = get_close_matches(str(value), [str(choice) for choice in rule.choices], n=1)
         hint = f'; did you mean "{alike[0]}"?' if alike else ""
         refuse(where, key, f"must be {_listed(rule.choices)}, got {_shown(value)}{hint}")
 

@@ -21,6 +21,8 @@ from .output import Format, fail
 __all__ = ["app", "main"]
 
 PROGRAM = "meadow"
+INTERRUPTED = 130
+"""What a shell says of a program that Ctrl-C has ended."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,8 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(MeadowError(f"{about}{error.strerror or error}"), format=format)
         sys.exit(1)
     except (KeyboardInterrupt, click.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:  # typer gives it as a code, too
         fail(MeadowError("interrupted"), format=format)
-        sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -91,6 +91,7 @@ class Connection:
             raise UnreachableError(text) from None
         if not answer.HasField("welcome"):
             raise ProtocolError(f"{self.address} did not begin with a welcome")
+        self._bulk.wish_for_chunks(answer.welcome.chunk_bytes)
         return answer.welcome
 
     async def send(self, message: AgentMessage) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import grpc
 
 from ..errors import ProtocolError, StoreError
-from ..transport.blobs import Receiver, blob_path, chunks
+from ..transport.blobs import CHUNK_BYTES, Receiver, blob_path, chunks
 from ..transport.chunk_wire import pack_upload_chunk, pack_upload_open, unpack_chunk
 from ..transport.fleet_pb2 import Blob, DownloadRequest, UploadOpen, UploadState
 from .rpc_errors import rpc_errors
@@ -23,6 +23,7 @@ from .rpc_errors import rpc_errors
 __all__ = ["Bulk"]
 
 UPLOAD_OPENINGS_MAX = 4
+CHUNK_BYTES_MIN = 16 << 10
 T = TypeVar("T")
 Started = Callable[["grpc.Future[Any]"], None]
 
@@ -41,8 +42,15 @@ class Bulk:
             request_serializer=bytes,
             response_deserializer=UploadState.FromString,
         )
+        self.chunk_bytes = CHUNK_BYTES
+        """How large the chunks of uploads are; the server may wish for smaller ones."""
         self._address = address
         self._blob_bytes_max = blob_bytes_max
+
+    def wish_for_chunks(self, size_bytes: int) -> None:
+        """Send chunks of this size from now on, if it is a possible one; 0 is no wish."""
+        if size_bytes:
+            self.chunk_bytes = max(CHUNK_BYTES_MIN, min(CHUNK_BYTES, size_bytes))
 
     async def download(self, blob: Blob, folder: Path) -> Path:
         """Fetch a blob into `folder`; a part that is there already is not fetched again.
@@ -93,7 +101,7 @@ class Bulk:
             opening = UploadOpen(instruction_id=instruction_id, blob=blob, offset=offset)
             try:
                 with rpc_errors(self._address):
-                    call = self._call_upload.future(_messages(opening, path))
+                    call = self._call_upload.future(_messages(opening, path, self.chunk_bytes))
                     started(call)
                     if call.result().complete:
                         return
@@ -106,9 +114,9 @@ class Bulk:
         raise ProtocolError(f"the server does not say how much of blob {blob.id} it has")
 
 
-def _messages(opening: UploadOpen, path: Path) -> Iterator[bytes]:
+def _messages(opening: UploadOpen, path: Path, chunk_bytes: int) -> Iterator[bytes]:
     yield pack_upload_open(opening)
-    yield from map(pack_upload_chunk, chunks(path, opening.offset))
+    yield from map(pack_upload_chunk, chunks(path, opening.offset, chunk_bytes))
 
 
 async def _in_thread(function: Callable[[Started], T]) -> T:

@@ -13,19 +13,30 @@ import grpc
 
 from ..errors import LimitError, MeadowError, ProtocolError, UnreachableError
 from ..transport import fleet_pb2 as pb
-from ..transport.blobs import CHUNK_BYTES_MAX, Receiver, blob_path, chunks
+from ..transport.blobs import CHUNK_BYTES, CHUNK_BYTES_MAX, Receiver, blob_path, chunks
 from ..transport.chunk_wire import Piece, pack_chunk, unpack_upload
 from .callers import Callers, Context, abort
 from .dispatch import Dispatcher
 from .slots import Slots
 from .spool import Spool
 
-__all__ = ["BulkService"]
+__all__ = ["BulkService", "fair_chunk_bytes"]
 
 STEPS_AT_ONCE = 4
+CHUNKS_BYTES = 8 << 20
+CHUNK_BYTES_MIN = 64 << 10
 CHUNK_MESSAGE_BYTES_MAX = CHUNK_BYTES_MAX + 64
 TRANSFERS_AT_ONCE_MAX = 8
 """Of one client."""
+
+
+def fair_chunk_bytes(peers: int) -> int:
+    """Return how large a chunk may be if so many peers send or receive at once.
+
+    What slow peers have not taken, or not sent in full, waits in memory, a chunk for each: all of
+    it together stays within a bound until there are very many.
+    """
+    return max(CHUNK_BYTES_MIN, min(CHUNK_BYTES, CHUNKS_BYTES // max(1, peers)))
 
 
 class BulkService:
@@ -63,7 +74,7 @@ class BulkService:
         try:
             with self._transfer(site.node_id):
                 path = blob_path(self._spool.outgoing(run_id), blob.id)
-                pieces = chunks(path, request.offset)
+                pieces = chunks(path, request.offset, self._chunk_bytes)
                 while sent := await self._slots.step(partial(_send_next, pieces, context)):
                     self._spool.count(run_id, sent=sent)
         except MeadowError as error:
@@ -98,6 +109,9 @@ class BulkService:
                 return pb.UploadState(received_bytes=receiver.received_bytes, complete=complete)
         except MeadowError as error:
             await abort(context, error)
+
+    def _chunk_bytes(self) -> int:
+        return fair_chunk_bytes(self._transfers.total())
 
     @contextmanager
     def _transfer(self, node_id: int) -> Iterator[None]:

@@ -169,7 +169,9 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
         ("grpc.so_reuseport", 0),
-        ("grpc.http2.bdp_probe", 0),  # or every connection buffers megabytes of its own
+        # or every connection buffers megabytes of its own
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.experimental.tcp_max_read_chunk_size", 256 << 10),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),

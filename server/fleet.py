@@ -11,6 +11,7 @@ import grpc.aio
 
 from ..errors import LimitError, MeadowError
 from ..transport import fleet_pb2 as pb
+from .bulk import fair_chunk_bytes
 from .callers import REVOKED, Callers, Context, abort, caller
 from .dispatch import Dispatcher
 from .journal import Journal
@@ -91,7 +92,12 @@ class FleetService:
         link = AgentLink(site.node_id, site.name)
         link.send(
             pb.ServerMessage(
-                welcome=pb.Welcome(node_id=site.node_id, lease_s=self._lease_s, server_time_s=now_s)
+                welcome=pb.Welcome(
+                    node_id=site.node_id,
+                    lease_s=self._lease_s,
+                    server_time_s=now_s,
+                    chunk_bytes=fair_chunk_bytes(self._links.enrolled),
+                )
             )
         )
         self._links.add(link)

@@ -176,7 +176,7 @@ class RunFolder:
             self._client_states.load(folder, manifest["clients"])
         self._publish(self._checkpoints / manifest["files"]["params"]["name"])
         history = self._repair_metrics(manifest["round"], manifest["row"])
-        self._spent_s = sum(row["duration_s"] for row in history)
+        self._spent_s = sum(row.get("duration_s") or 0.0 for row in history)
         return Checkpoint(
             state=State(params=params, round=manifest["round"], slots=slots),
             best=manifest["best"],

@@ -50,6 +50,14 @@ def test_a_meadow_app_is_loaded(folder: Path) -> None:
     assert task.client_data(meadow.Site(index=0, count=1)) == 1  # type: ignore[comparison-overlap]
 
 
+def test_the_environment_becomes_settings(folder: Path) -> None:
+    """What variables said goes along to wherever the app runs; overrides lie over it."""
+    environ = {"MEADOW_RUN__ROUNDS": "9", "MEADOW_RUN__SEED": "3", "MEADOW_TOKEN": "secret"}
+    app = App.load(folder, overrides=["run.seed=5"], environ=environ)
+    assert app.settings == ("run.rounds=9", "run.seed=3", "run.seed=5")
+    assert App.load(folder, overrides=app.settings, environ={}).config == app.config
+
+
 def test_two_apps_do_not_share_modules(folder: Path, tmp_path: Path) -> None:
     """The second app's task and helper are its own, although they have the same names."""
     other = make(tmp_path / "other", value=2)

@@ -99,11 +99,13 @@ def test_a_wrong_override_is_refused(path: Path, override: str, sentence: str) -
         ("", r"has no \[tool.flwr.app\]; is it a Flower app"),
         ("tool = 5\n", r"has no \[tool.flwr.app\]"),
         ("[tool]\nflwr = 5\n", r"has no \[tool.flwr.app\]"),
-        ("[tool.flwr.app]\n", r'components.serverapp must be "module:name", got None'),
-        ("[tool.flwr.app]\ncomponents = 5\n", "components"),
+        (
+            "[tool.flwr.app]\npublisher = 'x'\n",
+            r'components.serverapp must be "module:name", got None',
+        ),
+        ("[tool.flwr.app]\ncomponents = 5\n", 'serverapp must be "module:name", got None'),
         (HEAD.replace("c:app", "c.app"), r'clientapp must be "module:name", got \'c.app\''),
         (HEAD + "[tool.flwr.app.config]\nlist = [1]\n", r"config.list must be a bool, int, float"),
-        (HEAD + "[tool.flwr.app]\nconfig = 5\n", "config"),
         ("[[[", "is not valid TOML"),
     ],
 )

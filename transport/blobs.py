@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -66,15 +66,18 @@ def blob_path(folder: Path, blob_id: str) -> Path:
     return folder / f"{check_blob_id(blob_id)}.safetensors"
 
 
-def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
+def chunks(
+    path: Path, offset: int = 0, chunk_bytes: int | Callable[[], int] = CHUNK_BYTES
+) -> Iterator[Piece]:
     """Read a file from `offset` to its end, in pieces that each carry their checksum.
+
+    `chunk_bytes` may be a function, which is asked before every piece.
 
     Raises:
         StoreError: the file cannot be read.
         ProtocolError: `offset` is behind its end.
     """
-    if not 1 <= chunk_bytes <= CHUNK_BYTES_MAX:
-        raise ValueError(f"chunk_bytes must be in [1, {CHUNK_BYTES_MAX}], got {chunk_bytes}")
+    size_of_next = chunk_bytes if callable(chunk_bytes) else lambda: chunk_bytes
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
@@ -83,7 +86,13 @@ def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Itera
         size = os.fstat(fd).st_size
         if offset > size:
             raise ProtocolError(f"offset {offset} is behind the end of a blob of {size} bytes")
-        while data := os.pread(fd, min(chunk_bytes, size - offset), offset):
+        while offset < size:
+            wanted = size_of_next()
+            if not 1 <= wanted <= CHUNK_BYTES_MAX:
+                raise ValueError(f"chunk_bytes must be in [1, {CHUNK_BYTES_MAX}], got {wanted}")
+            data = os.pread(fd, min(wanted, size - offset), offset)
+            if not data:
+                raise StoreError(f"{path} became shorter while it was read")
             yield Piece(offset, data, zlib.crc32(data))
             offset += len(data)
     except OSError as error:

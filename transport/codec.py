@@ -39,6 +39,8 @@ ENTRIES_BYTES_MAX: Final = 4 << 20
 """For everything in an envelope but the descriptions of arrays."""
 ENVELOPE_BYTES_MAX: Final = 32 << 20
 """For a whole envelope; what describes 100,000 arrays with usual names fits."""
+PLAIN_BYTES_MAX: Final = 256 << 20
+"""For the arrays of one record that are no tensors."""
 REASON_CHARS_MAX: Final = 16_384
 
 
@@ -209,6 +211,10 @@ def _unpack_arrays(name: str, arrays: Arrays, open_blob: Callable[[Blob], Path])
     if file.names != tuple(info.name for info in arrays.infos):
         raise ProtocolError(f"blob {blob.id} holds other arrays than the record {name!r} says")
     tensors = file.tensors.values()
+    pairs = zip(arrays.infos, tensors, strict=True)
+    plain_bytes = sum(tensor.size for info, tensor in pairs if not _is_tensor(info))
+    if plain_bytes > PLAIN_BYTES_MAX:  # they would be read, where tensors stay in their file
+        raise LimitError(f"arrays of {plain_bytes} plain bytes, more than {PLAIN_BYTES_MAX}")
     return record_of(dict(_unpack_array(*pair) for pair in zip(arrays.infos, tensors, strict=True)))
 
 
@@ -216,7 +222,7 @@ def _unpack_array(info: ArrayInfo, tensor: FileTensor) -> tuple[str, Array]:
     shape = tuple(info.shape)
     if len(shape) > DIMENSIONS_MAX:
         raise LimitError(f"array {info.name!r} has {len(shape)} dimensions, > {DIMENSIONS_MAX}")
-    if info.stype == NUMPY_STYPE and info.dtype in CODES:
+    if _is_tensor(info):
         _check_tensor(info, tensor.dtype.name, tensor.shape)
         return info.name, TensorArray(tensor)
     for text in (info.dtype, info.stype):
@@ -228,6 +234,10 @@ def _unpack_array(info: ArrayInfo, tensor: FileTensor) -> tuple[str, Array]:
         values = tensor_of(info.name, array)
         _check_tensor(info, str(values.dtype), values.shape)
     return info.name, array
+
+
+def _is_tensor(info: ArrayInfo) -> bool:
+    return info.stype == NUMPY_STYPE and info.dtype in CODES
 
 
 def _check_tensor(info: ArrayInfo, dtype: str, shape: tuple[int, ...]) -> None:

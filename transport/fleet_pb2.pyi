@@ -251,14 +251,16 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("node_id", "lease_s", "server_time_s")
+    __slots__ = ("node_id", "lease_s", "server_time_s", "chunk_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     SERVER_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     lease_s: float
     server_time_s: float
-    def __init__(self, node_id: _Optional[int] = ..., lease_s: _Optional[float] = ..., server_time_s: _Optional[float] = ...) -> None: ...
+    chunk_bytes: int
+    def __init__(self, node_id: _Optional[int] = ..., lease_s: _Optional[float] = ..., server_time_s: _Optional[float] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class ReplyAck(_message.Message):
     __slots__ = ("instruction_id",)

@@ -74,6 +74,19 @@ def test_what_the_disk_refuses_is_one_line_and_exit_code_1(meadow: Meadow, app: 
     assert said.err == "meadow: my_app/task.py/deeper: Not a directory\n"
 
 
+def test_an_interrupted_command_says_so(
+    meadow: Meadow, app: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C outside of a round ends a command in one line, by the shell's own code."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meadow.simulations.run.simulate", interrupt)
+    said = meadow("simulate", "my_app")
+    assert (said.code, said.err) == (130, "meadow: interrupted\n")
+
+
 def test_help_and_version(meadow: Meadow) -> None:
     """Without arguments there is help; --version is what the package says."""
     version = meadow("--version")

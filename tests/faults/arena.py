@@ -181,18 +181,27 @@ class Arena:
             for client in self.residents:  # drawn before the guests came, or went
                 self._settle(client, self._guest_instruction(client))
             self._finish(instructions)
+        self._hold(instructions)
         failure: BaseException | None = None
         for client, act in acts:
             instruction = self._guest_instruction(client)
             try:
                 act(client, instruction)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # raised below
                 failure = failure or error
                 self._settle(client, instruction)
         played = self._finish(instructions, besides=[client.node_id for client in idle])
         if failure is not None:
             raise failure
         return played
+
+    def _hold(self, instructions: list[pb.Instruction]) -> None:
+        """Renew the honest clients' leases, and wait until the server knows."""
+        for client, instruction in zip(self.honest, instructions, strict=True):
+            assert client.stream is not None
+            progress = pb.Progress(instruction_id=instruction.id)
+            client.stream.send(pb.AgentMessage(progress=progress))
+            client.reply("nothing-that-was-asked")
 
     def _instruction(self, client: RawClient) -> pb.Instruction:
         assert client.stream is not None
@@ -211,6 +220,7 @@ class Arena:
         (stream or client.connect()).send(pb.AgentMessage(reply=refusal))
 
     def _finish(self, instructions: list[pb.Instruction], besides: Sequence[int] = ()) -> Played:
+        self._hold(instructions)
         since, before = len(self._events), self.params
         for slot, (client, instruction) in enumerate(zip(self.honest, instructions, strict=True)):
             params = {name: values.copy() for name, values in before.items()}

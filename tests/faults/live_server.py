@@ -23,7 +23,7 @@ from meadow.transport.fleet_pb2_grpc import AdminStub, EnrollmentStub, FleetStub
 from meadow.transport.keys import KeyPair, create_request
 from meadow.transport.tls import channel_credentials
 
-LEASE_S = 1.0
+LEASE_S = 2.0
 BLOB_BYTES_MAX = 1 << 30
 CALL_S = 20.0
 """How long a test waits for an answer that always comes."""

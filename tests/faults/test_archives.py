@@ -170,7 +170,9 @@ def test_pull(arena: Arena) -> None:
     assert b"PRIVATE KEY" not in b"".join(message.data for message in messages)
 
 
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", "", ".", "a\x00b", "..\\x", "\x1b["])
+@pytest.mark.parametrize(
+    "name", ["../x", "/tmp/x", "a/../../x", "", ".", "a\x00b", "..\\x", "\x1b["]
+)
 def test_pull_from_a_hostile_server(tmp_path: Path, name: str) -> None:
     """A server cannot make `meadow run pull` write outside of its folder."""
     target = tmp_path / "target"

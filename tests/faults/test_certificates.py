@@ -99,9 +99,11 @@ def test_client_as_server(server: LiveServer, victim: RawClient, tmp_path: Path)
     listener.start()
     try:
         shown = channel_credentials(server.ca_pem, victim.pair)
-        with grpc.secure_channel(f"localhost:{port}", shown, OPTIONS) as channel:
-            with pytest.raises(grpc.RpcError) as caught:
-                FleetStub(channel).Renew(pb.RenewRequest(), timeout=CALL_S)
+        with (
+            grpc.secure_channel(f"localhost:{port}", shown, OPTIONS) as channel,
+            pytest.raises(grpc.RpcError) as caught,
+        ):
+            FleetStub(channel).Renew(pb.RenewRequest(), timeout=CALL_S)
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # not UNIMPLEMENTED
     finally:
         listener.stop(None)
@@ -218,6 +220,9 @@ def test_revoked_and_deaf(arena: Arena, guest: Callable[[str], RawClient]) -> No
     def act(client: RawClient, instruction: pb.Instruction) -> None:
         stream = client.connect(reads=False)
         arena.server.wait_for_site(client.name, "connected")
+        for number in range(1500):  # their acknowledgements fill what it does not read
+            late = pb.Reply(instruction_id=f"{number:064}")
+            stream.send(pb.AgentMessage(reply=late))
         params = arena.one_hot(3)
         blob = client.upload(instruction.id, client.tensors(**params))
         arena.server.admin.Revoke(pb.SiteName(name=client.name))

@@ -142,9 +142,9 @@ def test_asks_for_more(server: LiveServer, stub: EnrollmentStub) -> None:
 
 def test_named_admin(server: LiveServer, tmp_path: Path) -> None:
     """A client that is called "admin" is still a client."""
-    with server.channel(server.enroll("admin", tmp_path)) as channel:
-        with refused(DENIED, match="'client', not 'admin'"):
-            AdminStub(channel).Status(pb.Empty(), timeout=CALL_S)
+    pair = server.enroll("admin", tmp_path)
+    with server.channel(pair) as channel, refused(DENIED, match="'client', not 'admin'"):
+        AdminStub(channel).Status(pb.Empty(), timeout=CALL_S)
 
 
 def test_enrolled_anew(server: LiveServer, tmp_path: Path) -> None:

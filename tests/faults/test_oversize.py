@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import grpc
 import pytest
 
+from meadow.errors import LimitError
 from meadow.transport import fleet_pb2 as pb
+from meadow.transport.codec import decode
 from meadow.transport.fleet_pb2_grpc import EnrollmentStub
 
 from .arena import Arena
 from .live_server import BLOB_BYTES_MAX, CALL_S, LiveServer, refused, wait_until
-from .raw_client import RawClient, blob_of, upload_messages
+from .raw_client import RawClient, arrays_of, blob_of, upload_messages
 from .test_bad_updates import ALONE
 from .test_streams import refuse
 
@@ -152,10 +156,24 @@ def test_many_transfers(arena: Arena, mallory: RawClient) -> None:
     attack(arena, mallory, act)
 
 
+def test_plain_bytes(tmp_path: Path) -> None:
+    """Arrays that are no tensors are bounded before they are read into memory."""
+    path = tmp_path / "x.safetensors"
+    header = b'{"a":{"dtype":"U8","shape":[1073741824],"data_offsets":[0,1073741824]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + (1 << 30))
+    info = pb.ArrayInfo(name="a", dtype="float32", shape=[8], stype="torch.Tensor")
+    blob = pb.Blob(id="x", size_bytes=path.stat().st_size)
+    metadata = pb.Metadata(message_type="train")
+    envelope = pb.Envelope(metadata=metadata, records=[arrays_of(blob, [info])])
+    with pytest.raises(LimitError, match="1073741824 plain bytes"):
+        decode(envelope, lambda blob: path)
+
+
 def test_requests_for_certificates(server: LiveServer, arena: Arena, mallory: RawClient) -> None:
     """A signing request of a megabyte is refused, by a stranger and by a client."""
     with server.enrollment() as channel, refused(EXHAUSTED):
         EnrollmentStub(channel).Enroll(pb.EnrollRequest(csr_pem=b"x" * (1 << 20)), timeout=CALL_S)
     with refused(INVALID, match="exceeds"):
         mallory.stub.Renew(pb.RenewRequest(csr_pem=b"x" * (1 << 20)), timeout=CALL_S)
-    arena.server.serves(arena.honest[0].pair)
+    assert arena.play().counted == ALONE

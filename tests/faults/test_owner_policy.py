@@ -84,7 +84,11 @@ SITES = {
     "cohort": ("min_cohort = 50", "policy.min_cohort is 50, this round has", nothing),
     "secagg": ("require_secure_aggregation = true", "this run does without it", nothing),
     "privacy": ("require_differential_privacy = true", "this run does without it", nothing),
-    "not-allowed": (f'allowed_apps = ["sha256:{"0" * 64}"]', "not among policy.allowed_apps", nothing),
+    "not-allowed": (
+        f'allowed_apps = ["sha256:{"0" * 64}"]',
+        "not among policy.allowed_apps",
+        nothing,
+    ),
     "changed": ("", "install the same files on both sides", change),
     "unknown": ("", "app 'slots' is not installed here", uninstall),
     "gone": ("", "install the same files on both sides", empty),
@@ -97,8 +101,10 @@ def install(live: LiveServer, folder: Path, name: str, site: Site) -> Agent:
     site.directory = folder / name
     app = site.directory / "slots"
     write_app(app)
-    identity = dict(server=live.enroll_address, ca_fingerprint=live.home.authority.fingerprint)
-    enroll(site.directory, token=live.token(name), apps=[app], **identity)
+    enroll(
+        site.directory, server=live.enroll_address, token=live.token(name),
+        ca_fingerprint=live.home.authority.fingerprint, apps=[app],
+    )  # fmt: skip
     return Agent(site.directory, trainer=site.trainer, report=site.events.append)
 
 

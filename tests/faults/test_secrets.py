@@ -57,9 +57,7 @@ def test_wrong_fingerprint(server: LiveServer, tmp_path: Path) -> None:
     """A client that expects another authority sends no token, and keeps nothing."""
     token = server.token("careful")
     with pytest.raises(IdentityError, match="fingerprint"):
-        enroll(
-            tmp_path / "c", server=server.enroll_address, token=token, ca_fingerprint="0" * 64
-        )
+        enroll(tmp_path / "c", server=server.enroll_address, token=token, ca_fingerprint="0" * 64)
     assert not (tmp_path / "c" / "identity").exists()
     join(server, tmp_path / "c", token)  # it was not used up
 
@@ -89,7 +87,7 @@ def test_keys_are_not_printed(server: LiveServer) -> None:
 
 
 def test_daemon_says_little(server: LiveServer, tmp_path: Path) -> None:
-    """Attacks leave no traceback, and no secret, in what the daemon prints."""
+    """Attacks leave no secret in what the daemon prints."""
     with server.channel(server.enroll("talker", tmp_path)) as channel:
         for method, said in (("Connect", b"\xff"), ("Upload", b"\xff" * 10)):
             call = channel.stream_stream(f"/meadow.v1.Fleet/{method}")
