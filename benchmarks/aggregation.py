@@ -24,7 +24,7 @@ from statistics import median
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
-from report import report
+from harness.report import report
 
 from meadow.flower import TensorArray, record_of, tensors_of
 from meadow.strategies.algorithm import Update

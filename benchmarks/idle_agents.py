@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from agents import enroll_many
-from fleet import many_agents, process_of, run_to_end
-from report import report
+from harness.agents import enroll_many
+from harness.fleet import many_agents, process_of, run_to_end
+from harness.report import report
 
 from meadow.cli.admin import admin_stub
 from meadow.cli.demo import Federation

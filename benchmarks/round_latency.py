@@ -13,8 +13,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from fleet import run_to_end
-from report import report
+from harness.fleet import run_to_end
+from harness.report import report
 
 from meadow.cli.demo import Federation
 

@@ -14,9 +14,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from agents import enroll_many
-from fleet import many_agents, process_of, run_to_end, status_kb
-from report import report
+from harness.agents import enroll_many
+from harness.fleet import many_agents, process_of, run_to_end, status_kb
+from harness.report import report
 
 from meadow.cli.demo import Federation
 
@@ -32,7 +32,9 @@ def main() -> None:
     table, models = [], {}
     for agents in AGENTS:
         peaks = _peaks(agents, model_mb=MODEL_MB)
-        models[agents] = [(peak - rest) / 1000 / MODEL_MB for peak, rest in zip(peaks, idle, strict=True)]
+        models[agents] = [
+            (peak - rest) / 1000 / MODEL_MB for peak, rest in zip(peaks, idle, strict=True)
+        ]
         table.append(
             {
                 "agents": agents,

@@ -17,9 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bare_grpc import seconds_of_bare_rounds
-from fleet import run_to_end
-from report import report
+from harness.bare_grpc import seconds_of_bare_rounds
+from harness.fleet import run_to_end
+from harness.report import report
 
 from meadow.cli.demo import Federation
 

@@ -19,8 +19,10 @@ from ..transport import fleet_pb2 as pb
 from ..transport.fleet_pb2_grpc import AdminServicer
 from .callers import REVOKED, Callers, Context
 from .dispatch import Dispatcher
-from .journal import Journal, RunRow, SiteRow
+from .journal import Journal
 from .links import Links
+from .run_table import RunRow
+from .site_table import SiteRow
 from .supervisor import Supervisor
 from .threads import JournalThread
 
@@ -59,7 +61,7 @@ class AdminService(AdminServicer):
     async def Status(self, request: pb.Empty, context: Context) -> pb.ServerStatus:
         """Say how the server is."""
         await self._callers.admin(context)
-        runs = await self._thread(self._journal.runs, "queued", "running")
+        runs = await self._thread(self._journal.runs.all, "queued", "running")
         return pb.ServerStatus(
             version=__version__,
             started_at_s=self._started_at_s,
@@ -73,14 +75,14 @@ class AdminService(AdminServicer):
     async def Sites(self, request: pb.Empty, context: Context) -> pb.SiteList:
         """List all sites."""
         await self._callers.admin(context)
-        sites = await self._thread(self._journal.sites)
+        sites = await self._thread(self._journal.sites.all)
         return pb.SiteList(sites=[self._site(site) for site in sites])
 
     async def Revoke(self, request: pb.SiteName, context: Context) -> pb.Site:
         """Refuse a site from now on."""
         await self._callers.admin(context)
-        revoked = await self._thread(self._journal.revoke, request.name, now_s=self._clock())
-        site = await self._thread(self._journal.site, request.name)
+        revoked = await self._thread(self._journal.sites.revoke, request.name, now_s=self._clock())
+        site = await self._thread(self._journal.sites.get, request.name)
         if not revoked or site is None:
             text = f"there is no site {request.name!r}; `meadow site list` shows them"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
@@ -88,7 +90,7 @@ class AdminService(AdminServicer):
         self._links.cut_off(site.node_id, REVOKED)
         await self._dispatcher.give_up(site.node_id, f"{site.name} was revoked")
         detail = json.dumps({"client": site.name})
-        await self._thread(self._journal.record, 0, "revoked", detail, now_s=self._clock())
+        await self._thread(self._journal.events.record, 0, "revoked", detail, now_s=self._clock())
         return self._site(site)
 
     def _site(self, site: SiteRow) -> pb.Site:
@@ -137,7 +139,7 @@ class AdminService(AdminServicer):
         if not APP_NAME.fullmatch(opened.name):
             raise AppError(f"{opened.name[:80]!r} is not an app's name: letters, digits, . _ -")
         run_id = await self._thread(
-            self._journal.submit, "", "", json.dumps(settings), now_s=self._clock()
+            self._journal.runs.submit, "", "", json.dumps(settings), now_s=self._clock()
         )
         folder = self._supervisor.run_dir(run_id)
 
@@ -151,22 +153,22 @@ class AdminService(AdminServicer):
         except MeadowError as error:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             await self._thread(
-                self._journal.run_status, run_id, "failed", cause=str(error), now_s=self._clock()
+                self._journal.runs.status, run_id, "failed", cause=str(error), now_s=self._clock()
             )
             raise
-        await self._thread(self._journal.run_begin, run_id, opened.name, app.sha256)
+        await self._thread(self._journal.runs.begin, run_id, opened.name, app.sha256)
         return run_id
 
     async def Runs(self, request: pb.Empty, context: Context) -> pb.RunList:
         """List all runs."""
         await self._callers.admin(context)
-        return pb.RunList(runs=[_run(run) for run in await self._thread(self._journal.runs)])
+        return pb.RunList(runs=[_run(run) for run in await self._thread(self._journal.runs.all)])
 
     async def ShowRun(self, request: pb.RunId, context: Context) -> pb.RunDetail:
         """Show one run and its events."""
         await self._callers.admin(context)
         run = await self._row(request.id, context)
-        events = await self._thread(self._journal.events, request.id)
+        events = await self._thread(self._journal.events.after, request.id)
         return pb.RunDetail(run=_run(run), events=[_event(row) for row in events[-500:]])
 
     async def Watch(self, request: pb.RunId, context: Context) -> AsyncIterator[pb.RunEvent]:
@@ -179,7 +181,7 @@ class AdminService(AdminServicer):
             while True:
                 changed.clear()
                 run = await self._row(request.id, context)
-                for row in await self._thread(self._journal.events, request.id, after=last):
+                for row in await self._thread(self._journal.events.after, request.id, after=last):
                     last = row["id"]
                     yield _event(row)
                 if run.status in OVER:
@@ -213,7 +215,7 @@ class AdminService(AdminServicer):
 
     async def _row(self, run_id: int, context: Context) -> RunRow:
         known = run_id <= RUN_ID_MAX
-        run = await self._thread(self._journal.run, run_id) if known else None
+        run = await self._thread(self._journal.runs.get, run_id) if known else None
         if run is None:
             text = f"there is no run {run_id}; `meadow run list` shows them"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)

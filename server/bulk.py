@@ -23,7 +23,7 @@ from .spool import Spool
 __all__ = ["BulkService", "fair_chunk_bytes"]
 
 STEPS_AT_ONCE = 4
-CHUNKS_BYTES = 8 << 20
+CHUNKS_BYTES = 4 << 20
 CHUNK_BYTES_MIN = 64 << 10
 CHUNK_MESSAGE_BYTES_MAX = CHUNK_BYTES_MAX + 64
 TRANSFERS_AT_ONCE_MAX = 8

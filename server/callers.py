@@ -18,8 +18,8 @@ from ..errors import (
 )
 from ..transport.identity import Identity, Role, peer_identity
 from .denials import Denials
-from .journal import SiteRow
 from .links import Links
+from .site_table import SiteRow
 
 __all__ = ["REVOKED", "Callers", "Context", "abort", "caller"]
 

@@ -54,7 +54,7 @@ class Daemon:
         self._journal = Journal(home.folder / "journal.sqlite")
         self._thread = JournalThread()
         self._spool = Spool(home.folder / "spool", blob_bytes_max=config.blob_bytes_max)
-        self._links = Links(self._journal.sites(), lease_s=config.lease_s, clock=clock)
+        self._links = Links(self._journal.sites.all(), lease_s=config.lease_s, clock=clock)
         self._dispatcher = Dispatcher(
             self._journal, self._thread, self._spool, self._links,
             lease_s=config.lease_s, clock=clock,
@@ -160,7 +160,9 @@ class Daemon:
         await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
 
     async def _record(self, kind: str, detail: dict[str, Any]) -> None:
-        await self._thread(self._journal.record, 0, kind, json.dumps(detail), now_s=self._clock())
+        await self._thread(
+            self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
+        )
 
 
 def _options(message_bytes_max: int) -> list[tuple[str, int]]:

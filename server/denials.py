@@ -39,4 +39,4 @@ class Denials:
             del self._spent[next(iter(self._spent))]
         if allowed:
             text = json.dumps(detail)
-            await self._thread(self._journal.record, 0, kind, text, now_s=now_s)
+            await self._thread(self._journal.events.record, 0, kind, text, now_s=now_s)

@@ -10,57 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
-from ..errors import ProtocolError
 from ..transport import fleet_pb2 as pb
-from ..transport.codec import check_size
-from .journal import Journal, RunRow
+from .journal import Journal
 from .links import AgentLink, Links
+from .run_table import RunRow
 from .spool import Spool
+from .steps import NODE_UNAVAILABLE, Pending, Step, accepted, addressed, failed
 from .threads import JournalThread
 
 __all__ = ["Dispatcher"]
 
 WorkerSend = Callable[[pb.DaemonMessage], Awaitable[None]]
-REPLY_UNUSABLE, NODE_UNAVAILABLE = 4, 5
-"""Flower's error codes. Source: flwr 1.41, common/constant.py, ErrorCode."""
-REASON_CHARS_MAX = 500
-
-
-@dataclass(slots=True, kw_only=True)
-class _Pending:
-    instruction: pb.Instruction
-    node_id: int
-    step: _Step
-    lease_until_s: float
-
-
-@dataclass(slots=True, kw_only=True)
-class _Step:
-    run_id: int
-    key: str
-    group_id: str
-    quorum: int
-    deadline_at_s: float
-    pending: dict[str, _Pending] = field(default_factory=dict)
-    updates: int = 0
-    attached: bool = False
-    ended: bool = False
-    end_told: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    watcher: asyncio.Task[None] | None = None
-
-    def next_check_s(self, now_s: float) -> float | None:
-        """Return when to look again, or None if the step is over now."""
-        if not self.pending:
-            return None
-        missing = [item.lease_until_s for item in self.pending.values()]
-        if self.updates >= self.quorum and (now_s >= self.deadline_at_s or now_s >= max(missing)):
-            return None
-        future = [at for at in (self.deadline_at_s, max(missing)) if at > now_s]
-        return min(future, default=now_s + 3600.0)
 
 
 class Dispatcher:
@@ -82,8 +43,8 @@ class Dispatcher:
         self._links = links
         self._lease_s = lease_s
         self._clock = clock
-        self._steps: dict[tuple[int, str], _Step] = {}
-        self._by_node: dict[int, dict[str, _Pending]] = {}
+        self._steps: dict[tuple[int, str], Step] = {}
+        self._by_node: dict[int, dict[str, Pending]] = {}
         self._workers: dict[int, WorkerSend] = {}
         self._answering: set[asyncio.Task[None]] = set()
 
@@ -110,12 +71,12 @@ class Dispatcher:
             for record in item.instruction.envelope.records
             if record.HasField("arrays")
         }
-        known = await self._thread(self._journal.instruction_ids, run_id)
+        known = await self._thread(self._journal.steps.instruction_ids, run_id)
         await asyncio.to_thread(self._spool.tidy, run_id, blobs=blobs, instructions=known)
 
     async def restore(self, run: RunRow) -> None:
         """Take up a run's open steps from the journal after a restart of the daemon."""
-        for row in await self._thread(self._journal.open_steps, run.id):
+        for row in await self._thread(self._journal.steps.unfinished, run.id):
             await self._open(run, row["key"], row["group_id"], row["quorum"], row["deadline_s"])
 
     async def open_step(self, run: RunRow, request: pb.Step) -> None:
@@ -126,7 +87,7 @@ class Dispatcher:
         ]
         group_id = request.envelopes[0].metadata.group_id if request.envelopes else ""
         await self._thread(
-            lambda: self._journal.open_step(
+            lambda: self._journal.steps.open(
                 run.id,
                 request.key,
                 group_id,
@@ -139,7 +100,7 @@ class Dispatcher:
         if step is None:
             step = await self._open(run, request.key, group_id, request.quorum, request.deadline_s)
         async with step.lock:
-            rows = await self._thread(self._journal.instructions, run.id, request.key)
+            rows = await self._thread(self._journal.steps.instructions, run.id, request.key)
             for row in rows:
                 if row.state == "answered":
                     await self._forward(step, row.id, row.node_id, row.reply or b"")
@@ -148,12 +109,12 @@ class Dispatcher:
 
     async def _open(
         self, run: RunRow, key: str, group_id: str, quorum: int, deadline_s: float
-    ) -> _Step:
+    ) -> Step:
         ready = pb.WorkerReady.FromString(run.ready or b"")
-        rows = await self._thread(self._journal.instructions, run.id, key)
-        ended = await self._thread(self._journal.step_ended, run.id, key)
+        rows = await self._thread(self._journal.steps.instructions, run.id, key)
+        ended = await self._thread(self._journal.steps.is_over, run.id, key)
         now_s = self._clock()
-        step = _Step(
+        step = Step(
             run_id=run.id,
             key=key,
             group_id=group_id,
@@ -177,7 +138,7 @@ class Dispatcher:
                     secure_aggregation=ready.secure_aggregation,
                     differential_privacy=ready.differential_privacy,
                 )
-                item = _Pending(
+                item = Pending(
                     instruction=instruction,
                     node_id=row.node_id,
                     step=step,
@@ -189,12 +150,12 @@ class Dispatcher:
         step.watcher = asyncio.create_task(self._watch(step))
         return step
 
-    def _send_instruction(self, item: _Pending) -> None:
+    def _send_instruction(self, item: Pending) -> None:
         link = self._links.get(item.node_id)
         if link is not None:
             link.send(pb.ServerMessage(instruction=item.instruction))
 
-    async def _watch(self, step: _Step) -> None:
+    async def _watch(self, step: Step) -> None:
         """End the step when its time has come, and tell the worker once it is attached."""
         while not step.ended:
             step.changed.clear()
@@ -208,7 +169,7 @@ class Dispatcher:
                 continue
         async with step.lock:
             step.ended = True
-            await self._thread(self._journal.end_step, step.run_id, step.key)
+            await self._thread(self._journal.steps.end, step.run_id, step.key)
             for id_, item in list(step.pending.items()):
                 self._drop(item)
                 reason = "the round ended without this client"
@@ -217,7 +178,7 @@ class Dispatcher:
                     link.send(pb.ServerMessage(cancel=pb.Cancel(instruction_id=id_, reason=reason)))
         await self._tell_end(step)
 
-    async def _tell_end(self, step: _Step) -> None:
+    async def _tell_end(self, step: Step) -> None:
         send = self._workers.get(step.run_id)
         if send is None or not (step.ended and step.attached) or step.end_told:
             return
@@ -226,11 +187,11 @@ class Dispatcher:
         end = pb.StepEnd(key=step.key, bytes_sent=sent, bytes_received=received)
         await send(pb.DaemonMessage(end=end))
 
-    def _drop(self, item: _Pending) -> None:
+    def _drop(self, item: Pending) -> None:
         item.step.pending.pop(item.instruction.id, None)
         self._by_node.get(item.node_id, {}).pop(item.instruction.id, None)
 
-    async def _forward(self, step: _Step, id_: str, node_id: int, reply: bytes) -> None:
+    async def _forward(self, step: Step, id_: str, node_id: int, reply: bytes) -> None:
         send = self._workers.get(step.run_id)
         if send is None:
             return
@@ -244,7 +205,7 @@ class Dispatcher:
 
     async def forget(self, run_id: int, group_id: str | None = None) -> None:
         """Drop a durable round's steps and their files (None: everything of the run)."""
-        gone = await self._thread(self._journal.forget, run_id, group_id)
+        gone = await self._thread(self._journal.steps.forget, run_id, group_id)
         ids = set(gone)
         for key, step in list(self._steps.items()):
             if step.run_id == run_id and group_id in (None, step.group_id):
@@ -289,7 +250,9 @@ class Dispatcher:
         if item is None:
             return  # answered before, or too late: acknowledged so that the client moves on
         # Once begun it is carried through: the client may hang up while it is written down.
-        task = asyncio.create_task(self._answer(item, self._accepted(item, reply)))
+        task = asyncio.create_task(
+            self._answer(item, accepted(item, reply, self._spool, now_s=self._clock()))
+        )
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
         await asyncio.shield(task)
@@ -297,51 +260,16 @@ class Dispatcher:
     async def give_up(self, node_id: int, reason: str) -> None:
         """A client will not answer any more: whatever it owes has failed."""
         for item in list(self._by_node.get(node_id, {}).values()):
-            await self._answer(item, self._addressed(item, _failed(NODE_UNAVAILABLE, reason)))
+            envelope = addressed(item, failed(NODE_UNAVAILABLE, reason), now_s=self._clock())
+            await self._answer(item, envelope)
 
-    async def _answer(self, item: _Pending, envelope: pb.Envelope) -> None:
+    async def _answer(self, item: Pending, envelope: pb.Envelope) -> None:
         id_, body = item.instruction.id, envelope.SerializeToString()
         async with item.step.lock:
-            if not await self._thread(self._journal.answer, id_, body):
+            if not await self._thread(self._journal.steps.answer, id_, body):
                 return
             self._drop(item)
             item.step.updates += not envelope.HasField("error")
             if item.step.attached:
                 await self._forward(item.step, id_, item.node_id, body)
         item.step.changed.set()
-
-    def _accepted(self, item: _Pending, reply: pb.Reply) -> pb.Envelope:
-        """Return the reply as the worker may see it; what is wrong with it becomes its error."""
-        if not reply.HasField("envelope"):
-            text = f"refused by its owner: {reply.refused}"
-            return self._addressed(item, _failed(NODE_UNAVAILABLE, text))
-        envelope = pb.Envelope()
-        envelope.CopyFrom(reply.envelope)
-        try:
-            check_size(envelope)
-            self._spool.check(item.instruction.run_id, item.instruction.id, envelope)
-        except ProtocolError as error:
-            envelope = _failed(REPLY_UNUSABLE, str(error))
-        return self._addressed(item, envelope)
-
-    def _addressed(self, item: _Pending, envelope: pb.Envelope) -> pb.Envelope:
-        """Return a reply with the metadata that belong to it, whatever its sender wrote there."""
-        asked = item.instruction.envelope.metadata
-        envelope.metadata.CopyFrom(
-            pb.Metadata(
-                run_id=asked.run_id,
-                src_node_id=item.node_id,
-                dst_node_id=asked.src_node_id,
-                reply_to_message_id=asked.message_id,
-                message_id=f"{asked.message_id}-r",
-                group_id=asked.group_id,
-                created_at_s=self._clock(),
-                ttl_s=asked.ttl_s,
-                message_type=asked.message_type,
-            )
-        )
-        return envelope
-
-
-def _failed(code: int, reason: str) -> pb.Envelope:
-    return pb.Envelope(error=pb.AppError(code=code, reason=reason[:REASON_CHARS_MAX]))

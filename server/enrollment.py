@@ -62,9 +62,9 @@ class CertificateIssuer:
         identity = identity_of(pem)
         until_s = identity.not_after.timestamp()
         await self._thread(
-            self._journal.certify, name, identity.serial, shown=shown, until_s=until_s
+            self._journal.sites.certify, name, identity.serial, shown=shown, until_s=until_s
         )
-        site = await self._thread(self._journal.site, name)
+        site = await self._thread(self._journal.sites.get, name)
         assert site is not None
         self._links.update(site)
         return pb.Certificate(
@@ -105,7 +105,7 @@ class EnrollmentService(EnrollmentServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
             token_hash = hash_token(request.token)
-            site = await self._thread(self._journal.redeem, token_hash, now_s=now_s)
+            site = await self._thread(self._journal.sites.redeem, token_hash, now_s=now_s)
             certificate = await self._issuer.certify(site.name, request.csr_pem)
         except IdentityError as error:
             await self._denials.record({"reason": str(error)}, kind="enrollment_refused")
@@ -117,4 +117,6 @@ class EnrollmentService(EnrollmentServicer):
         return certificate
 
     async def _record(self, kind: str, detail: dict[str, object]) -> None:
-        await self._thread(self._journal.record, 0, kind, json.dumps(detail), now_s=self._clock())
+        await self._thread(
+            self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
+        )

@@ -65,7 +65,7 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
         status, cause = "stopped", str(stop) or "interrupted"
     except MeadowError as error:
         status, cause = "failed", str(error)
-    except Exception as error:  # noqa: BLE001  # the app's own code may raise anything
+    except Exception as error:  # the app's own code may raise anything
         folder.event("traceback", {"text": _traceback(error)})
         status, cause = "failed", f"the app raised {app.explain(error)}"
     duration_s = time.monotonic() - begun_s

@@ -82,7 +82,7 @@ class FleetService:
         site = await self._callers.site(context, claimed=hello.client)
         now_s = self._clock()
         await self._thread(
-            self._journal.seen,
+            self._journal.sites.seen,
             site.node_id,
             connected=True,
             now_s=now_s,
@@ -111,7 +111,7 @@ class FleetService:
             reading.cancel()
             if self._links.remove(link):
                 await self._thread(
-                    self._journal.seen, site.node_id, connected=False, now_s=self._clock()
+                    self._journal.sites.seen, site.node_id, connected=False, now_s=self._clock()
                 )
         revoked = link.closed_because == REVOKED
         code = grpc.StatusCode.PERMISSION_DENIED if revoked else grpc.StatusCode.UNAVAILABLE

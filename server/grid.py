@@ -176,7 +176,7 @@ class FleetGrid(Grid):
 
         try:
             return decode(item.envelope, path_of)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             # Whatever a peer's bytes bring about, the run goes on.
             text = f"the reply cannot be read: {error}"[:REASON_CHARS_MAX]
             failure = pb.AppError(code=REPLY_UNREADABLE, reason=text)

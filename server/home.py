@@ -128,7 +128,7 @@ class ServerHome:
         token, token_hash = create_token()
         journal = Journal(self.folder / "journal.sqlite")
         try:
-            node_id = journal.invite(client, token_hash, expires_at_s=now_s + hours * 3600.0)
+            node_id = journal.sites.invite(client, token_hash, expires_at_s=now_s + hours * 3600.0)
         finally:
             journal.close()
         return token, node_id

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from ..transport import fleet_pb2 as pb
-from .journal import SiteRow
+from .site_table import SiteRow
 
 __all__ = ["OUTGOING_MAX", "AgentLink", "Links"]
 

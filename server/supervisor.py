@@ -18,8 +18,9 @@ from ..transport import fleet_pb2 as pb
 from ..transport.durable import write_file
 from ..transport.pipe import AsyncPipe
 from .dispatch import Dispatcher
-from .journal import Journal, RunRow
+from .journal import Journal
 from .links import Links
+from .run_table import RunRow
 from .spool import Spool
 from .threads import JournalThread
 
@@ -67,7 +68,7 @@ class Supervisor:
 
     async def restore(self) -> None:
         """Take up the steps of every run that was under way, before any agent connects."""
-        for run in await self._thread(self._journal.runs, "queued", "running"):
+        for run in await self._thread(self._journal.runs.all, "queued", "running"):
             await self._dispatcher.restore(run)
             self._interrupted.append(run.id)
 
@@ -121,7 +122,7 @@ class Supervisor:
         """Write down an event of a run and wake whoever watches it."""
         round_ = json.loads(detail).get("round", 0) if kind == "round_committed" else 0
         await self._thread(
-            self._journal.record, run_id, kind, detail, now_s=self._clock(), round=round_
+            self._journal.events.record, run_id, kind, detail, now_s=self._clock(), round=round_
         )
         for event in self._watchers.get(run_id, ()):
             event.set()
@@ -129,7 +130,7 @@ class Supervisor:
     async def _status(self, run_id: int, status: str, cause: str = "") -> None:
         over = status in ("finished", "stopped", "failed")
         now_s = self._clock() if over else None
-        await self._thread(self._journal.run_status, run_id, status, cause=cause, now_s=now_s)
+        await self._thread(self._journal.runs.status, run_id, status, cause=cause, now_s=now_s)
         await self.record(run_id, "status", json.dumps({"status": status, "cause": cause}))
 
     # ------------------------------------------------------------------ one run
@@ -174,7 +175,7 @@ class Supervisor:
         await self._status(run_id, status, cause)
 
     async def _round(self, run_id: int) -> int:
-        run = await self._thread(self._journal.run, run_id)
+        run = await self._thread(self._journal.runs.get, run_id)
         return run.round if run else 0
 
     async def _one_worker(self, run_id: int) -> tuple[pb.Finished | None, str]:
@@ -207,10 +208,10 @@ class Supervisor:
         return finished, _how(code)
 
     async def _greet(self, run_id: int, pipe: WorkerPipe) -> None:
-        run = await self._thread(self._journal.run, run_id)
+        run = await self._thread(self._journal.runs.get, run_id)
         assert run is not None
         folder = self.run_dir(run_id)
-        cohorts = await self._thread(self._journal.cohorts, run_id)
+        cohorts = await self._thread(self._journal.steps.cohorts, run_id)
         start = pb.WorkerStart(
             run_id=run_id,
             app_dir=str(folder / "app"),
@@ -250,7 +251,7 @@ class Supervisor:
             elif kind == "ready":
                 body = message.ready.SerializeToString()
                 rounds = message.ready.rounds
-                await self._thread(self._journal.run_ready, run_id, rounds=rounds, ready=body)
+                await self._thread(self._journal.runs.ready, run_id, rounds=rounds, ready=body)
                 await self.record(run_id, "ready", json.dumps({"rounds": rounds}))
             elif kind == "forget":
                 task = asyncio.create_task(self._dispatcher.forget(run_id, message.forget.group_id))
@@ -259,7 +260,7 @@ class Supervisor:
         return None
 
     async def _row(self, run_id: int) -> RunRow:
-        run = await self._thread(self._journal.run, run_id)
+        run = await self._thread(self._journal.runs.get, run_id)
         assert run is not None
         return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,19 @@ from .raw_client import RawClient
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server that nothing runs on."""
-    live = LiveServer(tmp_path_factory.mktemp("server"))
-    yield live
-    live.close()
+    with closing(LiveServer(tmp_path_factory.mktemp("server"))) as live:
+        yield live
 
 
 @pytest.fixture(scope="session")
 def arena(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """A run with two honest clients, on a server of its own."""
     folder = tmp_path_factory.mktemp("arena")
-    live = LiveServer(folder / "server")
-    made = Arena(live, folder / "a", "run.update_norm_max=100")
-    yield made
-    made.close()
-    live.close()
+    with (
+        closing(LiveServer(folder / "server")) as live,
+        closing(Arena(live, folder / "a", "run.update_norm_max=100")) as made,
+    ):
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,12 @@ def test_norm_rejected(arena: Arena, mallory: RawClient) -> None:
 def clipping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """A run that clips updates to a norm of 2."""
     folder = tmp_path_factory.mktemp("clipping")
-    live = LiveServer(folder / "server")
     settings = ("run.update_norm_max=2", "run.update_norm_policy=clip")
-    made = Arena(live, folder / "b", *settings)
-    yield made
-    made.close()
-    live.close()
+    with (
+        closing(LiveServer(folder / "server")) as live,
+        closing(Arena(live, folder / "b", *settings)) as made,
+    ):
+        yield made
 
 
 def test_norm_clipped(clipping: Arena, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -131,8 +131,15 @@ def serving(agents: list[Agent]) -> Iterator[None]:
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Site]]:
     """All these clients, after a round that none of them takes part in."""
     folder = tmp_path_factory.mktemp("owners")
-    live = LiveServer(folder / "server")
-    arena = Arena(live, folder / "c")
+    with (
+        closing(LiveServer(folder / "server")) as live,
+        closing(Arena(live, folder / "c")) as arena,
+    ):
+        yield refuse_all(live, arena, folder)
+
+
+def refuse_all(live: LiveServer, arena: Arena, folder: Path) -> dict[str, Site]:
+    """Play the round that all of them refuse."""
     arena.play()  # and the next round is drawn, without the agents
     made = {name: Site(reason=reason) for name, (_, reason, _) in SITES.items()}
     agents = [install(live, folder, name, site) for name, site in made.items()]
@@ -145,9 +152,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Site]]
         played = arena.play(agents=len(agents))
     for site in made.values():
         site.played = played
-    yield made
-    arena.close()
-    live.close()
+    return made
 
 
 @pytest.mark.parametrize("name", SITES)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from meadow.server.dispatch import Dispatcher
-from meadow.server.journal import Journal, RunRow
+from meadow.server.journal import Journal
 from meadow.server.links import AgentLink, Links
+from meadow.server.run_table import RunRow
 from meadow.server.spool import Spool
 from meadow.server.threads import JournalThread
 from meadow.transport import fleet_pb2 as pb
@@ -89,12 +90,12 @@ def at_a_desk(tmp_path: Path, scenario: Callable[[Desk], Awaitable[None]]) -> No
     async def main() -> None:
         journal, thread = Journal(tmp_path / "journal.sqlite"), JournalThread()
         for node in (1, 2, 3):
-            journal.invite(f"client-{node}", f"hash-{node}", expires_at_s=1e12)
-        run_id = journal.submit("app", "sha", "[]", now_s=0.0)
-        run = journal.run(run_id)
+            journal.sites.invite(f"client-{node}", f"hash-{node}", expires_at_s=1e12)
+        run_id = journal.runs.submit("app", "sha", "[]", now_s=0.0)
+        run = journal.runs.get(run_id)
         assert run is not None
         desk: Desk
-        links = Links(journal.sites(), lease_s=LEASE_S, clock=lambda: desk.now_s)
+        links = Links(journal.sites.all(), lease_s=LEASE_S, clock=lambda: desk.now_s)
         spool = Spool(tmp_path / "spool", blob_bytes_max=1 << 20)
         dispatcher = Dispatcher(
             journal, thread, spool, links, lease_s=LEASE_S, clock=lambda: desk.now_s
@@ -190,7 +191,7 @@ def test_a_restarted_worker_gets_what_was_recorded(tmp_path: Path) -> None:
         await settle()
         assert [m.reply.node_id for m in desk.told if m.HasField("reply")] == [1, 2, 3]
         assert desk.kinds()[-1] == "end"
-        assert desk.journal.cohorts(desk.run.id) == {"1": [1, 2, 3]}
+        assert desk.journal.steps.cohorts(desk.run.id) == {"1": [1, 2, 3]}
 
     at_a_desk(tmp_path, scenario)
 

@@ -7,6 +7,7 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meadow.errors import ProtocolError
 from meadow.transport.chunk_wire import (
     Piece,

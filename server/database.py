@@ -1,0 +1,80 @@
+"""The journal's file: SQLite in WAL mode, every transaction durable before it returns."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import StoreError
+
+__all__ = ["Database"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sites (
+    node_id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE,
+    serial TEXT, previous_serial TEXT, certificate_until_s REAL NOT NULL DEFAULT 0,
+    connected INTEGER NOT NULL DEFAULT 0, seen_at_s REAL NOT NULL DEFAULT 0,
+    revoked_at_s REAL, version TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS tokens (
+    hash TEXT PRIMARY KEY, name TEXT NOT NULL, expires_at_s REAL NOT NULL, used_at_s REAL);
+CREATE TABLE IF NOT EXISTS runs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, app TEXT NOT NULL, sha256 TEXT NOT NULL,
+    settings TEXT NOT NULL, status TEXT NOT NULL, cause TEXT NOT NULL DEFAULT '',
+    round INTEGER NOT NULL DEFAULT 0, rounds INTEGER NOT NULL DEFAULT 0, ready BLOB,
+    submitted_at_s REAL NOT NULL, finished_at_s REAL);
+CREATE TABLE IF NOT EXISTS steps (
+    run_id INTEGER NOT NULL, key TEXT NOT NULL, group_id TEXT NOT NULL,
+    quorum INTEGER NOT NULL, deadline_s REAL NOT NULL, ended INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run_id, key)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS instructions (
+    id TEXT PRIMARY KEY, run_id INTEGER NOT NULL, step_key TEXT NOT NULL,
+    node_id INTEGER NOT NULL, envelope BLOB NOT NULL, state TEXT NOT NULL, reply BLOB);
+CREATE INDEX IF NOT EXISTS instructions_by_step ON instructions (run_id, step_key);
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, run_id INTEGER NOT NULL,
+    kind TEXT NOT NULL, json TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS events_by_run ON events (run_id, id);
+"""
+
+
+class Database:
+    """One connection, used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db.row_factory = sqlite3.Row
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA busy_timeout = 10000")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise StoreError(f"the journal {path} cannot be opened: {error}") from None
+        self._lock = threading.RLock()
+
+    def close(self) -> None:
+        """Close the file; the last committed transaction stays."""
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            try:
+                self._db.execute("COMMIT")
+            except sqlite3.OperationalError as error:  # a full disk, for instance
+                self._db.execute("ROLLBACK")
+                raise StoreError(f"the journal could not be written: {error}") from None
+
+    def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        with self._lock:
+            return self._db.execute(sql, values).fetchall()

@@ -1,0 +1,134 @@
+"""Steps in the journal: instructions, and the replies that count."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .database import Database
+
+__all__ = ["InstructionRow", "StepTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionRow:
+    """One instruction and, when answered, its reply (serialised envelopes)."""
+
+    id: str
+    run_id: int
+    step_key: str
+    node_id: int
+    envelope: bytes
+    state: str
+    """pending, answered or pruned."""
+    reply: bytes | None
+
+
+class StepTable:
+    """A reply is taken at most once: its instruction's row changes from pending to answered in the
+    transaction that stores the reply."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def open(
+        self,
+        run_id: int,
+        key: str,
+        group_id: str,
+        *,
+        quorum: int,
+        deadline_s: float,
+        instructions: Sequence[tuple[str, int, bytes]],
+    ) -> bool:
+        """Record a step and its instructions (id, node, envelope) in one transaction.
+
+        Returns False, and changes nothing, if the step is already there: a restarted worker
+        repeats itself, and what was recorded first counts.
+        """
+        with self._db.transaction() as db:
+            fresh = db.execute(
+                "INSERT OR IGNORE INTO steps (run_id, key, group_id, quorum, deadline_s)"
+                " VALUES (?, ?, ?, ?, ?)",
+                (run_id, key, group_id, quorum, deadline_s),
+            ).rowcount
+            if fresh:
+                db.executemany(
+                    "INSERT INTO instructions (id, run_id, step_key, node_id, envelope, state)"
+                    " VALUES (?, ?, ?, ?, ?, 'pending')",
+                    [(id_, run_id, key, node, envelope) for id_, node, envelope in instructions],
+                )
+        return bool(fresh)
+
+    def instructions(self, run_id: int, step_key: str) -> list[InstructionRow]:
+        """Return a step's instructions in the order in which they were given."""
+        rows = self._db.rows(
+            "SELECT * FROM instructions WHERE run_id = ? AND step_key = ? ORDER BY rowid",
+            run_id,
+            step_key,
+        )
+        return [InstructionRow(**dict(row)) for row in rows]
+
+    def instruction_ids(self, run_id: int) -> set[str]:
+        """Return the ids of all instructions of a run that are not forgotten."""
+        return {
+            row["id"]
+            for row in self._db.rows("SELECT id FROM instructions WHERE run_id = ?", run_id)
+        }
+
+    def is_over(self, run_id: int, key: str) -> bool:
+        """Return whether a step is over."""
+        rows = self._db.rows("SELECT ended FROM steps WHERE run_id = ? AND key = ?", run_id, key)
+        return bool(rows and rows[0]["ended"])
+
+    def unfinished(self, run_id: int) -> list[sqlite3.Row]:
+        """Return the steps of a run that are not over (key, quorum, deadline_s)."""
+        return self._db.rows("SELECT * FROM steps WHERE run_id = ? AND ended = 0", run_id)
+
+    def cohorts(self, run_id: int) -> dict[str, list[int]]:
+        """Return who was drawn for the rounds that are not durable yet, by group."""
+        rows = self._db.rows(
+            "SELECT DISTINCT group_id, node_id FROM instructions JOIN steps"
+            " ON steps.run_id = instructions.run_id AND steps.key = step_key"
+            " WHERE steps.run_id = ? AND key = group_id || '/train/0' AND group_id != ''",
+            run_id,
+        )
+        cohorts: dict[str, list[int]] = {}
+        for row in rows:
+            cohorts.setdefault(row["group_id"], []).append(row["node_id"])
+        return cohorts
+
+    def answer(self, instruction_id: str, reply: bytes) -> bool:
+        """Take a reply. False if this instruction needs none (any more): nothing changes."""
+        with self._db.transaction() as db:
+            changed = db.execute(
+                "UPDATE instructions SET state = 'answered', reply = ?"
+                " WHERE id = ? AND state = 'pending'",
+                (reply, instruction_id),
+            ).rowcount
+        return changed > 0
+
+    def end(self, run_id: int, key: str) -> list[str]:
+        """End a step: what was not answered is pruned. Returns the pruned instructions' ids."""
+        with self._db.transaction() as db:
+            db.execute("UPDATE steps SET ended = 1 WHERE run_id = ? AND key = ?", (run_id, key))
+            pruned = db.execute(
+                "UPDATE instructions SET state = 'pruned'"
+                " WHERE run_id = ? AND step_key = ? AND state = 'pending' RETURNING id",
+                (run_id, key),
+            ).fetchall()
+        return [row["id"] for row in pruned]
+
+    def forget(self, run_id: int, group_id: str | None) -> list[str]:
+        """Drop a group's steps (or all of the run's) and return their instructions' ids."""
+        chosen = "SELECT key FROM steps WHERE run_id = ? AND (? IS NULL OR group_id = ?)"
+        values = (run_id, group_id, group_id)
+        with self._db.transaction() as db:
+            gone = db.execute(
+                f"DELETE FROM instructions WHERE run_id = ? AND step_key IN ({chosen})"
+                " RETURNING id",
+                (run_id, *values),
+            ).fetchall()
+            db.execute("DELETE FROM steps WHERE run_id = ? AND (? IS NULL OR group_id = ?)", values)
+        return [row["id"] for row in gone]

@@ -1,0 +1,95 @@
+"""Open steps: instructions that wait for an answer, and the answers as a run worker may see them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from ..errors import ProtocolError
+from ..transport import fleet_pb2 as pb
+from ..transport.codec import check_size
+from .spool import Spool
+
+__all__ = ["NODE_UNAVAILABLE", "Pending", "Step", "accepted", "addressed", "failed"]
+
+REPLY_UNUSABLE, NODE_UNAVAILABLE = 4, 5
+"""Flower's error codes. Source: flwr 1.41, common/constant.py, ErrorCode."""
+REASON_CHARS_MAX = 500
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """An instruction that was given and not answered yet."""
+
+    instruction: pb.Instruction
+    node_id: int
+    step: Step
+    lease_until_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One batch of instructions, and who still owes an answer."""
+
+    run_id: int
+    key: str
+    group_id: str
+    quorum: int
+    deadline_at_s: float
+    pending: dict[str, Pending] = field(default_factory=dict)
+    updates: int = 0
+    attached: bool = False
+    ended: bool = False
+    end_told: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    watcher: asyncio.Task[None] | None = None
+
+    def next_check_s(self, now_s: float) -> float | None:
+        """Return when to look again, or None if the step is over now."""
+        if not self.pending:
+            return None
+        missing = [item.lease_until_s for item in self.pending.values()]
+        if self.updates >= self.quorum and (now_s >= self.deadline_at_s or now_s >= max(missing)):
+            return None
+        future = [at for at in (self.deadline_at_s, max(missing)) if at > now_s]
+        return min(future, default=now_s + 3600.0)
+
+
+def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> pb.Envelope:
+    """Return the reply as the worker may see it; what is wrong with it becomes its error."""
+    if not reply.HasField("envelope"):
+        text = f"refused by its owner: {reply.refused}"
+        return addressed(item, failed(NODE_UNAVAILABLE, text), now_s=now_s)
+    envelope = pb.Envelope()
+    envelope.CopyFrom(reply.envelope)
+    try:
+        check_size(envelope)
+        spool.check(item.instruction.run_id, item.instruction.id, envelope)
+    except ProtocolError as error:
+        envelope = failed(REPLY_UNUSABLE, str(error))
+    return addressed(item, envelope, now_s=now_s)
+
+
+def addressed(item: Pending, envelope: pb.Envelope, *, now_s: float) -> pb.Envelope:
+    """Return a reply with the metadata that belong to it, whatever its sender wrote there."""
+    asked = item.instruction.envelope.metadata
+    envelope.metadata.CopyFrom(
+        pb.Metadata(
+            run_id=asked.run_id,
+            src_node_id=item.node_id,
+            dst_node_id=asked.src_node_id,
+            reply_to_message_id=asked.message_id,
+            message_id=f"{asked.message_id}-r",
+            group_id=asked.group_id,
+            created_at_s=now_s,
+            ttl_s=asked.ttl_s,
+            message_type=asked.message_type,
+        )
+    )
+    return envelope
+
+
+def failed(code: int, reason: str) -> pb.Envelope:
+    """Return a reply that says why there is none."""
+    return pb.Envelope(error=pb.AppError(code=code, reason=reason[:REASON_CHARS_MAX]))
