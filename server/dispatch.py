@@ -257,6 +257,14 @@ class Dispatcher:
         task.add_done_callback(self._answering.discard)
         await asyncio.shield(task)
 
+    def refused(self, run_id: int, group_id: str, node_id: int) -> None:
+        """The worker has found an update unusable: it does not count towards the quorum."""
+        step = self._steps.get((run_id, f"{group_id}/train/0"))
+        if step is not None and node_id not in step.refused:
+            step.refused.add(node_id)
+            step.updates -= 1
+            step.changed.set()
+
     async def give_up(self, node_id: int, reason: str) -> None:
         """A client will not answer any more: whatever it owes has failed."""
         for item in list(self._by_node.get(node_id, {}).values()):

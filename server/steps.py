@@ -38,6 +38,8 @@ class Step:
     deadline_at_s: float
     pending: dict[str, Pending] = field(default_factory=dict)
     updates: int = 0
+    """Answers that are no errors, less those that the worker has refused."""
+    refused: set[int] = field(default_factory=set)
     attached: bool = False
     ended: bool = False
     end_told: bool = False

@@ -248,6 +248,9 @@ class Supervisor:
                 await self._dispatcher.open_step(await self._row(run_id), message.step)
             elif kind == "note":
                 await self.record(run_id, message.note.kind, message.note.json)
+                if message.note.kind == "update_refused":
+                    told = json.loads(message.note.json)
+                    self._dispatcher.refused(run_id, str(told["round"]), told["client"])
             elif kind == "ready":
                 body = message.ready.SerializeToString()
                 rounds = message.ready.rounds

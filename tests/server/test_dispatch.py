@@ -224,3 +224,22 @@ def test_a_reply_about_files_that_are_not_there_is_an_error(tmp_path: Path, blob
         assert desk.told[0].reply.envelope.HasField("error")
 
     at_a_desk(tmp_path, scenario)
+
+
+def test_a_refused_update_does_not_count_towards_the_quorum(tmp_path: Path) -> None:
+    """One honest and one useless update are not two, whoever else has let the lease lapse."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=2)
+        await desk.answer(1)
+        await desk.answer(2)
+        desk.dispatcher.refused(desk.run.id, "1", 2)
+        desk.dispatcher.refused(desk.run.id, "1", 2)
+        desk.later(LEASE_S + 1)
+        await settle()
+        assert "end" not in desk.kinds()
+        await desk.answer(3)
+        await settle()
+        assert desk.kinds()[-1] == "end"
+
+    at_a_desk(tmp_path, scenario)
