@@ -160,7 +160,7 @@ def tensor_of(name: str, array: Array) -> FlatTensor:
         raise ProtocolError(f"array {name!r} is {array.stype!r}, not {NUMPY_STYPE!r}")
     try:
         values = _read_npy(array.data)
-    except Exception as error:  # noqa: BLE001  # NumPy raises many kinds on malformed input
+    except Exception as error:  # NumPy raises many kinds on malformed input
         raise ProtocolError(f"array {name!r} cannot be read: {error}") from None
     if values.dtype.kind == "V":  # .npy has no name for bfloat16; the record has
         dtype = dtype_of(array.dtype)

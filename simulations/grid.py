@@ -160,7 +160,7 @@ class SimulationGrid(Grid):
             if not 1 <= node_id <= self._clients:
                 raise ValueError(f"there is no client {node_id}; there are 1 to {self._clients}")
             reply = self._client_app(message, context)
-        except Exception as error:  # noqa: BLE001  # a client app may raise anything
+        except Exception as error:  # a client app may raise anything
             self._on_traceback(node_id, traceback.format_exc())
             reply = Message(Error(APP_RAISED, self._explain(error)), reply_to=message)
         else:

@@ -187,7 +187,7 @@ class Arena:
             instruction = self._guest_instruction(client)
             try:
                 act(client, instruction)
-            except BaseException as error:  # noqa: BLE001  # raised below
+            except BaseException as error:  # raised below
                 failure = failure or error
                 self._settle(client, instruction)
         played = self._finish(instructions, besides=[client.node_id for client in idle])
