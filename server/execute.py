@@ -17,6 +17,7 @@ from ..apps import App
 from ..config import config_to_toml
 from ..errors import AppError, MeadowError, RunStoppedError
 from ..settings_text import value_to_toml
+from ..strategies.recorder import Row
 from .app import run_rounds
 from .run_folder import RunFolder
 
@@ -83,10 +84,23 @@ def _run_flower_app(app: App, grid: Grid, folder: RunFolder, run_id: int) -> Non
     context = Context(
         run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=run_config_of(app)
     )
-    with capture_result() as captured, ObservedGrid(grid, on_round=folder.append_row) as observed:
-        server_app(observed, context)
-    if captured.result is not None:
-        folder.save_model(captured.result.arrays)
+    folder.begin_anew()
+    observed = ObservedGrid(grid, on_round=lambda row: _end_round(row, grid, folder))
+    with capture_result() as captured:
+        try:
+            with observed:
+                server_app(observed, context)
+        finally:
+            arrays = captured.result.arrays if captured.result else observed.last_arrays
+            if arrays is not None:
+                folder.save_model(arrays)
+
+
+def _end_round(row: Row, grid: Grid, folder: RunFolder) -> None:
+    folder.append_row(row)
+    asked = getattr(grid, "is_stopping", None)
+    if callable(asked) and asked():
+        raise RunStoppedError("the run was asked to stop")
 
 
 def resolved_toml(app: App) -> str:

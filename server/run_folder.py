@@ -60,6 +60,7 @@ class RunFolder:
         self._checkpoints = folder / "checkpoints"
         self._on_event = on_event
         self._client_states: _ClientStates | None = None
+        self._told_round = 0
         self._spent_s = 0.0
         """What the rounds took before this process went on from them."""
         try:
@@ -203,15 +204,19 @@ class RunFolder:
     def append_row(self, row: Row) -> None:
         """Record a round of an app that has no checkpoints (a plain Flower app)."""
         self._append(row)
-        self.event("round_committed", row)
+        if row["round"] > self._told_round:
+            self.event("round_committed", row)
 
     def save_model(self, arrays: ArrayRecord) -> None:
         """Write model.safetensors for an app that has no checkpoints."""
         write_tensors(self.folder / "model.safetensors", tensors_of(arrays), fsync=True)
 
     def begin_anew(self) -> None:
-        """Drop the rows of an earlier attempt, of an app that always begins with round 1."""
-        (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+        """Drop the rows of an earlier attempt, of an app that always begins with round 1; they
+        are not told again."""
+        path = self.folder / "metrics.jsonl"
+        self._told_round = path.read_bytes().count(b"\n") if path.exists() else 0
+        path.unlink(missing_ok=True)
 
     def _append(self, row: Row) -> None:
         try:

@@ -14,12 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from ..flower import set_message_id, tensors_of
+from ..flower import record_of, set_message_id, tensors_of
 from ..transport.content import pack_content, unpack_content
 from ..transport.writer import BlobWriter
 
@@ -159,6 +167,7 @@ class SimulationGrid(Grid):
         try:
             if not 1 <= node_id <= self._clients:
                 raise ValueError(f"there is no client {node_id}; there are 1 to {self._clients}")
+            message.content = _own(message.content)
             reply = self._client_app(message, context)
         except Exception as error:  # a client app may raise anything
             self._on_traceback(node_id, traceback.format_exc())
@@ -183,6 +192,20 @@ class SimulationGrid(Grid):
             state=copy.deepcopy(self._states.get(node_id, RecordDict())),
             run_config=dict(self._run_config),
         )
+
+
+def _own(content: RecordDict) -> RecordDict:
+    """Return a message's content for one client, which may change it: what clients were sent
+    together they must not share. Arrays themselves are read-only."""
+    own = RecordDict()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            own[name] = record_of(record)
+        elif isinstance(record, MetricRecord):
+            own[name] = MetricRecord(dict(record))
+        else:
+            own[name] = ConfigRecord(dict(record))
+    return own
 
 
 def _size(message: Message) -> int:

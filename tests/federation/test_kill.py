@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .processes import Federation, federation, kill_9, wait_until
+from .processes import Federation, federation, kill_9, meadow, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -37,6 +37,16 @@ def undisturbed(fleet: Federation) -> bytes:
     run = fleet.submit(*SETTINGS)
     assert fleet.wait_for_end(run)["status"] == "finished"
     return fleet.model(run)
+
+
+def test_same_seed_same_model(fleet: Federation, undisturbed: bytes, tmp_path: Path) -> None:
+    """The simulation of three clients gives the federation's bytes, and so does a second run."""
+    options = [part for setting in SETTINGS for part in ("--set", setting)]
+    meadow("simulate", str(DIGITS), "--executor", "sequential", "--out", str(tmp_path), *options)
+    assert (tmp_path / "model.safetensors").read_bytes() == undisturbed
+    again = fleet.submit(*SETTINGS)
+    assert fleet.wait_for_end(again)["status"] == "finished"
+    assert fleet.model(again) == undisturbed
 
 
 def kill_daemon(fleet: Federation, nth: int) -> None:

@@ -154,3 +154,21 @@ def test_a_stop_is_asked_for_once(grid: SimulationGrid) -> None:
     assert not grid.is_stopping()
     grid.stop()
     assert grid.is_stopping()
+
+
+def test_clients_do_not_share_what_they_are_sent() -> None:
+    """A client that writes into its message changes nothing for the next one."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        config = message.content.config_records["config"]
+        seen = int(config.get("seen", 0))  # type: ignore[arg-type]
+        config["seen"] = seen + 1
+        content = RecordDict({"metrics": MetricRecord({"num-examples": 1, "seen": seen})})
+        return Message(content, reply_to=message)
+
+    grid = SimulationGrid(app, clients=2, run_id=1, run_config={})
+    shared = RecordDict({"config": ConfigRecord({"round": 1})})
+    replies = grid.send_and_receive([Message(shared, node, "train") for node in (1, 2)])
+    assert [r.content.metric_records["metrics"]["seen"] for r in replies] == [0, 0]
