@@ -12,11 +12,10 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
+from flwr.app import Message
 
 from ..flower import set_message_id
+from ..run_grid import RunGrid
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blob_path
 from ..transport.codec import BlobWriter, decode, encode
@@ -30,7 +29,7 @@ REPLY_UNREADABLE = 4
 REASON_CHARS_MAX = 500
 
 
-class FleetGrid(Grid):
+class FleetGrid(RunGrid):
     """Sends messages to real clients and yields their replies as they arrive."""
 
     def __init__(
@@ -43,7 +42,7 @@ class FleetGrid(Grid):
         cohorts: Mapping[str, Sequence[int]],
     ) -> None:
         self._channel = channel
-        self._run = Run.create_empty(run_id)
+        super().__init__(run_id)
         self._spool = spool
         self._writer = BlobWriter(spool)
         self._blobs: deque[tuple[str, set[str]]] = deque([("", set())])
@@ -56,26 +55,6 @@ class FleetGrid(Grid):
         self.bytes_received = 0
 
     # ------------------------------------------------------------------ Flower's interface
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that this grid belongs to."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run that this grid belongs to."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message for a client."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the clients that are there, or will be back within their lease."""

@@ -24,10 +24,9 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from ..flower import record_of, set_message_id, tensors_of
+from ..run_grid import RunGrid
 from ..transport.content import pack_content, unpack_content
 from ..transport.writer import BlobWriter
 
@@ -43,7 +42,7 @@ class _Traffic:
     received: int = 0
 
 
-class SimulationGrid(Grid):
+class SimulationGrid(RunGrid):
     """Executes messages on simulated clients; node ids are 1 to `clients`.
 
     Every client keeps its `Context.state` between messages. An exception in a client app becomes
@@ -63,7 +62,7 @@ class SimulationGrid(Grid):
         """`on_traceback` hears what a client's exception was, `explain` makes one line of it."""
         self._client_app = client_app
         self._clients = clients
-        self._run = Run.create_empty(run_id)
+        super().__init__(run_id)
         self._run_config = dict(run_config)
         self._states: dict[int, RecordDict] = {}
         self._waiting: OrderedDict[str, Message] = OrderedDict()
@@ -74,26 +73,6 @@ class SimulationGrid(Grid):
         self._traffic = _Traffic()
 
     # ------------------------------------------------------------------ Flower's interface
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that this grid belongs to."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """The run that this grid belongs to."""
-        return self._run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message for a client."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return all simulated clients."""

@@ -17,7 +17,7 @@ FOLDERS = ("cli", "client", "privacy", "server", "simulations", "strategies", "t
 
 LAYERS: list[set[str]] = [
     {"errors", "process_limits", "seeds"},
-    {"flower", "simulations.partition"},
+    {"flower", "run_grid", "simulations.partition"},
     {"task", "strategies"},
     {"batches", "evaluation", "module_params", "randomness"},
     {"privacy"},

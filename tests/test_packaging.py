@@ -35,6 +35,7 @@ ROOT_MODULES = {
     "process_limits",
     "module_params",
     "randomness",
+    "run_grid",
     "seeds",
     "server_config",
     "settings",
