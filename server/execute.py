@@ -7,6 +7,7 @@ the same folder, for Meadow's apps and for plain Flower apps.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from ..apps import App
 from ..config import config_to_toml
 from ..errors import AppError, MeadowError, RunStoppedError
+from ..flower_result import ObservedGrid, capture_result
 from ..settings_text import value_to_toml
 from ..strategies.recorder import Row
 from .app import run_rounds
@@ -74,8 +76,6 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
 
 
 def _run_flower_app(app: App, grid: Grid, folder: RunFolder, run_id: int) -> None:
-    from ..flower_result import ObservedGrid, capture_result
-
     assert app.flower is not None
     server_app = app.load_object(app.flower.server_app)
     if not isinstance(server_app, ServerApp):
@@ -113,6 +113,4 @@ def resolved_toml(app: App) -> str:
 
 
 def _traceback(error: Exception) -> str:
-    import traceback
-
     return "".join(traceback.format_exception(error))[-8000:]
