@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from .errors import DataError
+from .seeds import derive, epoch_orders
 
 if TYPE_CHECKING:
     from .task import Data
 
-__all__ = ["Batch", "batches_of", "samples_in"]
+__all__ = ["Batch", "batches_of", "in_pool", "samples_in"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def batches_of(
-    data: Data, batch_size: int, *, generator: torch.Generator | None = None
+    data: Data, batch_size: int, *, seed: int | None = None, epoch: int = 0
 ) -> Iterator[Batch]:
-    """Yield (inputs, targets); with a generator in a random order, else as the data lie.
+    """Yield (inputs, targets); with a seed in the epoch's random order, else as the data lie.
 
     The last batch may be smaller. A DataLoader keeps its own batches and order; if it has
-    generators of its own they are seeded from `generator`, so that they do not depend on how
-    often they were used before.
+    generators of its own they are seeded from `seed` and `epoch`, so that they do not depend on
+    how often they were used before.
 
     Raises:
         DataError: the data are empty, or not pairs of inputs and targets.
@@ -34,20 +43,38 @@ def batches_of(
     if not count:
         raise DataError("there are no samples; a site's data must not be empty")
     if isinstance(data, DataLoader):
-        _reseed(data, generator)
+        _reseed(data, seed, epoch)
         yield from (_pair(batch) for batch in data)
-    elif isinstance(data, tuple):
-        inputs, targets = data
-        order = _order(count, generator).to(inputs.device)
+        return
+    order = _order(count, seed, epoch)
+    if (pooled := in_pool(data)) is not None:
+        (inputs, targets), places = pooled
+        order = (order if places is None else places[order]).to(inputs.device)
         for start in range(0, count, batch_size):
             chosen = order[start : start + batch_size]
             yield inputs[chosen], targets[chosen]
-    else:
-        samples = cast(Dataset[Batch], data)
-        places = _order(count, generator).tolist()
-        for start in range(0, count, batch_size):
-            items = [samples[place] for place in places[start : start + batch_size]]
-            yield _pair(default_collate(items))
+        return
+    samples = cast(Dataset[Batch], data)
+    for start in range(0, count, batch_size):
+        items = [samples[int(place)] for place in order[start : start + batch_size]]
+        yield _pair(default_collate(items))
+
+
+def in_pool(data: Data) -> tuple[Batch, torch.Tensor | None] | None:
+    """Return the tensors that `data` are rows of, and which rows (None: all of them).
+
+    Shapes: the rows are (samples,), int64.
+    Edge cases: None for data that are no tensors: a Dataset with code of its own, a DataLoader.
+    """
+    if isinstance(data, tuple):
+        return data, None
+    places = None
+    if type(data) is Subset:
+        places = torch.as_tensor(data.indices, dtype=torch.int64)
+        data = data.dataset
+    if type(data) is TensorDataset and len(data.tensors) == 2:
+        return (data.tensors[0], data.tensors[1]), places
+    return None
 
 
 def samples_in(data: Data) -> int:
@@ -81,17 +108,20 @@ def _samples_in_pair(data: tuple[torch.Tensor, ...]) -> int:
     return len(data[0])
 
 
-def _order(count: int, generator: torch.Generator | None) -> torch.Tensor:
-    return torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+def _order(count: int, seed: int | None, epoch: int) -> torch.Tensor:
+    if seed is None:
+        return torch.arange(count)
+    seeds, counts = np.array([seed], np.uint64), np.array([count])
+    return torch.from_numpy(epoch_orders(seeds, counts, epoch)[0])
 
 
-def _reseed(loader: DataLoader[Batch], generator: torch.Generator | None) -> None:
-    if generator is None:
+def _reseed(loader: DataLoader[Batch], seed: int | None, epoch: int) -> None:
+    if seed is None:
         return
-    for owner in (loader, loader.sampler):
+    for place, owner in enumerate((loader, loader.sampler)):
         own = getattr(owner, "generator", None)
         if isinstance(own, torch.Generator):
-            own.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            own.manual_seed(derive(seed, epoch, place))
 
 
 def _pair(batch: object) -> Batch:

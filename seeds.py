@@ -1,10 +1,22 @@
-"""Independent random streams from one seed: cohorts, batches, dropout and noise."""
+"""Independent random streams from one seed: cohorts, batches, dropout and noise.
+
+`derive` names a single stream. `spread` and `epoch_orders` do the same for many clients in one
+pass over arrays, so that a simulation of a large cohort need not visit them one by one.
+"""
 
 from __future__ import annotations
 
 from hashlib import sha256
 
-__all__ = ["derive"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Words", "derive", "epoch_orders", "mix", "spread"]
+
+Words = NDArray[np.uint64]
+"""64-bit words, of any shape."""
+
+_PADDING = np.uint64(1 << 63)
 
 
 def derive(seed: int, *parts: int | str) -> int:
@@ -19,3 +31,36 @@ def derive(seed: int, *parts: int | str) -> int:
         text = f"{'i' if isinstance(part, int) else 's'}{part}".encode()
         digest.update(len(text).to_bytes(8, "big") + text)
     return int.from_bytes(digest.digest()[:8], "big") >> 1
+
+
+def mix(words: Words) -> Words:
+    """Scramble 64-bit words, one to one.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014),
+        the finaliser of SplitMix64 (Stafford's variant 13).
+    """
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def spread(seed: int, ids: NDArray[np.integer]) -> Words:
+    """Return one stream's seed for each of `ids` (clients, for instance), of any shape.
+
+    Guarantees: an id's seed depends on `seed` and that id alone.
+    """
+    return mix(np.uint64(seed) ^ mix(ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)))
+
+
+def epoch_orders(seeds: Words, counts: NDArray[np.integer], epoch: int) -> NDArray[np.int64]:
+    """Return the order in which each client goes through its samples in an epoch.
+
+    Shapes: `seeds` and `counts` are (clients,); the result is (clients, max(counts)): row i
+        begins with a permutation of 0 to counts[i] - 1, and what follows is of no meaning.
+    Guarantees: a client's order depends on its seed, its count and the epoch alone.
+    """
+    places = np.arange(int(counts.max(initial=0)), dtype=np.uint64)
+    keys = mix(mix(seeds + np.uint64(epoch))[:, None] ^ mix(places + np.uint64(1)))
+    keys >>= np.uint64(1)
+    keys |= np.where(places >= counts.astype(np.uint64)[:, None], _PADDING, np.uint64(0))
+    return np.argsort(keys, axis=1, kind="stable")

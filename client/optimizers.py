@@ -1,31 +1,86 @@
-"""The optimizer of one client's round: it begins anew with every round."""
+"""The optimizer of one client's round: it begins anew with every round.
+
+Each rule is elementwise in (params, gradients, slots): it works on one client's tensors and,
+unchanged, on tensors with a leading client axis.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from .training_settings import TrainingSettings
 
-__all__ = ["build_optimizer"]
+__all__ = ["LocalOptimizer", "Slots", "descend", "new_slots"]
 
-FUSED_ON = ("cpu", "cuda")
+Tensors = Sequence[torch.Tensor]
+Slots = Sequence[list[torch.Tensor]]
+"""What an optimizer remembers: lists parallel to the params (momentum; first, second moment)."""
 
 
-def build_optimizer(
-    params: list[torch.nn.Parameter], settings: TrainingSettings
-) -> torch.optim.Optimizer:
-    """Return torch's optimizer with this round's learning rate."""
-    rate = settings.learning_rate_now()
+def new_slots(params: Tensors, settings: TrainingSettings) -> Slots:
+    """Return the slots before the first step: zeros in the shapes of the params."""
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            params, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(
-        params,
-        lr=rate,
-        betas=(settings.beta_1, settings.beta_2),
-        eps=settings.epsilon,
-        weight_decay=settings.weight_decay,
-        fused=all(param.device.type in FUSED_ON for param in params),
-    )
+        count = 1 if settings.momentum else 0
+    else:
+        count = 2
+    return [[torch.zeros_like(param) for param in params] for _ in range(count)]
+
+
+@torch.no_grad()
+def descend(
+    params: Tensors, gradients: Tensors, slots: Slots, settings: TrainingSettings, *, step: int
+) -> None:
+    """Make an optimizer's step, in place; the gradients may be overwritten.
+
+    `step` counts from 1.
+    Source: momentum as in Sutskever et al. 2013 with the learning rate outside of it, Kingma and
+        Ba 2015 (Adam, algorithm 1), Loshchilov and Hutter 2019 (AdamW, algorithm 2).
+    """
+    if not params:
+        return
+    rate, decay = settings.learning_rate_now(), settings.weight_decay
+    params, gradients = list(params), list(gradients)
+    if settings.optimizer == "adamw" and decay:
+        torch._foreach_mul_(params, 1 - rate * decay)
+    elif decay:
+        torch._foreach_add_(gradients, params, alpha=decay)
+    if settings.optimizer == "sgd":
+        if slots:
+            torch._foreach_mul_(slots[0], settings.momentum)
+            torch._foreach_add_(slots[0], gradients)
+            gradients = slots[0]
+        torch._foreach_add_(params, gradients, alpha=-rate)
+        return
+    first, second = slots
+    torch._foreach_lerp_(first, gradients, 1 - settings.beta_1)
+    torch._foreach_mul_(second, settings.beta_2)
+    torch._foreach_addcmul_(second, gradients, gradients, value=1 - settings.beta_2)
+    scale = torch._foreach_sqrt(second)
+    torch._foreach_div_(scale, (1 - settings.beta_2**step) ** 0.5)
+    torch._foreach_add_(scale, settings.epsilon)
+    torch._foreach_addcdiv_(params, first, scale, value=-rate / (1 - settings.beta_1**step))
+
+
+class LocalOptimizer(torch.optim.Optimizer):
+    """`descend` as torch's Optimizer, for one client's module and its `.grad`s."""
+
+    def __init__(self, params: list[torch.nn.Parameter], settings: TrainingSettings) -> None:
+        super().__init__(params, {})
+        self._params = params
+        self._settings = settings
+        self._slots = new_slots(params, settings)
+        self._steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Make a step with the params that have a gradient."""
+        del closure
+        self._steps += 1
+        used = [place for place, param in enumerate(self._params) if param.grad is not None]
+        gradients = [self._params[place].grad for place in used]
+        slots = [[slot[place] for place in used] for slot in self._slots]
+        params = [self._params[place] for place in used]
+        descend(params, gradients, slots, self._settings, step=self._steps)  # type: ignore[arg-type]

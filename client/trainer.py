@@ -8,15 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ..batches import Batch, batches_of
 from ..errors import DataError
 from ..evaluation import ExampleMeans
 from ..randomness import seeded
-from ..seeds import derive
+from ..seeds import derive, spread
 from .objectives import proximal
-from .optimizers import build_optimizer
+from .optimizers import LocalOptimizer
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -71,6 +72,12 @@ def train(
         return _Local(task, module, settings, client, device).run(data)
 
 
+def batch_order_seed(settings: TrainingSettings, client: int) -> int:
+    """Return the seed of a client's batches in a round."""
+    stream = derive(settings.seed, settings.server_round, "batches")
+    return int(spread(stream, np.array([client], np.uint64))[0])
+
+
 class _Local:
     """One client's training in one round."""
 
@@ -89,19 +96,18 @@ class _Local:
         self._device = torch.device(device)
         self._params = [p for p in module.parameters() if p.requires_grad]
         self._starts = [p.detach().clone() for p in self._params] if settings.proximal_mu else []
-        self._optimizer = build_optimizer(self._params, settings)
+        self._optimizer = LocalOptimizer(self._params, settings)
         scaled = settings.precision == "fp16"
         self._scaler = torch.amp.GradScaler(self._device.type) if scaled else None
         self._means = ExampleMeans(task)
 
     def run(self, data: Data) -> tuple[int, dict[str, float]]:
         """Train for the epochs that the settings ask for."""
-        stream = (self._settings.server_round, self._client, "batches")
-        order = torch.Generator().manual_seed(derive(self._settings.seed, *stream))
+        order = batch_order_seed(self._settings, self._client)
         self._module.train()
         samples, means = 0, {}
         for epoch in range(self._settings.epochs):
-            batches = batches_of(data, self._settings.batch_size, generator=order)
+            batches = batches_of(data, self._settings.batch_size, seed=order, epoch=epoch)
             for group in _groups(batches, self._settings.accumulation_steps):
                 self._step(group)
             samples = samples or self._means.examples

@@ -2,21 +2,24 @@
 
     meadow.toml        the resolved configuration
     metrics.jsonl      one JSON object a round
+    clients.jsonl      likewise, what single clients reported
     model.safetensors  the params of the last committed round
     checkpoints/       the last two rounds: a manifest each, and the files that it names
     tensorboard/       the metrics as TensorBoard events
     summary.json       how the run ended
 
 A round is committed when its manifest has its name: everything that the manifest refers to is
-durable by then, and checked by its CRC-32 when the run goes on.
+durable by then, and checked by its CRC-32 when the run goes on. Where rounds can be repeated, as in
+a simulation, a run may be slower to commit them: then it goes on from the last one that it did.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,10 @@ from ..errors import MeadowError, StoreError
 from ..flower import params_to_arrays, tensors_of
 from ..strategies.adapter import RunResult
 from ..strategies.algorithm import Params, State
-from ..strategies.recorder import Checkpoint, Row
+from ..strategies.recorder import Checkpoint, RoundTable, Row
 from ..transport.durable import sweep, write_file
 from ..transport.tensors import TensorFile, checksum, write_tensors
+from .round_lines import RoundLines, as_json
 from .tensorboard import EventFile
 
 __all__ = ["RunFolder"]
@@ -49,9 +53,17 @@ class RunFolder:
     """A run's folder; a `Recorder` for the strategy."""
 
     def __init__(
-        self, folder: Path, *, config_toml: str, on_event: Callable[[str, Mapping[str, Any]], None]
+        self,
+        folder: Path,
+        *,
+        config_toml: str,
+        on_event: Callable[[str, Mapping[str, Any]], None],
+        pause_s: float = 0.0,
     ) -> None:
         """Open a run's folder, new or interrupted.
+
+        Units: `pause_s` seconds at least are between two rounds that are made durable; the last
+            one is in any case. 0 makes every round durable before the next begins.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -61,6 +73,11 @@ class RunFolder:
         self._on_event = on_event
         self._client_states: _ClientStates | None = None
         self._told_round = 0
+        self._pause_s = pause_s
+        self._durable_at_s = -math.inf
+        self._pending: tuple[Checkpoint, Row] | None = None
+        self._rows = RoundLines(folder / "metrics.jsonl")
+        self._tables = RoundLines(folder / "clients.jsonl")
         self._spent_s = 0.0
         """What the rounds took before this process went on from them."""
         try:
@@ -88,12 +105,23 @@ class RunFolder:
         """Tell people what happens."""
         self._on_event(kind, detail)
 
-    def commit(self, checkpoint: Checkpoint, row: Row) -> ArrayRecord:
-        """Make a round durable and return its params, read from the file from now on.
+    def commit(self, checkpoint: Checkpoint, row: Row, table: RoundTable) -> ArrayRecord:
+        """Keep a round, and make it durable if it is time to; returns its params.
 
         Raises:
             StoreError: the disk is full or fails; the round before is intact.
         """
+        waits = time.monotonic() < self._durable_at_s + self._pause_s
+        arrays = params_to_arrays(checkpoint.state.params)
+        if not waits:
+            arrays = self._make_durable(checkpoint, row)
+        self._append(row)
+        if table.train.clients:
+            self._tables.append(table.line())
+        self._pending = (checkpoint, row) if waits else None
+        return arrays
+
+    def _make_durable(self, checkpoint: Checkpoint, row: Row) -> ArrayRecord:
         stem = f"round-{checkpoint.state.round:06d}"
         params_path = self._checkpoints / f"{stem}.safetensors"
         files = {"params": self._write(params_path, checkpoint.state.params)}
@@ -113,10 +141,10 @@ class RunFolder:
             "row": row,
             "clients": self._save_clients(stem),
         }
-        write_file(self._checkpoints / f"{stem}.json", _json(manifest))
+        write_file(self._checkpoints / f"{stem}.json", as_json(manifest))
         self._publish(params_path)
-        self._append(row)
         self._drop_old()
+        self._durable_at_s = time.monotonic()
         info = files["params"]
         return _read(params_path, size_max=info["size_bytes"], crc32=info["crc32"])
 
@@ -137,7 +165,8 @@ class RunFolder:
                 f"all checkpoints in {self._checkpoints} are damaged; restore them from a backup, "
                 "or begin a new run"
             )
-        self._repair_metrics(0, None)
+        self._rows.repair(0)
+        self._tables.repair(0)
         return None
 
     # ------------------------------------------------------------------ parts of it
@@ -176,7 +205,8 @@ class RunFolder:
             folder = path.with_name(f"{path.stem}.clients")
             self._client_states.load(folder, manifest["clients"])
         self._publish(self._checkpoints / manifest["files"]["params"]["name"])
-        history = self._repair_metrics(manifest["round"], manifest["row"])
+        history = self._rows.repair(manifest["round"], manifest["row"])
+        self._tables.repair(manifest["round"])
         self._spent_s = sum(row.get("duration_s") or 0.0 for row in history)
         return Checkpoint(
             state=State(params=params, round=manifest["round"], slots=slots),
@@ -214,36 +244,12 @@ class RunFolder:
     def begin_anew(self) -> None:
         """Drop the rows of an earlier attempt, of an app that always begins with round 1; they
         are not told again."""
-        path = self.folder / "metrics.jsonl"
-        self._told_round = path.read_bytes().count(b"\n") if path.exists() else 0
-        path.unlink(missing_ok=True)
+        self._told_round = self._rows.count()
+        self._rows.clear()
 
     def _append(self, row: Row) -> None:
-        try:
-            with (self.folder / "metrics.jsonl").open("ab") as file:
-                file.write(_json(row) + b"\n")
-        except OSError as error:
-            raise StoreError(f"metrics.jsonl cannot be written: {error.strerror}") from error
+        self._rows.append(row)
         self._events.add(row["round"], _scalars(row), at_s=time.time())
-
-    def _repair_metrics(self, last: int, row: Row | None) -> Sequence[Row]:
-        """Make metrics.jsonl end with round `last`, whatever a crash left, and return its rows."""
-        path = self.folder / "metrics.jsonl"
-        rows = []
-        for line in path.read_bytes().splitlines() if path.exists() else []:
-            try:
-                found = json.loads(line)
-                is_later = found["round"] > last
-            except (ValueError, TypeError, KeyError):
-                break  # the line that the crash cut
-            if is_later:
-                break
-            rows.append(found)
-        if row is not None and (not rows or rows[-1]["round"] < last):
-            rows.append(dict(row))
-        if path.exists() or rows:
-            write_file(path, b"".join(_json(each) + b"\n" for each in rows))
-        return rows
 
     # ------------------------------------------------------------------ the end
 
@@ -251,7 +257,10 @@ class RunFolder:
         self, *, status: str, cause: str, result: RunResult | None, duration_s: float
     ) -> dict[str, Any]:
         """Write summary.json and return what is in it."""
-        rows = self._rows()
+        if self._pending is not None:
+            self._make_durable(*self._pending)
+            self._pending = None
+        rows = self._rows.read()
         summary = {
             "status": status,
             "cause": cause or None,
@@ -262,12 +271,6 @@ class RunFolder:
         }
         write_file(self.folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
         return summary
-
-    def _rows(self) -> list[dict[str, Any]]:
-        path = self.folder / "metrics.jsonl"
-        return (
-            [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
-        )
 
 
 def _read(path: Path, *, size_max: int, crc32: int) -> ArrayRecord:
@@ -294,7 +297,3 @@ def _scalars(row: Row) -> dict[str, float]:
         for name, value in (row.get(part) or {}).items()
         if isinstance(value, int | float)
     }
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=True).encode()

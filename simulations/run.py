@@ -12,15 +12,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flwr.clientapp import ClientApp
-
 from ..apps import App
-from ..client.app import client_app
-from ..errors import AppError, ConfigError
+from ..errors import ConfigError
 from ..flower import identify_process
 from ..server.execute import execute, resolved_toml, rounds_of, run_config_of
 from ..server.run_folder import RunFolder
 from ..transport.durable import write_file
+from .clients import SimulatedClients
+from .executors.choice import client_app_of, make_executor
+from .executors.contract import Teller
 from .grid import SimulationGrid
 
 __all__ = ["default_folder", "resume", "simulate"]
@@ -28,6 +28,8 @@ __all__ = ["default_folder", "resume", "simulate"]
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 FLOWER_CLIENTS = 10
 RUN_ID = 1
+DURABLE_PAUSE_S = 1.0
+"""What an interrupted simulation repeats at most, in seconds of work."""
 ORIGIN = "origin.json"
 """In the run folder: which app it is of, under which settings, so that the run can go on."""
 
@@ -50,7 +52,7 @@ def simulate(
     if clients is not None and (Path(app_folder) / "meadow.toml").is_file():
         overrides = [*overrides, f"simulation.clients={clients}"]
     app = App.load(app_folder, overrides=overrides)
-    client = _client_app(app)  # before there is a folder: an app that does not load leaves none
+    client_app_of(app)  # before there is a folder: an app that does not load leaves none
     folder = Path(out) if out is not None else default_folder(app.name)
     _make_empty(folder)
     count = app.config.simulation.clients if app.config else clients or FLOWER_CLIENTS
@@ -61,7 +63,7 @@ def simulate(
         "clients": count,
     }
     write_file(folder / ORIGIN, json.dumps(origin, indent=1).encode())
-    return _run(app, client, folder, clients=count, on_event=on_event)
+    return _run(app, folder, clients=count, on_event=on_event)
 
 
 def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> di
             f"{folder} cannot be resumed: the app {app.folder} was changed since; "
             "undo the change, or simulate anew"
         )
-    return _run(app, _client_app(app), folder, clients=origin["clients"], on_event=on_event)
+    return _run(app, folder, clients=origin["clients"], on_event=on_event)
 
 
 def _make_empty(folder: Path) -> None:
@@ -103,36 +105,26 @@ def default_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-def _run(
-    app: App, client: ClientApp, folder: Path, *, clients: int, on_event: OnEvent
-) -> dict[str, Any]:
+def _run(app: App, folder: Path, *, clients: int, on_event: OnEvent) -> dict[str, Any]:
     identify_process(run_id=RUN_ID, node_id=0)
-    run_folder = RunFolder(folder, config_toml=resolved_toml(app), on_event=on_event)
+    run_folder = RunFolder(
+        folder, config_toml=resolved_toml(app), on_event=on_event, pause_s=DURABLE_PAUSE_S
+    )
 
     def tell(node_id: int, text: str) -> None:
         run_folder.event("traceback", {"client": node_id, "text": text[-4000:]})
 
-    grid = SimulationGrid(
-        client,
-        clients=clients,
-        run_id=RUN_ID,
-        run_config=run_config_of(app),
-        on_traceback=tell,
-        explain=app.explain,
-    )
-    run_folder.keep_client_states(grid.save_states, grid.load_states)
+    population = SimulatedClients(clients, run_id=RUN_ID, run_config=run_config_of(app))
+    run_folder.keep_client_states(population.save, population.load)
+    teller = Teller(traceback=tell, explain=app.explain, event=run_folder.event)
+    executor = make_executor(app, population, teller=teller)
+    grid = SimulationGrid(executor, population)
     on_event("ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": clients})
-    with _interruptible(grid, on_event):
-        return execute(app, grid, run_folder, run_id=RUN_ID)
-
-
-def _client_app(app: App) -> ClientApp:
-    if app.flower is None:
-        return client_app(app.load_task())
-    made = app.load_object(app.flower.client_app)
-    if not isinstance(made, ClientApp):
-        raise AppError(f"{app.flower.client_app!r} is a {type(made).__name__}, not a ClientApp")
-    return made
+    try:
+        with _interruptible(grid, on_event):
+            return execute(app, grid, run_folder, run_id=RUN_ID)
+    finally:
+        executor.close()
 
 
 @contextmanager

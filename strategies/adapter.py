@@ -20,13 +20,14 @@ from flwr.serverapp.strategy import Strategy
 from ..errors import ConfigError, QuorumError, RunError
 from ..flower import arrays_to_params, params_to_arrays, tensors_of
 from .algorithm import Algorithm, State
+from .broadcast import Broadcast
 from .checks import fault_in
 from .cohort import draw_cohort, wait_for_clients
 from .grids import combines_updates, forget_round, is_stopping, recall_cohort, traffic_bytes
 from .metrics import Metrics, scalars_of
 from .plan import RoundPlan
 from .progress import Progress
-from .recorder import Checkpoint, Recorder, Row
+from .recorder import Checkpoint, Recorder, RoundTable, Row
 from .replies import TrainingReplies, collect_evaluation
 from .result import RunResult, Status, metric_record, result_of
 
@@ -61,6 +62,8 @@ class FederatedStrategy(Strategy):
         """What is broadcast: the params of `_state`."""
         self._replies: TrainingReplies | None = None
         self._contributors: Sequence[int] = ()
+        self._table = RoundTable()
+        self._combined = False
         self._progress = Progress()
         self._history: list[Row] = []
 
@@ -71,23 +74,24 @@ class FederatedStrategy(Strategy):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    ) -> Broadcast:
         """Draw the cohort, waiting for enough clients, and return its instructions."""
         if arrays is not self._arrays:
             self._adopt(arrays, server_round)
         cohort = self._cohort_of(server_round, grid)
+        self._combined = combines_updates(grid)
         self._replies = TrainingReplies(
             number=server_round,
             cohort=cohort,
             params=self._state.params,
             algorithm=self._algorithm,
             plan=self._plan,
-            combined=combines_updates(grid),
+            combined=self._combined,
             tell=self._tell,
         )
         self._tell("round_started", {"round": server_round, "clients": len(cohort)})
         extra = self._algorithm.client_config
-        return _messages(MessageType.TRAIN, server_round, cohort, self._arrays, config, extra)
+        return _broadcast(MessageType.TRAIN, server_round, cohort, self._arrays, config, extra)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -113,22 +117,30 @@ class FederatedStrategy(Strategy):
                     "lower server_learning_rate or set update_norm_max"
                 )
         self._contributors = collected.contributors
+        self._table = RoundTable(
+            round=server_round, train=collected.table, failed=sorted(collected.failures)
+        )
         self._state, self._arrays = state, arrays
         return arrays, metric_record(collected.metrics())
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    ) -> Broadcast:
         """Return the instructions to evaluate, for the clients whose updates counted."""
         clients = self._contributors
-        return _messages(MessageType.EVALUATE, server_round, clients, arrays, config, {})
+        return _broadcast(MessageType.EVALUATE, server_round, clients, arrays, config, {})
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Average what the clients measured, by their number of examples."""
         metrics = collect_evaluation(
-            replies, number=server_round, clients=self._contributors, tell=self._tell
+            replies,
+            number=server_round,
+            clients=self._contributors,
+            combined=self._combined,
+            tell=self._tell,
+            table=self._table.evaluate,
         )
         return metric_record(metrics) if metrics else None
 
@@ -199,7 +211,7 @@ class FederatedStrategy(Strategy):
         evaluate_fn: Evaluate | None,
     ) -> None:
         number, began_s, traffic = self._state.round + 1, self._clock(), traffic_bytes(grid)
-        instructions = list(self.configure_train(number, self._arrays, train_config, grid))
+        instructions = self.configure_train(number, self._arrays, train_config, grid)
         replies = grid.send_and_receive(instructions, timeout=deadline_s)
         _, train = self.aggregate_train(number, replies)
         evaluated: MetricRecord | None = None
@@ -238,7 +250,7 @@ class FederatedStrategy(Strategy):
                 stale_rounds=progress.stale_rounds,
                 history=history,
             )
-            self._arrays = self._recorder.commit(checkpoint, row)
+            self._arrays = self._recorder.commit(checkpoint, row, self._table)
             del checkpoint
             self._state = replace(self._state, params=arrays_to_params(self._arrays))
         self._progress, self._history = progress, history
@@ -308,18 +320,17 @@ class FederatedStrategy(Strategy):
             self._recorder.event(kind, detail)
 
 
-def _messages(
+def _broadcast(
     kind: str,
     number: int,
-    clients: Iterable[int],
+    clients: Sequence[int],
     arrays: ArrayRecord,
     config: ConfigRecord,
     extra: Mapping[str, float | int | str | bool],
-) -> list[Message]:
-    """Return one message a client, all with the same content."""
+) -> Broadcast:
     settings = ConfigRecord({**config, **extra, "server-round": number})
     content = RecordDict({"arrays": arrays, "config": settings})
-    return [Message(content, client, kind, group_id=str(number)) for client in clients]
+    return Broadcast(content, kind, clients, group_id=str(number))
 
 
 def _form_of(state: State) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ were sent and against fixed bounds, before it is used. Serialised Python objects
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any
@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from ..errors import ProtocolError, UpdateError
 from ..flower import NUMPY_STYPE, FlatTensor, TensorArray, tensors_of
 from .algorithm import Params
+from .combined import CLIENTS_KEY, EXAMPLES_KEY, columns_in, metrics_of_one
 from .metrics import Metrics, scalars_of
 
 __all__ = [
@@ -33,11 +34,8 @@ __all__ = [
     "read_reply",
 ]
 
-EXAMPLES_KEY = "num-examples"
 EXAMPLES_MAX = 1e9
 """Examples that one client may claim."""
-CLIENTS_KEY = "combined-clients"
-"""The metric of a combined reply that lists the node ids it stands for."""
 METRICS_MAX = 256
 METRIC_NAME_CHARS_MAX = 128
 MAGNITUDE_MAX = 1e290
@@ -85,13 +83,15 @@ class Reply:
     """A reply that has passed all checks.
 
     `clients` are the node ids that it stands for: the sender alone, unless it is combined.
-    `tensors` is empty in a reply to an evaluation.
+    `tensors` is empty in a reply to an evaluation. `columns` are the single clients' values, if
+    they are known: "num-examples" and the metrics, each parallel to `clients`.
     """
 
     weight: float
     metrics: Metrics
     clients: tuple[int, ...]
     tensors: Mapping[str, FlatTensor]
+    columns: Mapping[str, Sequence[float | None]]
 
 
 def read_reply(message: Message, *, forms: Forms | None, combined: bool = False) -> Reply:
@@ -120,7 +120,12 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
             raise ReplyError(client, "metrics", f"must have short plain names, got {short(name)}")
     reported = scalars_of(metrics)
     reported.pop(EXAMPLES_KEY)
-    return Reply(weight=weight, metrics=reported, clients=clients, tensors=tensors)
+    columns = (
+        columns_in(metrics, len(clients))
+        if len(clients) > 1
+        else {EXAMPLES_KEY: [weight], **metrics_of_one(reported)}
+    )
+    return Reply(weight=weight, metrics=reported, clients=clients, tensors=tensors, columns=columns)
 
 
 def _only(client: int, message: Message, kind: type[Any], name: str) -> Any:
@@ -156,7 +161,7 @@ def _clients(client: int, metrics: MetricRecord) -> tuple[int, ...]:
         raise ReplyError(
             client, CLIENTS_KEY, f"must list the sender and others once, got {short(value)}"
         )
-    return tuple(sorted(value))  # type: ignore[arg-type]
+    return tuple(value)  # type: ignore[arg-type]
 
 
 def _tensors(client: int, arrays: ArrayRecord, forms: Forms) -> dict[str, FlatTensor]:

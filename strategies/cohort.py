@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import numpy as np
 from flwr.serverapp import Grid
 
-from ..seeds import derive
+from ..seeds import Words, derive, spread
 from .grids import is_stopping, wait_without_polling
 
 __all__ = ["draw_cohort", "wait_for_clients"]
@@ -21,34 +22,75 @@ def draw_cohort(
 ) -> list[int]:
     """Draw a round's cohort among the connected clients, in canonical (ascending) order.
 
-    Every client has a number that (seed, round, client) decides, and the lowest ones take part.
-    So a client that comes or goes changes the cohort by at most that one client.
+    Every client has a rank that (seed, round, client) decides, and the lowest ones take part. So
+    a client that comes or goes changes the cohort by at most that one client, as long as the
+    largest node id has as many binary digits.
 
     Units: `cohort` is a fraction if it is a float, a number of clients if it is an int.
     Edge cases: `at_least` prevails over a smaller cohort, and the clients there are over both.
+        A `range` of clients is never gone through: the time depends on the cohort alone.
     Guarantees: depends on the set of clients only, not on their order.
     """
-    present = np.unique(np.fromiter(clients, dtype=np.uint64))
+    if not isinstance(clients, range):
+        clients = np.unique(np.fromiter(clients, dtype=np.uint64))  # type: ignore[assignment]
+    present = cast(Sequence[int], clients)
     # 100 * 0.29 is 28.999...: a fraction that rounding has made smaller is meant as written
     wanted = cohort if isinstance(cohort, int) else int(len(present) * cohort + 1e-9)
     size = min(len(present), max(wanted, at_least))
     if size < len(present):
-        ranks = _mix(present ^ np.uint64(derive(seed, "cohort", round_number)))
-        present = np.sort(present[np.argsort(ranks, kind="stable")[:size]])
+        ranking = Ranking(int(max(present[0], present[-1])), derive(seed, "cohort", round_number))
+        if isinstance(present, range):
+            return sorted(_lowest_of_range(present, ranking, size))
+        ids = np.asarray(present)
+        return sorted(ids[np.argsort(ranking.of(ids), kind="stable")[:size]].tolist())
     return [int(client) for client in present]
 
 
-def _mix(
-    values: np.ndarray[tuple[int], np.dtype[np.uint64]],
-) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Scramble 64-bit numbers, one to one.
+def _lowest_of_range(present: range, ranking: Ranking, size: int) -> list[int]:
+    """Return the clients with the lowest ranks: ask who has rank 0, 1, 2, ..."""
+    found: list[int] = []
+    start = 0
+    while len(found) < size:
+        ranks = np.arange(start, start + 2 * size, dtype=np.uint64)
+        ids = ranking.owners(ranks[ranks <= ranking.mask])
+        found += [int(id_) for id_ in ids if int(id_) in present]
+        start += 2 * size
+    return found[:size]
 
-    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014),
-        the finaliser of SplitMix64 (Stafford's variant 13).
+
+class Ranking:
+    """A random permutation of the numbers with as many binary digits as the largest id.
+
+    Rounds of adding, multiplying by an odd number and folding the upper half into the lower:
+    each of them can be undone, so that it also says whose a rank is.
     """
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+
+    ROUNDS = 4
+
+    def __init__(self, largest: int, seed: int) -> None:
+        bits = max(1, largest.bit_length())
+        words = spread(seed, np.arange(2 * self.ROUNDS)).tolist()
+        self.mask = np.uint64((1 << bits) - 1)
+        self._shift = np.uint64((bits + 1) // 2)
+        self._terms = [np.uint64(word) for word in words[: self.ROUNDS]]
+        odd = [word | 1 for word in words[self.ROUNDS :]]
+        self._factors = [np.uint64(word) for word in odd]
+        self._inverses = [np.uint64(pow(word, -1, 1 << 64)) for word in odd]
+
+    def of(self, ids: Words) -> Words:
+        """Return the ranks of clients."""
+        for term, factor in zip(self._terms, self._factors, strict=True):
+            ids = ((ids + term) * factor) & self.mask
+            ids = ids ^ (ids >> self._shift)
+        return ids
+
+    def owners(self, ranks: Words) -> Words:
+        """Return whose ranks these are: the inverse of `of`."""
+        steps = list(zip(self._terms, self._inverses, strict=True))
+        for term, inverse in reversed(steps):
+            ranks = ranks ^ (ranks >> self._shift)
+            ranks = (ranks * inverse - term) & self.mask
+        return ranks
 
 
 def wait_for_clients(
@@ -57,7 +99,7 @@ def wait_for_clients(
     *,
     tell: Callable[[int], None],
     sleep: Callable[[float], None] = time.sleep,
-) -> list[int]:
+) -> Sequence[int]:
     """Wait until `count` clients are connected, and return the node ids, ascending.
 
     A grid with a `wait_for_nodes(count)` waits by itself; others are asked again and again.
@@ -65,15 +107,20 @@ def wait_for_clients(
 
     Edge cases: there are fewer than `count` if the grid is stopping, or gave up waiting.
     """
-    present = sorted(grid.get_node_ids())
+    present = _present(grid)
     if len(present) >= count:
         return present
     tell(len(present))
     if wait_without_polling(grid, count):
-        return sorted(grid.get_node_ids())
+        return _present(grid)
     while len(present) < count and not is_stopping(grid):
         sleep(POLL_S)
-        before, present = len(present), sorted(grid.get_node_ids())
+        before, present = len(present), _present(grid)
         if len(present) != before:
             tell(len(present))
     return present
+
+
+def _present(grid: Grid) -> Sequence[int]:
+    ids = grid.get_node_ids()
+    return ids if isinstance(ids, range) else sorted(ids)

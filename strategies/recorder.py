@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from flwr.app import ArrayRecord
 
 from .algorithm import State
+from .combined import ClientTable
 
-__all__ = ["Checkpoint", "Recorder", "Row"]
+__all__ = ["Checkpoint", "Recorder", "RoundTable", "Row"]
 
 Row = Mapping[str, Any]
 """A round's line of metrics.jsonl: plain values only."""
@@ -37,13 +38,38 @@ class Checkpoint:
     history: Sequence[Row] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTable:
+    """What single clients did in a round: a line of clients.jsonl."""
+
+    round: int = 0
+    train: ClientTable = field(default_factory=ClientTable)
+    evaluate: ClientTable = field(default_factory=ClientTable)
+    failed: Sequence[int] = ()
+
+    def line(self) -> dict[str, Any]:
+        """Return the table as plain values; lists are parallel to "clients"."""
+        train, evaluate = self.train.closed(), self.evaluate.closed()
+        line: dict[str, Any] = {
+            "round": self.round,
+            "clients": train.clients,
+            "examples": train.examples,
+            "train": train.metrics,
+        }
+        if evaluate.clients:
+            line["evaluate"] = {"clients": evaluate.clients, **evaluate.metrics}
+        if self.failed:
+            line["failed"] = list(self.failed)
+        return line
+
+
 class Recorder(Protocol):
     """Keeps a run's checkpoints, metrics and events."""
 
     def resume(self) -> Checkpoint | None:
         """Return the newest intact checkpoint, or None if the run starts anew."""
 
-    def commit(self, checkpoint: Checkpoint, row: Row) -> ArrayRecord:
+    def commit(self, checkpoint: Checkpoint, row: Row, table: RoundTable) -> ArrayRecord:
         """Make a round durable, and return its params as a record over what was written.
 
         The record holds the same names, shapes, dtypes and values as `checkpoint.state.params`,

@@ -11,7 +11,8 @@ from ..errors import NOTHING_TO_EVALUATE, QuorumError
 from ..flower import FlatTensor, MemoryTensor
 from .algorithm import Aggregate, Algorithm, Params, Update
 from .canonical import CanonicalFold
-from .checks import ReplyError, forms_of, read_reply
+from .checks import Reply, ReplyError, forms_of, read_reply
+from .combined import EXAMPLES_KEY, ClientTable
 from .metrics import MetricMeans, Metrics
 from .norms import change_norm_l2, clip_change
 from .plan import RoundPlan
@@ -30,6 +31,8 @@ class TrainingReplies:
 
     Attributes:
         contributors: the clients whose updates count, ascending.
+        table: what each of them reported.
+        failures: who failed, and why.
     """
 
     def __init__(
@@ -53,7 +56,8 @@ class TrainingReplies:
         self._tell = tell
         self._fold = CanonicalFold(algorithm.aggregator, params, self._cohort)
         self._means = MetricMeans()
-        self._failures: dict[int, str] = {}
+        self.failures: dict[int, str] = {}
+        self.table = ClientTable()
         self._contributors: set[int] = set()
 
     @property
@@ -73,7 +77,7 @@ class TrainingReplies:
             self._tell("update_refused", _details(self._number, error))
             if client in self._open:
                 self._close([client])
-                self._failures[client] = f"{error.field} {error.reason}"
+                self.failures[client] = f"{error.field} {error.reason}"
 
     def finish(self) -> Aggregate:
         """Return what the valid updates add up to; who has not answered has failed.
@@ -87,7 +91,7 @@ class TrainingReplies:
         if valid < needed:
             raise QuorumError(
                 f"round {self._number}: quorum not met: {valid} of {needed} updates"
-                + _named(self._failures)
+                + _named(self.failures)
             )
         return self._fold.finish()
 
@@ -102,6 +106,7 @@ class TrainingReplies:
             raise ReplyError(client, "reply", "stands for clients not asked, or counted already")
         tensors = self._within_norm(client, reply.tensors)
         self._means.add(reply.metrics, weight=reply.weight)
+        add_rows(self.table, reply)
         self._contributors.update(reply.clients)
         count = len(reply.clients)
         update = Update(
@@ -130,7 +135,7 @@ class TrainingReplies:
         return clip_change(self._params, tensors, factor=limit / norm)
 
     def _fail(self, client: int, reason: str) -> None:
-        self._failures[client] = reason
+        self.failures[client] = reason
         self._close([client])
         detail = {"round": self._number, "client": client, "reason": reason}
         self._tell("client_failed", detail)
@@ -143,10 +148,25 @@ class TrainingReplies:
             self._fold.add(update, stands_for=clients)
 
 
+def add_rows(table: ClientTable, reply: Reply) -> None:
+    """Add what is known of the single clients that a reply stands for."""
+    columns = dict(reply.columns)
+    examples = columns.pop(EXAMPLES_KEY, [None] * len(reply.clients))
+    table.add(reply.clients, examples, columns)
+
+
 def collect_evaluation(
-    replies: Iterable[Message], *, number: int, clients: Collection[int], tell: Tell
+    replies: Iterable[Message],
+    *,
+    number: int,
+    clients: Collection[int],
+    combined: bool,
+    tell: Tell,
+    table: ClientTable,
 ) -> Metrics:
     """Average what clients measured, by their number of examples; empty if nobody did.
+
+    `table` takes what each of them measured.
 
     A site without test data says `NOTHING_TO_EVALUATE`, and is passed over without a word.
     """
@@ -160,7 +180,13 @@ def collect_evaluation(
                 continue
             if message.has_error():
                 raise ReplyError(client, "evaluation", _printable(message.error.reason))
-            reply = read_reply(message, forms=None)
+            reply = read_reply(message, forms=None, combined=combined)
+            if not missing.issuperset(set(reply.clients) - {client}):
+                raise ReplyError(
+                    client, "reply", "stands for clients not asked, or counted already"
+                )
+            missing.difference_update(reply.clients)
+            add_rows(table, reply)
         except ReplyError as error:
             tell("evaluation_refused", _details(number, error))
             continue

@@ -47,7 +47,7 @@ KINDS: dict[str, Any] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_sample_comes_once_with_its_target(kind: str) -> None:
     """Batches of 4, 4 and 2, whatever the data are made of."""
-    batches = list(batches_of(KINDS[kind](), 4, generator=seeded(1)))
+    batches = list(batches_of(KINDS[kind](), 4, seed=1))
     assert [len(targets) for _, targets in batches] == [4, 4, 2]
     inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     assert sorted(targets.tolist()) == list(range(10))
@@ -60,7 +60,7 @@ def test_the_seed_decides_the_order(kind: str) -> None:
     data = KINDS[kind]()
 
     def order(seed: int) -> list[int]:
-        batches = batches_of(data, 4, generator=seeded(seed))
+        batches = batches_of(data, 4, seed=seed)
         return [int(target) for _, targets in batches for target in targets]
 
     assert order(1) == order(1) != list(range(10))
@@ -70,7 +70,7 @@ def test_the_seed_decides_the_order(kind: str) -> None:
 def test_tensors_and_datasets_are_drawn_alike() -> None:
     """How the same samples are wrapped does not change the batches."""
     orders = [
-        torch.cat([targets for _, targets in batches_of(KINDS[kind](), 4, generator=seeded(3))])
+        torch.cat([targets for _, targets in batches_of(KINDS[kind](), 4, seed=3)])
         for kind in ("tensors", "dataset", "list of pairs")
     ]
     assert orders[0].tolist() == orders[1].tolist() == orders[2].tolist()

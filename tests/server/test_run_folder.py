@@ -17,7 +17,7 @@ from meadow.flower import arrays_to_params, tensors_of
 from meadow.server import run_folder
 from meadow.server.run_folder import RunFolder
 from meadow.strategies.algorithm import State
-from meadow.strategies.recorder import Checkpoint
+from meadow.strategies.recorder import Checkpoint, RoundTable
 from meadow.transport.tensors import FileTensor
 
 
@@ -65,7 +65,7 @@ def checkpoint_of(number: int, *, slots: bool = True) -> Checkpoint:
 
 
 def commit(folder: RunFolder, number: int, **options: Any) -> Any:
-    return folder.commit(checkpoint_of(number, **options), row_of(number))
+    return folder.commit(checkpoint_of(number, **options), row_of(number), RoundTable())
 
 
 def same(found: Checkpoint | None, number: int) -> bool:

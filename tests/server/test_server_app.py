@@ -14,6 +14,8 @@ from torch import nn
 import meadow
 from meadow.flower import arrays_to_params, identify_process
 from meadow.server.app import initial_arrays, run_rounds
+from meadow.simulations.clients import SimulatedClients
+from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.grid import SimulationGrid
 
 identify_process(run_id=1, node_id=0)
@@ -55,7 +57,8 @@ def config_of(**sections: Any) -> meadow.Config:
 
 
 def grid_of(task: meadow.Task) -> SimulationGrid:
-    return SimulationGrid(meadow.client_app(task), clients=3, run_id=1, run_config={})
+    clients = SimulatedClients(3, run_id=1, run_config={})
+    return SimulationGrid(SequentialExecutor(meadow.client_app(task), clients), clients)
 
 
 def test_it_is_a_flower_server_app() -> None:

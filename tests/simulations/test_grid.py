@@ -12,6 +12,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from meadow.flower import identify_process
+from meadow.simulations.clients import SimulatedClients
+from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.grid import SimulationGrid
 
 identify_process(run_id=1, node_id=0)
@@ -38,10 +41,18 @@ def echo(message: Message, context: Context) -> Message:
     return Message(RecordDict({"answer": answer, **message.content}), reply_to=message)
 
 
+def grid_of(
+    client_app: ClientApp, *, count: int = 3, rate: float = 0.5, teller: Teller | None = None
+) -> tuple[SimulationGrid, SimulatedClients]:
+    """Return a grid over the sequential executor, and its clients."""
+    clients = SimulatedClients(count, run_id=1, run_config={"rate": rate})
+    return SimulationGrid(SequentialExecutor(client_app, clients, teller=teller), clients), clients
+
+
 @pytest.fixture
 def grid() -> SimulationGrid:
     """Three clients."""
-    return SimulationGrid(app, clients=3, run_id=1, run_config={"rate": 0.5})
+    return grid_of(app)[0]
 
 
 def ask(*nodes: int, **records: Any) -> list[Message]:
@@ -70,11 +81,12 @@ def test_replies_belong_to_their_messages(grid: SimulationGrid) -> None:
     assert len({m.metadata.message_id for m in [*messages, *replies]}) == 4
 
 
-def test_clients_work_when_their_reply_is_asked_for(grid: SimulationGrid) -> None:
+def test_clients_work_when_their_reply_is_asked_for() -> None:
     """Replies stream: no more of them exist than the strategy has taken."""
+    grid, clients = grid_of(app)
     replies = grid.send_and_receive(ask(1, 2, 3))
     next(iter(replies))
-    assert [bool(grid._states.get(node)) for node in (1, 2, 3)] == [True, False, False]
+    assert [bool(clients.context_of(node).state) for node in (1, 2, 3)] == [True, False, False]
 
 
 def test_a_client_keeps_its_state(grid: SimulationGrid) -> None:
@@ -87,9 +99,7 @@ def test_a_client_keeps_its_state(grid: SimulationGrid) -> None:
 def test_an_exception_is_an_error_reply(grid: SimulationGrid) -> None:
     """The reason reaches the server; what the failed message did to the state does not last."""
     told: list[tuple[int, str]] = []
-    grid = SimulationGrid(
-        app, clients=3, run_id=1, run_config={}, on_traceback=lambda *seen: told.append(seen)
-    )
+    grid, _ = grid_of(app, teller=Teller(traceback=lambda *seen: told.append(seen)))
     (reply,) = grid.send_and_receive(ask(2, fail=ConfigRecord()))
     assert reply.has_error()
     assert reply.error.reason == "ValueError: the site is closed"
@@ -121,17 +131,18 @@ def test_bytes_of_tensors_are_counted(grid: SimulationGrid) -> None:
     assert (grid.bytes_sent, grid.bytes_received) == (3 * size, 3 * size)
 
 
-def test_states_survive_the_grid(grid: SimulationGrid, tmp_path: Path) -> None:
+def test_states_survive_the_grid(tmp_path: Path) -> None:
     """Saved and loaded states continue where they were, arrays included."""
+    grid, clients = grid_of(app)
     answers(grid, ask(1, 3, 3))
-    saved = grid.save_states(tmp_path / "states")
+    saved = clients.save(tmp_path / "states")
     assert set(saved) == {"1", "3"}
-    other = SimulationGrid(app, clients=3, run_id=1, run_config={})
-    other.load_states(tmp_path / "states", saved)
+    other, clients = grid_of(app)
+    clients.load(tmp_path / "states", saved)
     assert [a["calls"] for a in answers(other, ask(1, 2, 3))] == [1, 0, 2]
-    fresh = SimulationGrid(app, clients=3, run_id=1, run_config={})
-    fresh.load_states(tmp_path / "states", saved)
-    (memory,) = fresh._states[3].array_records["memory"].to_numpy_ndarrays()
+    _, clients = grid_of(app)
+    clients.load(tmp_path / "states", saved)
+    (memory,) = clients.context_of(3).state.array_records["memory"].to_numpy_ndarrays()
     assert memory.tolist() == [3, 3, 3]
 
 
@@ -143,9 +154,9 @@ def test_clients_without_state_cost_no_file(tmp_path: Path) -> None:
     def silent(message: Message, context: Context) -> Message:
         return Message(RecordDict(), reply_to=message)
 
-    grid = SimulationGrid(plain, clients=2, run_id=1, run_config={})
+    grid, clients = grid_of(plain, count=2)
     list(grid.send_and_receive(ask(1, 2)))
-    assert grid.save_states(tmp_path / "states") == {}
+    assert clients.save(tmp_path / "states") == {}
     assert not (tmp_path / "states").exists()
 
 
@@ -168,7 +179,7 @@ def test_clients_do_not_share_what_they_are_sent() -> None:
         content = RecordDict({"metrics": MetricRecord({"num-examples": 1, "seen": seen})})
         return Message(content, reply_to=message)
 
-    grid = SimulationGrid(app, clients=2, run_id=1, run_config={})
+    grid, _ = grid_of(app, count=2)
     shared = RecordDict({"config": ConfigRecord({"round": 1})})
     replies = grid.send_and_receive([Message(shared, node, "train") for node in (1, 2)])
     assert [r.content.metric_records["metrics"]["seen"] for r in replies] == [0, 0]

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 
 from meadow.flower import arrays_to_params, identify_process, params_to_arrays
 from meadow.strategies.algorithm import Update
-from meadow.strategies.recorder import Checkpoint
+from meadow.strategies.recorder import Checkpoint, RoundTable
 
 identify_process(run_id=1, node_id=0)
 
@@ -64,13 +64,15 @@ class MemoryRecorder:
 
     def __init__(self) -> None:
         self.checkpoints: list[Checkpoint] = []
+        self.tables: list[RoundTable] = []
         self.rows: list[dict[str, Any]] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def resume(self) -> Checkpoint | None:
         return self.checkpoints[-1] if self.checkpoints else None
 
-    def commit(self, checkpoint: Checkpoint, row: Any) -> ArrayRecord:
+    def commit(self, checkpoint: Checkpoint, row: Any, table: RoundTable) -> ArrayRecord:
+        self.tables.append(table)
         self.checkpoints.append(checkpoint)
         self.rows.append(dict(row))
         params = {name: values.copy() for name, values in checkpoint.state.params.items()}

@@ -1,0 +1,91 @@
+"""A file of one JSON object a round, that a crash may have cut and a resumed run repairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import StoreError
+from ..transport.durable import write_file
+
+__all__ = ["RoundLines", "as_json"]
+
+
+def as_json(value: Any) -> bytes:
+    """Return a value's JSON text; what is not finite is written as NaN."""
+    return json.dumps(value, allow_nan=True).encode()
+
+
+class RoundLines:
+    """Appends a line a round; every object has the key "round".
+
+    The file stays open between two lines; each line is handed to the system as it comes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a round.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        try:
+            if self._file is None:
+                self._file = self.path.open("ab")
+            self._file.write(as_json(line) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all lines."""
+        return [json.loads(line) for line in self._lines()]
+
+    def count(self) -> int:
+        """Return how many lines there are."""
+        return len(self._lines())
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def repair(self, last: int, row: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Make the file end with round `last`, whatever a crash left, and return its lines.
+
+        `row` is that round's line, if the crash may have come before it was written.
+        """
+        self.close()
+        rows = self._up_to(last)
+        if row is not None and (not rows or rows[-1]["round"] < last):
+            rows.append(dict(row))
+        if self.path.exists() or rows:
+            write_file(self.path, b"".join(as_json(each) + b"\n" for each in rows))
+        return rows
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _up_to(self, last: int) -> list[dict[str, Any]]:
+        rows = []
+        for line in self._lines():
+            try:
+                found = json.loads(line)
+                is_later = found["round"] > last
+            except (ValueError, TypeError, KeyError):
+                break  # the line that the crash cut
+            if is_later:
+                break
+            rows.append(found)
+        return rows
+
+    def _lines(self) -> list[bytes]:
+        return self.path.read_bytes().splitlines() if self.path.exists() else []

@@ -1,0 +1,1 @@
+"""Ways of running simulated clients; `contract` says what they have in common."""

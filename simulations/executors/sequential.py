@@ -1,0 +1,64 @@
+"""The sequential executor: one client after another, in the order of the messages.
+
+It is the reference for every other way of running clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from ...flower import record_of
+from ..clients import SimulatedClients
+from .contract import Teller, error_reply
+
+__all__ = ["SequentialExecutor"]
+
+
+class SequentialExecutor:
+    """Runs a ClientApp, Meadow's or anybody's, in this process and thread."""
+
+    name = "sequential"
+    combines = False
+
+    def __init__(
+        self, client_app: ClientApp, clients: SimulatedClients, *, teller: Teller | None = None
+    ) -> None:
+        self._client_app = client_app
+        self._clients = clients
+        self._teller = teller or Teller()
+
+    def execute(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Run one client whenever its reply is asked for."""
+        for message in messages:
+            yield self._run(message)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _run(self, message: Message) -> Message:
+        node_id = message.metadata.dst_node_id
+        try:
+            context = self._clients.context_of(node_id)
+            message.content = _own(message.content)
+            reply = self._client_app(message, context)
+        except Exception as error:  # a client app may raise anything
+            return error_reply(message, error, self._teller)
+        self._clients.keep_state(node_id, context.state)
+        return reply
+
+
+def _own(content: RecordDict) -> RecordDict:
+    """Return a message's content for one client, which may change it: what clients were sent
+    together they must not share. Arrays themselves are read-only."""
+    own = RecordDict()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord):
+            own[name] = record_of(record)
+        elif isinstance(record, MetricRecord):
+            own[name] = MetricRecord(dict(record))
+        else:
+            own[name] = ConfigRecord(dict(record))
+    return own

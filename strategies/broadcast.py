@@ -1,0 +1,64 @@
+"""One instruction for a whole cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from flwr.app import Message, RecordDict
+
+__all__ = ["Broadcast"]
+
+
+class Broadcast(Sequence[Message]):
+    """The same content for every client of a cohort.
+
+    For a Flower Grid it is a sequence of messages, each made when it is asked for. A grid that
+    knows this class need not make any.
+    """
+
+    __slots__ = ("clients", "content", "group_id", "id_prefix", "message_type")
+
+    def __init__(
+        self,
+        content: RecordDict,
+        message_type: str,
+        clients: Sequence[int],
+        *,
+        group_id: str,
+        id_prefix: str = "",
+    ) -> None:
+        """With an `id_prefix` messages have ids: the prefix and the client."""
+        self.content = content
+        self.message_type = message_type
+        self.clients = clients
+        self.group_id = group_id
+        self.id_prefix = id_prefix
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, place: int) -> Message: ...
+    @overload
+    def __getitem__(self, place: slice) -> Broadcast: ...
+    def __getitem__(self, place: int | slice) -> Message | Broadcast:
+        if isinstance(place, slice):
+            return self.to(self.clients[place])
+        return Message(self.content, self.clients[place], self.message_type, group_id=self.group_id)
+
+    def to(self, clients: Sequence[int]) -> Broadcast:
+        """Return the same instruction for other clients."""
+        return Broadcast(
+            self.content,
+            self.message_type,
+            clients,
+            group_id=self.group_id,
+            id_prefix=self.id_prefix,
+        )
+
+    def numbered(self, prefix: str) -> Broadcast:
+        """Return the same broadcast, its messages with ids."""
+        numbered = self.to(self.clients)
+        numbered.id_prefix = prefix
+        return numbered
