@@ -5,6 +5,7 @@ MeadowError
 ├── AppError           an app folder cannot be used                       (exit code 2)
 ├── DataError          a site's data cannot be loaded or used
 ├── UpdateError        a client's update is refused
+├── SecureAggregationError a secure sum cannot go on, or a message of one is refused
 ├── RunError           a run cannot go on
 │   ├── QuorumError    too few clients answered a round
 │   └── RunStoppedError somebody stopped the run
@@ -33,6 +34,7 @@ __all__ = [
     "RefusedError",
     "RunError",
     "RunStoppedError",
+    "SecureAggregationError",
     "StoreError",
     "UnreachableError",
     "UpdateError",
@@ -67,6 +69,18 @@ class DataError(MeadowError):
 
 class UpdateError(MeadowError):
     """A client's update is refused: the text names the client, the field and the reason."""
+
+
+class SecureAggregationError(MeadowError):
+    """A secure sum cannot go on: what a peer said is not acceptable, or too few are left.
+
+    Attributes:
+        suspect: the client whose message or share was wrong, if one can be named.
+    """
+
+    def __init__(self, text: str, *, suspect: str | None = None) -> None:
+        super().__init__(text)
+        self.suspect = suspect
 
 
 class RunError(MeadowError):

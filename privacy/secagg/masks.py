@@ -1,0 +1,68 @@
+"""Masks: AES-256 in counter mode as uint32 values, added to a vector block by block.
+
+A block of the vector stays in the processor's cache while the keystreams of many keys are added
+to it, so the vector is read and written once for `KEYS_AT_ONCE` masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+
+__all__ = ["Keystream", "Mask", "add_masks"]
+
+BLOCK = 32_768
+"""Values generated at once: 128 KiB."""
+
+KEYS_AT_ONCE = 64
+
+ZEROS = memoryview(bytes(4 * BLOCK))
+
+
+class Mask(NamedTuple):
+    """A key, and whether its keystream is added or subtracted."""
+
+    key: bytes
+    sign: Literal[1, -1]
+
+
+class Keystream:
+    """The uint32 values that a 32-byte key stands for, in order.
+
+    Guarantees: the values do not depend on how many are taken at a time. A key is used for one
+        stream only, so that the counter begins at zero.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        cipher = Cipher(algorithms.AES256(key), modes.CTR(bytes(16)))
+        self._context: CipherContext = cipher.encryptor()
+
+    def take(self, count: int, buffer: bytearray) -> NDArray[np.uint32]:
+        """Return the next values, at most `BLOCK`, in the memory of `buffer`."""
+        self._context.update_into(ZEROS[: 4 * count], buffer)
+        return np.frombuffer(buffer, "<u4", count)
+
+
+def stream_buffer() -> bytearray:
+    """Return memory for `Keystream.take`."""
+    return bytearray(4 * BLOCK + 15)  # update_into asks for a cipher block more
+
+
+def add_masks(total: NDArray[np.uint32], masks: Sequence[Mask]) -> None:
+    """Add masks to `total`, or subtract them, modulo 2^32 and in place."""
+    buffer = stream_buffer()
+    for first in range(0, len(masks), KEYS_AT_ONCE):
+        group = masks[first : first + KEYS_AT_ONCE]
+        streams = [(Keystream(mask.key), mask.sign) for mask in group]
+        for start in range(0, len(total), BLOCK):
+            block = total[start : start + BLOCK]
+            for stream, sign in streams:
+                values = stream.take(len(block), buffer)
+                if sign > 0:
+                    np.add(block, values, out=block)
+                else:
+                    np.subtract(block, values, out=block)

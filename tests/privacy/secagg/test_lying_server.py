@@ -1,0 +1,276 @@
+"""A server that does not follow the protocol, against honest clients: everything is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meadow.errors import ConfigError
+from meadow.privacy.secagg import SecureAggregationError, ServerSession
+from meadow.privacy.secagg.keys import sign
+from meadow.privacy.secagg.messages import Kind, members_bytes, write
+from meadow.privacy.secagg.steps import Purpose, Step
+
+ME = "site-001"
+SET = 2
+"""Bytes of a set of 16 clients."""
+RECORD = 160
+"""Bytes of a client's keys and signature."""
+
+ROUNDS = [Step.SHARE, Step.MASK, Step.CONFIRM]
+
+
+def refuse(cohort, step: Step, message: bytes, text: str) -> None:
+    """Check that a client refuses, and that its session is over then."""
+    with pytest.raises(SecureAggregationError, match=text):
+        cohort.say(step, ME, message)
+    for later in list(Step)[step:]:
+        with pytest.raises(SecureAggregationError, match="session is over"):
+            cohort.say(later, ME, message)
+
+
+@pytest.fixture
+def cohort(kit):
+    """Sixteen clients; 11 are needed, 5 may collude."""
+    return kit.Cohort(16, corrupt=0.33, dropout=0.3)
+
+
+@pytest.mark.parametrize("step", ROUNDS)
+def test_oneself_listed_as_dropped(kit, cohort, step):
+    """A client knows that it answered."""
+    heard = cohort.until(step)[ME]
+    forged = kit.with_set(heard, set(range(16)) - {1}, 16)
+    refuse(cohort, step, forged, "does not list this client")
+
+
+@pytest.mark.parametrize("step", ROUNDS)
+def test_a_set_below_the_threshold(kit, cohort, step):
+    """Ten of sixteen: the sum would be of too few."""
+    heard = cohort.until(step)[ME]
+    refuse(cohort, step, kit.with_set(heard, range(10), 16), "only 10 of 16")
+
+
+@pytest.mark.parametrize("step", [*ROUNDS, Step.UNMASK])
+def test_an_unknown_client(kit, step):
+    """A bit beyond the roster of thirteen."""
+    cohort = kit.Cohort(13)
+    heard = cohort.until(step)[ME]
+    refuse(cohort, step, kit.flip(heard, 1, bit=6), "not among the 13 of the roster")
+
+
+@pytest.mark.parametrize("step", [Step.MASK, Step.CONFIRM])
+def test_a_client_both_dropped_and_alive(kit, cohort, step):
+    """Who dropped out stays out; within one message, a set cannot say both."""
+    heard = cohort.until(step, {"site-009": Step(step - 2)})[ME]
+    refuse(cohort, step, kit.with_set(heard, range(16), 16), "'site-009' .* dropped out before")
+
+
+def test_a_signer_who_is_not_in_the_sum(kit, cohort):
+    """Confirmations count of survivors only."""
+    heard = cohort.until(Step.UNMASK, {"site-009": Step.MASK})[ME]
+    refuse(cohort, Step.UNMASK, kit.with_set(heard, range(11), 16), "'site-009' .* dropped out")
+
+
+@pytest.mark.parametrize("step", [*ROUNDS, Step.UNMASK])
+@pytest.mark.parametrize("change", [b"", b"more"])
+def test_a_record_too_many_or_too_few(cohort, step, change):
+    """A client listed twice has no encoding; as a record more, it is refused."""
+    heard = cohort.until(step)[ME]
+    message = heard + change if change else heard[:-1]
+    refuse(cohort, step, message, "bytes too many|bytes too early")
+
+
+def test_swapped_keys(kit, cohort):
+    """Two clients' records in each other's place."""
+    heard = cohort.until(Step.SHARE)[ME]
+    body = heard[kit.HEADER_BYTES + SET :]
+    records = [body[at : at + RECORD] for at in range(0, len(body), RECORD)]
+    records[3], records[4] = records[4], records[3]
+    forged = kit.edit(heard, SET, b"".join(records))
+    refuse(cohort, Step.SHARE, forged, "signature of client 'site-003' over its keys")
+
+
+@pytest.mark.parametrize("byte", [0, 40, 70, 100])
+def test_changed_keys(kit, cohort, byte):
+    """The sealing key, the masking key, the commitment or the signature."""
+    heard = cohort.until(Step.SHARE)[ME]
+    forged = kit.flip(heard, SET + 6 * RECORD + byte)
+    refuse(cohort, Step.SHARE, forged, "signature of client 'site-006'")
+
+
+def test_ones_own_keys_changed(kit, cohort):
+    """By a replay of this client's own keys, signed in a session of the same name."""
+    heard = cohort.until(Step.SHARE)[ME]
+    other = cohort.client(ME, entropy=kit.replayed(99)).advertise()[kit.HEADER_BYTES :]
+    forged = kit.edit(heard, SET + RECORD, other)
+    refuse(cohort, Step.SHARE, forged, "other keys than this client's own")
+
+
+def test_reused_keys(kit, cohort):
+    """Two clients with one key, by the same broken generator: honestly signed, yet refused."""
+    heard = cohort.until(Step.SHARE)[ME]
+    twin = cohort.client("site-005", entropy=kit.replayed(6)).advertise()[kit.HEADER_BYTES :]
+    forged = kit.edit(heard, SET + 5 * RECORD, twin)
+    refuse(cohort, Step.SHARE, forged, "two public keys of the session are equal")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": b"other model".ljust(32)},
+        {"round": 4},
+        {"session": b"another session!"},
+        {"configuration": b"other".ljust(32)},
+        {"beacon": b"other".ljust(32)},
+    ],
+)
+@pytest.mark.parametrize("forge_header", [False, True])
+def test_different_models_for_different_clients(kit, cohort, other, forge_header):
+    """Model inconsistency (Pasquini et al.): it is in every signature, not only in the header."""
+    cohort.clients[ME] = cohort.client(ME, binding=cohort.bind(**other))
+    with pytest.raises(SecureAggregationError, match="another session, round, model"):
+        cohort.until(Step.SHARE)
+    honest = kit.Cohort(16)
+    heard = honest.until(Step.SHARE)["site-000"]
+    if forge_header:
+        heard = write(Kind.KEYS, cohort.clients[ME]._context, heard[kit.HEADER_BYTES :])
+    text = "signature of client 'site-000'" if forge_header else "another session"
+    refuse(cohort, Step.SHARE, heard, text)
+
+
+def test_a_replayed_session(kit, cohort):
+    """Everything that a server recorded of an earlier session of the same name is useless."""
+    old = {step: cohort.until(step)[ME] for step in (Step.SHARE,)}
+    cohort.clients[ME] = cohort.client(ME, entropy=kit.replayed(5))
+    cohort.clients[ME].advertise()
+    refuse(cohort, Step.SHARE, old[Step.SHARE], "other keys than this client's own")
+
+
+def test_a_message_of_an_earlier_round(cohort):
+    """Kinds are not interchangeable, and steps have an order."""
+    heard = cohort.until(Step.MASK)[ME]
+    cohort.say(Step.MASK, ME, heard)
+    refuse(cohort, Step.CONFIRM, heard, "is of kind 4; 6 is expected now")
+
+
+@pytest.mark.parametrize("byte", [0, 71, 87])
+def test_tampered_shares(kit, cohort, byte):
+    """Any bit of what another client sealed; the sender is named."""
+    heard = cohort.until(Step.MASK)[ME]
+    forged = kit.flip(heard, SET + 88 * 2 + byte)
+    with pytest.raises(SecureAggregationError, match="shares from client 'site-003'") as caught:
+        cohort.say(Step.MASK, ME, forged)
+    assert caught.value.suspect == "site-003"
+
+
+def test_shares_passed_to_the_wrong_client(cohort):
+    """What is sealed for one holder does not open for another."""
+    heard = cohort.until(Step.MASK)
+    refuse(cohort, Step.MASK, heard["site-002"], "made for somebody else")
+
+
+def test_a_second_set_of_survivors(kit, cohort):
+    """Asked twice, a client does not sign twice."""
+    heard = cohort.until(Step.CONFIRM)[ME]
+    cohort.say(Step.CONFIRM, ME, heard)
+    other = kit.with_set(heard, range(15), 16)
+    with pytest.raises(SecureAggregationError, match=r"session is at unmask"):
+        cohort.say(Step.CONFIRM, ME, other)
+    refuse(cohort, Step.UNMASK, heard, "session is over")
+
+
+def test_two_sets_of_survivors_never_both_unmask(kit, cohort):
+    """The server tells halves of the honest clients different survivors; the corrupt sign both."""
+    heard = cohort.until(Step.CONFIRM)
+    sets = [set(range(16)), set(range(16)) - {15}]
+    corrupt, halves = range(5), (range(5, 10), range(10, 15))
+    signatures: list[dict[int, bytes]] = [{}, {}]
+    everybody = np.ones(16, bool)
+    for which, (members, honest) in enumerate(zip(sets, halves, strict=True)):
+        survivors = np.isin(range(16), list(members))
+        parts = [members_bytes(one) for one in (everybody, everybody, survivors)]
+        for client in corrupt:
+            key = kit.signing_key(cohort.names[client])
+            signed = sign(key, cohort.context, Purpose.SURVIVORS, *parts)
+            signatures[which][client] = signed
+        for client in honest:
+            message = kit.with_set(heard[cohort.names[client]], members, 16)
+            message = message[: len(message) - 64 * (16 - len(members))]
+            answer = cohort.clients[cohort.names[client]].confirm(message)
+            signatures[which][client] = answer[kit.HEADER_BYTES :]
+    for which, honest in enumerate(halves):
+        signers = np.isin(range(16), list(signatures[which]))
+        assert signers.sum() == cohort.plan.topology.quorum - 1
+        stolen = np.isin(range(16), [*signatures[which], 14 - 5 * which])  # one of the other half
+        other = signatures[1 - which]
+        for told, known in ((signers, signatures[which]), (stolen, {**other, **signatures[which]})):
+            records = [known[client] for client in np.flatnonzero(told).tolist()]
+            message = write(Kind.CONFIRMATIONS, cohort.context, members_bytes(told), *records)
+            client = cohort.names[honest[0 if told is signers else 1]]
+            with pytest.raises(SecureAggregationError, match=r"only 10 of 16|is not valid"):
+                cohort.clients[client].unmask(message)
+
+
+def test_a_repeated_signature_is_not_two(kit, cohort):
+    """One client's signature in another's place."""
+    heard = cohort.until(Step.UNMASK)[ME]
+    first = heard[kit.HEADER_BYTES + SET :][:64]
+    refuse(cohort, Step.UNMASK, kit.edit(heard, SET + 64, first), "signature of client 'site-001'")
+
+
+def test_a_quorum_of_too_few(kit, cohort):
+    """Ten valid signatures of eleven."""
+    heard = cohort.until(Step.UNMASK)[ME]
+    forged = kit.with_set(heard, range(10), 16)[:-64]
+    refuse(cohort, Step.UNMASK, forged, "only 10 of 16 clients confirmed")
+
+
+def test_a_client_masked_against_another_set(kit, cohort):
+    """The server hides half of the cohort from one client, to strip off its few masks.
+
+    The victim cannot tell. Its neighbours see what it signed, and do not unmask it.
+    """
+    heard = cohort.until(Step.MASK)
+    victim, seen = "site-000", range(11)
+    message = heard[victim]
+    few = kit.with_set(message, seen, 16)[: kit.HEADER_BYTES + SET + 88 * 10]
+    signature = cohort.say(Step.MASK, victim, few)[kit.HEADER_BYTES :][:64]
+    for name in cohort.names[1:]:
+        cohort.server.collect(name, cohort.say(Step.MASK, name, heard[name]))
+    told = cohort.server.close_round()[ME]
+    told = kit.with_set(told, range(16), 16)
+    told = told[: kit.HEADER_BYTES + SET] + signature + told[kit.HEADER_BYTES + SET :]
+    refuse(cohort, Step.CONFIRM, told, "'site-000' over its masked vector")
+
+
+def test_no_answer_holds_both_shares_of_a_client(kit, cohort):
+    """An answer has one share for each client: of 16, one dropped out, there are 16."""
+    heard = cohort.until(Step.UNMASK, {"site-009": Step.MASK})
+    answer = cohort.say(Step.UNMASK, ME, heard[ME])
+    assert len(answer) == kit.HEADER_BYTES + 16 * 36
+    refuse(cohort, Step.UNMASK, heard[ME], "session is over")
+
+
+def test_a_roster_with_another_key(kit, cohort):
+    """The server swaps a client's long-term key in one client's roster, or enrols a stranger."""
+    with pytest.raises(ConfigError, match="another key for client 'site-001'"):
+        cohort.client(ME, signing_key=kit.signing_key("somebody"))
+    keys = dict(zip(cohort.roster.names, cohort.roster.keys, strict=True))
+    keys["site-004"] = kit.signing_key("stranger").public_key().public_bytes_raw()
+    cohort.clients[ME] = cohort.client(ME, roster=type(cohort.roster).of(keys))
+    with pytest.raises(SecureAggregationError, match="another session"):
+        cohort.until(Step.SHARE)
+
+
+def test_a_ring_of_the_servers_choice(kit):
+    """A server with another beacon has other neighbours: its records do not fit."""
+    ring = {"complete_max": 10, "corrupt": 0.05, "dropout": 0.05}
+    cohort = kit.Cohort(64, **ring)
+    cohort.server = ServerSession(
+        plan=cohort.plan, roster=cohort.roster, binding=cohort.bind(beacon=b"x" * 32)
+    )
+    forged = cohort.context
+    cohort.server._context = forged  # it lies about what it is bound to
+    heard = cohort.until(Step.SHARE)
+    with pytest.raises(SecureAggregationError, match="signature of client"):
+        cohort.say(Step.SHARE, ME, heard[ME])
