@@ -26,7 +26,6 @@ __all__ = [
 SEED_MAX = (1 << 63) - 1
 _ADAPTIVE = ("adagrad", "adam", "yogi")
 _FEDAVG = {"name": ("fedavg",)}
-_LATER = 'is not in this version of Meadow; use "auto" or "sequential"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,10 +231,20 @@ class SimulationConfig:
     classes_per_client: int = setting(
         2, "shards each client gets", at_least=1, at_most=10**6, only={"partition": ("shards",)}
     )
-    executor: Literal["auto", "sequential"] = setting(
+    executor: Literal["auto", "sequential", "vectorized", "processes", "ray"] = setting(
         "auto",
-        "what runs the clients",
-        unavailable=dict.fromkeys(("processes", "vectorized", "ray"), _LATER),
+        "what runs the clients: one after another, all in one tensor, in worker processes, or on "
+        "a Ray cluster; auto times a few clients and picks",
+    )
+    workers: int | None = setting(
+        None,
+        "worker processes; one a core if absent",
+        at_least=1,
+        at_most=4096,
+        only={"executor": ("processes", "ray")},
+    )
+    address: str | None = setting(
+        None, "the Ray cluster; one of its own if absent", only={"executor": ("ray",)}
     )
 
 

@@ -67,6 +67,10 @@ class ExampleMeans:
         """Return the means of all examples so far; not a number where nothing else is right."""
         return {name: _mean(values, self.examples) for name, values in self._values.items()}
 
+    def values(self) -> dict[str, torch.Tensor]:
+        """Return each example's values so far, by name: (examples,)."""
+        return {name: torch.cat(values) for name, values in self._values.items()}
+
     def _take(self, name: str, values: torch.Tensor, count: int) -> None:
         if not isinstance(values, torch.Tensor) or values.shape != (count,):
             got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__

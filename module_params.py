@@ -17,7 +17,7 @@ from .seeds import derive
 if TYPE_CHECKING:
     from .task import Task
 
-__all__ = ["build_module", "load_params", "params_of_module"]
+__all__ = ["build_module", "load_params", "params_of_module", "to_array"]
 
 # Dtypes that NumPy lacks: the integer of the same width that both can view, and its name.
 _FOREIGN: dict[torch.dtype, tuple[torch.dtype, Any]] = {
@@ -49,10 +49,11 @@ def params_of_module(module: torch.nn.Module, *, copy: bool = True) -> dict[str,
     With `copy` the arrays own their memory; without, they may share it with the module (on the
     CPU) and change when it is trained on.
     """
-    return {name: _to_array(tensor, copy) for name, tensor in module.state_dict().items()}
+    return {name: to_array(tensor, copy=copy) for name, tensor in module.state_dict().items()}
 
 
-def _to_array(tensor: torch.Tensor, copy: bool) -> NDArray[Any]:
+def to_array(tensor: torch.Tensor, *, copy: bool = False) -> NDArray[Any]:
+    """Return a tensor's values as an array; without `copy` perhaps over the same memory."""
     tensor = tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()
     if tensor.dtype in _FOREIGN:
         via, kind = _FOREIGN[tensor.dtype]

@@ -52,16 +52,21 @@ def simulate(
             assert folder is not None
             overrides = list(settings or [])
             if (folder / "meadow.toml").is_file():
-                named = {"run.rounds": rounds, "simulation.executor": executor, "run.seed": seed}
+                named = {"run.rounds": rounds, "run.seed": seed}
                 overrides += [f"{key}={value}" for key, value in named.items() if value is not None]
-            elif rounds is not None or executor is not None or seed is not None:
+            elif rounds is not None or seed is not None:
                 raise ConfigError(
                     f"{folder} is a Flower app: its rounds and seed are keys of its own config; "
                     "give them with --set"
                 )
             target = out or run.default_folder(folder.resolve().name)
             summary = run.simulate(
-                folder, overrides=overrides, out=target, clients=clients, on_event=view.show
+                folder,
+                overrides=overrides,
+                out=target,
+                clients=clients,
+                executor=executor,
+                on_event=view.show,
             )
     _conclude(summary, target, format)
 

@@ -19,7 +19,7 @@ from ..server.execute import execute, resolved_toml, rounds_of, run_config_of
 from ..server.run_folder import RunFolder
 from ..transport.durable import write_file
 from .clients import SimulatedClients
-from .executors.choice import client_app_of, make_executor
+from .executors.choice import ExecutorPlan, client_app_of
 from .executors.contract import Teller
 from .grid import SimulationGrid
 
@@ -40,6 +40,7 @@ def simulate(
     overrides: Sequence[str] = (),
     out: Path | None = None,
     clients: int | None = None,
+    executor: str | None = None,
     on_event: OnEvent = lambda kind, detail: None,
 ) -> dict[str, Any]:
     """Run an app, Meadow's or plain Flower's, with simulated clients; returns the summary.
@@ -52,18 +53,23 @@ def simulate(
     if clients is not None and (Path(app_folder) / "meadow.toml").is_file():
         overrides = [*overrides, f"simulation.clients={clients}"]
     app = App.load(app_folder, overrides=overrides)
+    plan = ExecutorPlan.of(app, executor)
     client_app_of(app)  # before there is a folder: an app that does not load leaves none
     folder = Path(out) if out is not None else default_folder(app.name)
     _make_empty(folder)
     count = app.config.simulation.clients if app.config else clients or FLOWER_CLIENTS
+    identify_process(run_id=RUN_ID, node_id=0)
+    plan, reason = plan.settled(app, count)
+    on_event("executor_chosen", {"executor": plan.name, "reason": reason})
     origin = {
         "app": str(app.folder),
         "sha256": app.sha256,
         "settings": list(app.settings),
         "clients": count,
+        "executor": plan.name,
     }
     write_file(folder / ORIGIN, json.dumps(origin, indent=1).encode())
-    return _run(app, folder, clients=count, on_event=on_event)
+    return _run(app, plan, folder, clients=count, on_event=on_event)
 
 
 def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> dict[str, Any]:
@@ -84,7 +90,8 @@ def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> di
             f"{folder} cannot be resumed: the app {app.folder} was changed since; "
             "undo the change, or simulate anew"
         )
-    return _run(app, folder, clients=origin["clients"], on_event=on_event)
+    plan = ExecutorPlan.of(app, origin["executor"])
+    return _run(app, plan, folder, clients=origin["clients"], on_event=on_event)
 
 
 def _make_empty(folder: Path) -> None:
@@ -105,7 +112,9 @@ def default_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
 
-def _run(app: App, folder: Path, *, clients: int, on_event: OnEvent) -> dict[str, Any]:
+def _run(
+    app: App, plan: ExecutorPlan, folder: Path, *, clients: int, on_event: OnEvent
+) -> dict[str, Any]:
     identify_process(run_id=RUN_ID, node_id=0)
     run_folder = RunFolder(
         folder, config_toml=resolved_toml(app), on_event=on_event, pause_s=DURABLE_PAUSE_S
@@ -114,10 +123,15 @@ def _run(app: App, folder: Path, *, clients: int, on_event: OnEvent) -> dict[str
     def tell(node_id: int, text: str) -> None:
         run_folder.event("traceback", {"client": node_id, "text": text[-4000:]})
 
-    population = SimulatedClients(clients, run_id=RUN_ID, run_config=run_config_of(app))
+    population = SimulatedClients(
+        clients,
+        run_id=RUN_ID,
+        run_config=run_config_of(app),
+        states_file=run_folder.folder / "checkpoints" / "clients.sqlite",
+    )
     run_folder.keep_client_states(population.save, population.load)
     teller = Teller(traceback=tell, explain=app.explain, event=run_folder.event)
-    executor = make_executor(app, population, teller=teller)
+    executor = plan.make(app, population, teller=teller)
     grid = SimulationGrid(executor, population)
     on_event("ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": clients})
     try:
@@ -125,6 +139,7 @@ def _run(app: App, folder: Path, *, clients: int, on_event: OnEvent) -> dict[str
             return execute(app, grid, run_folder, run_id=RUN_ID)
     finally:
         executor.close()
+        population.close()
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def draw_cohort(
     Guarantees: depends on the set of clients only, not on their order.
     """
     if not isinstance(clients, range):
-        clients = np.unique(np.fromiter(clients, dtype=np.uint64))  # type: ignore[assignment]
+        clients = np.unique(np.fromiter(clients, dtype=np.uint64))
     present = cast(Sequence[int], clients)
     # 100 * 0.29 is 28.999...: a fraction that rounding has made smaller is meant as written
     wanted = cohort if isinstance(cohort, int) else int(len(present) * cohort + 1e-9)

@@ -2,25 +2,97 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass, replace
+
 from flwr.clientapp import ClientApp
 
 from ...apps import App
-from ...client.app import client_app
-from ...errors import AppError
+from ...client.app import DEVICE_VARIABLE, client_app
+from ...client.trainer import choose_device
+from ...config import Config, build_algorithm
+from ...errors import AppError, ConfigError
+from ...server.execute import run_config_of
 from ..clients import SimulatedClients
+from .auto import choose_executor
 from .contract import Executor, Teller
 from .sequential import SequentialExecutor
+from .vectorized import VectorizedExecutor
 
-__all__ = ["client_app_of", "make_executor"]
+__all__ = ["ExecutorPlan", "client_app_of", "combines"]
+
+EXECUTORS = ("sequential", "vectorized", "processes", "ray")
 
 
-def make_executor(app: App, clients: SimulatedClients, *, teller: Teller) -> Executor:
-    """Return the executor for a run of `app`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorPlan:
+    """What a simulation says about its executor; None is what is best here."""
 
-    Raises:
-        AppError: the app's client code does not load.
-    """
-    return SequentialExecutor(client_app_of(app), clients, teller=teller)
+    name: str = "auto"
+    workers: int | None = None
+    address: str | None = None
+
+    @classmethod
+    def of(cls, app: App, name: str | None) -> ExecutorPlan:
+        """Return what the app's configuration says, or `name` for the name.
+
+        Raises:
+            ConfigError: there is no such executor.
+        """
+        known = ("auto", *EXECUTORS)
+        if name is not None and name not in known:
+            raise ConfigError(f"executor must be one of {', '.join(known)}, got {name!r}")
+        if app.config is None:
+            return cls(name=name or "auto")
+        said = app.config.simulation
+        return cls(name=name or said.executor, workers=said.workers, address=said.address)
+
+    def settled(self, app: App, clients: int) -> tuple[ExecutorPlan, str]:
+        """Return the plan with "auto" replaced by what a trial chose, and the reason."""
+        if self.name != "auto":
+            return self, "as asked for"
+
+        def make(name: str, teller: Teller) -> Executor:
+            population = SimulatedClients(clients, run_id=0, run_config=run_config_of(app))
+            return replace(self, name=name).make(app, population, teller=teller)
+
+        choice = choose_executor(app, clients, make)
+        return replace(self, name=choice.name), choice.reason
+
+    def make(self, app: App, clients: SimulatedClients, *, teller: Teller) -> Executor:
+        """Return the executor for a run of `app`.
+
+        Raises:
+            AppError: the app's client code does not load.
+            ConfigError: the executor cannot run this app.
+        """
+        combine = app.config is not None and combines(app.config)
+        if self.name == "vectorized":
+            return _vectorized(app, clients, combine, teller)
+        if self.name == "sequential":
+            return SequentialExecutor(client_app_of(app), clients, teller=teller)
+        raise ConfigError(f"executor {self.name!r} is not made by a plan")
+
+
+def _vectorized(
+    app: App, clients: SimulatedClients, combine: bool, teller: Teller
+) -> VectorizedExecutor:
+    if app.flower is not None:
+        raise ConfigError(
+            'executor "vectorized" trains a meadow.Task; a Flower app\'s own ClientApp runs with '
+            '"sequential", "processes" or "ray"'
+        )
+    task = app.load_task()
+    device = choose_device(os.environ.get(DEVICE_VARIABLE, "auto"))
+    other = SequentialExecutor(client_app(task), clients, teller=teller)
+    return VectorizedExecutor(
+        task, clients, device=device, combine=combine, other=other, teller=teller
+    )
+
+
+def combines(config: Config) -> bool:
+    """Whether clients' updates may be added up before the strategy sees them."""
+    return build_algorithm(config).linear and config.run.update_norm_max is None
 
 
 def client_app_of(app: App) -> ClientApp:

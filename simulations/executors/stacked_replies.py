@@ -1,0 +1,140 @@
+"""What a trained cohort answers: one reply that stands for all clients, or one a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from ...client.training_settings import TrainingSettings
+from ...errors import DataError
+from ...flower import params_to_arrays
+from ...module_params import params_of_module, to_array
+from ...strategies.broadcast import Broadcast
+from ...strategies.combined import EXAMPLES_KEY, ClientTable
+from .contract import Teller, error_reply
+from .stacked_module import StackedModule
+from .stacked_training import Trained
+
+__all__ = ["CohortReplies"]
+
+
+class CohortReplies:
+    """Takes a cohort's training chunk by chunk.
+
+    The combined params are those before the round plus the mean change, weighted by the clients'
+    numbers of examples and summed in float64 over chunks.
+    """
+
+    def __init__(
+        self,
+        order: Broadcast,
+        module: torch.nn.Module,
+        settings: TrainingSettings,
+        *,
+        combine: bool,
+        teller: Teller,
+    ) -> None:
+        self._order = order
+        self._places = {client: place for place, client in enumerate(order.clients)}
+        self._module = module
+        self._settings = settings
+        self._combine = combine
+        self._teller = teller
+        self._table = ClientTable()
+        self._sums: dict[str, torch.Tensor] = {}
+        self._stacked: StackedModule | None = None
+
+    def message_to(self, client: int) -> Message:
+        """Return the instruction that a client was sent."""
+        return self._order[self._places[client]]
+
+    def add(
+        self, stacked: StackedModule, trained: Trained, clients: Sequence[int], counts: list[int]
+    ) -> Iterator[Message]:
+        """Take a chunk; yields the replies that nothing else is added to."""
+        self._stacked = stacked
+        losses = trained.means["loss"]
+        good = np.flatnonzero(np.isfinite(losses)).tolist()
+        for row in np.flatnonzero(~np.isfinite(losses)).tolist():
+            yield error_reply(
+                self.message_to(clients[row]), self._not_finite(losses[row]), self._teller
+            )
+        if not self._combine:
+            for row in good:
+                yield self._single(stacked, trained, row, clients[row], counts[row])
+        elif good:
+            self._add_sums(stacked, trained, good, counts)
+            self._table.add(
+                [clients[row] for row in good],
+                [float(counts[row]) for row in good],
+                {name: values[good].tolist() for name, values in trained.means.items()},
+            )
+
+    def finish(self) -> Iterator[Message]:
+        """Yield the combined reply, if there is one."""
+        if not self._table.clients:
+            return
+        assert self._stacked is not None
+        record = self._table.record()
+        total = float(record[EXAMPLES_KEY])  # type: ignore[arg-type]
+        before = params_of_module(self._module)
+        params = {}
+        for name, values in before.items():
+            change = self._sums.get(self._stacked.owners[name])
+            params[name] = values if change is None else _moved(values, change, total)
+        yield self._reply(self._table.clients[0], params, record)
+
+    def _single(
+        self, stacked: StackedModule, trained: Trained, row: int, client: int, count: int
+    ) -> Message:
+        rows = {**trained.params, **trained.buffers}
+        params = {
+            name: to_array(rows[owner][row], copy=True) if owner in rows else to_array(tensor)
+            for (name, tensor), owner in zip(
+                self._module.state_dict().items(), stacked.owners.values(), strict=True
+            )
+        }
+        means = {name: float(values[row]) for name, values in trained.means.items()}
+        return self._reply(client, params, MetricRecord({EXAMPLES_KEY: count, **means}))
+
+    def _reply(
+        self, client: int, params: dict[str, NDArray[Any]], metrics: MetricRecord
+    ) -> Message:
+        content = RecordDict({"arrays": params_to_arrays(params), "metrics": metrics})
+        return Message(content, reply_to=self.message_to(client))
+
+    def _add_sums(
+        self, stacked: StackedModule, trained: Trained, good: list[int], counts: list[int]
+    ) -> None:
+        weights = torch.tensor([counts[row] for row in good], dtype=torch.float32)
+        every = len(good) == len(counts)
+        for tensors, starts in (
+            (trained.params, stacked.trained),
+            (trained.buffers, stacked.buffers),
+        ):
+            for name, rows in tensors.items():
+                change = (rows if every else rows[good]) - starts[name]
+                exact = change.dtype if change.dtype == torch.float64 else torch.float32
+                added = weights.to(change.device, exact) @ change.reshape(len(change), -1).to(exact)
+                added = added.double().view(starts[name].shape)
+                self._sums[name] = self._sums[name] + added if name in self._sums else added
+
+    def _not_finite(self, loss: float) -> DataError:
+        return DataError(
+            f"the training loss is {loss} in round {self._settings.server_round}; lower "
+            "training.learning_rate, set training.gradient_clip_norm, or look for invalid values "
+            "in the data"
+        )
+
+
+def _moved(values: NDArray[Any], change: torch.Tensor, total: float) -> NDArray[Any]:
+    """Return params after the mean change, in their own dtype."""
+    mean = np.asarray(values.astype(np.float64) + change.cpu().numpy() / total)
+    if values.dtype.kind in "iu":
+        np.rint(mean, out=mean)
+    return np.asarray(mean >= 0.5) if values.dtype.kind == "b" else mean.astype(values.dtype)

@@ -1,0 +1,223 @@
+"""The vectorized executor: a cohort's models in one tensor, each layer one kernel for all.
+
+It takes broadcasts of an app that is made from a `Task`. A cohort is cut into chunks that fit
+into memory; what it trains adds up to one reply, or is one reply a client where somebody needs
+every single update.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+
+import torch
+from flwr.app import Error, Message, MessageType, RecordDict
+
+from ...batches import samples_in
+from ...client.training_settings import TrainingSettings
+from ...client.warm_module import WarmModule
+from ...errors import NOTHING_TO_EVALUATE, DataError
+from ...strategies.broadcast import Broadcast
+from ...strategies.combined import ClientTable
+from ...task import ClientData, Task
+from ..clients import SimulatedClients
+from .cohort_data import CohortData
+from .contract import Executor, Teller, error_reply
+from .site_data import SiteData
+from .stacked_evaluation import evaluate_stacked
+from .stacked_module import StackedModule
+from .stacked_replies import CohortReplies
+from .stacked_training import train_stacked
+
+__all__ = ["VectorizedExecutor"]
+
+CHUNK_BYTES = 512 << 20
+"""What a chunk's params, gradients and activations may take on a CPU."""
+GPU_SHARE = 4
+"""On a GPU a chunk may take one part in so many of the free memory."""
+COPIES = 4
+"""Params, gradients, their products, and what differentiation keeps: each this often."""
+
+Loaded = list[tuple[int, ClientData]]
+
+
+class VectorizedExecutor:
+    """Trains and evaluates many clients at once; other messages go to `other`, one by one.
+
+    Guarantees: the same messages give the same bits with the same number of threads. A client
+        whose training fails is an error reply and changes nothing for the others.
+    """
+
+    name = "vectorized"
+
+    def __init__(
+        self,
+        task: Task,
+        clients: SimulatedClients,
+        *,
+        device: str,
+        combine: bool,
+        other: Executor,
+        teller: Teller | None = None,
+    ) -> None:
+        self.combines = combine
+        self._task = task
+        self._device = torch.device(device)
+        self._module = WarmModule(task, device)
+        self._data = SiteData(task, clients)
+        self._other = other
+        self._teller = teller or Teller()
+        self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
+        self._told = False
+
+    def close(self) -> None:
+        """Give up the other executor too."""
+        self._other.close()
+
+    def execute(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Run the clients; a broadcast of another kind goes to the other executor."""
+        if isinstance(messages, Broadcast) and messages.message_type == MessageType.TRAIN:
+            return self._train(messages)
+        if isinstance(messages, Broadcast) and messages.message_type == MessageType.EVALUATE:
+            return self._evaluate(messages)
+        return self._other.execute(messages)
+
+    # ------------------------------------------------------------------ training
+
+    def _train(self, order: Broadcast) -> Iterator[Message]:
+        settings = TrainingSettings.of(order.content.config_records["config"])
+        arrays = order.content.array_records["arrays"]
+        module = self._module.with_params(arrays, seed=settings.seed)
+        replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
+        loaded: Loaded = []
+        yield from self._load(order, replies, loaded)
+        loaded.sort(key=lambda each: -samples_in(each[1].train))
+        while loaded:
+            chunk: Loaded = loaded
+            try:
+                stacked = self._stacked_module(module, loaded, settings)
+                chunk = loaded[: self._chunk_size(stacked, settings)]
+                yield from self._train_chunk(chunk, stacked, settings, replies)
+            except Exception as error:  # the task's code, or torch for want of a rule
+                self._tell(error)
+                yield from self._other.execute(order.to([client for client, _ in chunk]))
+            loaded = loaded[len(chunk) :]
+        yield from replies.finish()
+
+    def _train_chunk(
+        self,
+        chunk: Loaded,
+        stacked: StackedModule,
+        settings: TrainingSettings,
+        replies: CohortReplies,
+    ) -> Iterator[Message]:
+        clients = [client for client, _ in chunk]
+        data = CohortData.of(
+            [data.train for _, data in chunk],
+            device=self._device,
+            epochs=settings.epochs,
+            seeds=clients,
+        )
+        trained = train_stacked(self._task, stacked, data, settings, clients=clients)
+        yield from replies.add(stacked, trained, clients, data.counts.tolist())
+
+    def _stacked_module(
+        self, module: torch.nn.Module, loaded: Loaded, settings: TrainingSettings
+    ) -> StackedModule:
+        """Return the module for this precision; it is tried on some inputs when it is new."""
+        key = (module, settings.precision)
+        if key not in self._stacked:
+            some = CohortData.of([data.train for _, data in loaded[:3]], device=self._device)
+            self._stacked[key] = StackedModule(
+                self._task, module, some.probe(), precision=settings.precision
+            )
+        _refuse(self._stacked[key], settings)
+        return self._stacked[key]
+
+    def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings) -> int:
+        """Return how many clients fit into memory at once."""
+        held = [*stacked.trained.values(), *stacked.buffers.values()]
+        params = sum(tensor.numel() * tensor.element_size() for tensor in held)
+        batch = settings.batch_size * settings.accumulation_steps * stacked.example_bytes
+        room = CHUNK_BYTES
+        if self._device.type == "cuda":
+            room = torch.cuda.mem_get_info(self._device)[0] // GPU_SHARE
+        return max(1, room // (COPIES * (params + batch)))
+
+    # ------------------------------------------------------------------ evaluation
+
+    def _evaluate(self, order: Broadcast) -> Iterator[Message]:
+        settings = TrainingSettings.of(order.content.config_records["config"])
+        arrays = order.content.array_records["arrays"]
+        module = self._module.with_params(arrays, seed=settings.seed)
+        replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
+        loaded: Loaded = []
+        yield from self._load(order, replies, loaded)
+        tested = []
+        for client, data in loaded:
+            if data.test is None or not samples_in(data.test):
+                nothing = Error(NOTHING_TO_EVALUATE, f"site {client - 1} has no test data")
+                yield Message(nothing, reply_to=replies.message_to(client))
+            else:
+                tested.append((client, data.test))
+        if not tested:
+            return
+        clients = [client for client, _ in tested]
+        try:
+            counts, means = evaluate_stacked(
+                self._task, module, [data for _, data in tested], device=self._device
+            )
+        except Exception as error:
+            self._tell(error)
+            yield from self._other.execute(order.to(clients))
+            return
+        groups = (
+            [list(range(len(clients)))] if self.combines else [[i] for i in range(len(clients))]
+        )
+        for rows in groups:
+            table = ClientTable()
+            table.add(
+                [clients[row] for row in rows],
+                [float(counts[row]) for row in rows],
+                {name: values[rows].tolist() for name, values in means.items()},
+            )
+            content = RecordDict({"metrics": table.record()})
+            yield Message(content, reply_to=replies.message_to(clients[rows[0]]))
+
+    # ------------------------------------------------------------------ both
+
+    def _load(self, order: Broadcast, replies: CohortReplies, loaded: Loaded) -> Iterator[Message]:
+        """Load the cohort's data into `loaded`; yields the replies of those that fail."""
+        for client in order.clients:
+            try:
+                loaded.append((client, self._data.of(client)))
+            except Exception as error:  # a task's code may raise anything
+                yield error_reply(replies.message_to(client), error, self._teller)
+
+    def _tell(self, error: Exception) -> None:
+        """Tell, once a run, why clients are run one by one."""
+        if not self._told:
+            self._told = True
+            self._teller.event("not_vectorized", {"reason": self._explained(error)})
+
+    def _explained(self, error: Exception) -> str:
+        """Say what happened, and in which module of the model."""
+        names = {
+            id(each): name for module, _ in self._stacked for name, each in module.named_modules()
+        }
+        where = ""
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            layer = frame.f_locals.get("self")
+            if isinstance(layer, torch.nn.Module) and names.get(id(layer)):
+                where = f" (in the module {names[id(layer)]!r}, a {type(layer).__name__})"
+        return f"{self._teller.explain(error)}{where}"
+
+
+def _refuse(stacked: StackedModule, settings: TrainingSettings) -> None:
+    """Raise where only the trainer for one client can do what the settings ask for."""
+    if settings.precision == "fp16":
+        raise DataError("training.precision fp16 scales the loss by what each client has seen")
+    if settings.accumulation_steps > 1 and stacked.mixes_examples:
+        raise DataError(
+            "training.accumulation_steps > 1 with a model that looks across a batch's examples"
+        )
