@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from . import datasets
     from .client.app import client_app
     from .config import Config, load_config, make_config
     from .errors import MeadowError
@@ -29,6 +30,7 @@ __all__ = [
     "Site",
     "Task",
     "client_app",
+    "datasets",
     "fedavg",
     "fedprox",
     "load_config",
@@ -53,6 +55,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "datasets":
+        return import_module(".datasets", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name], __name__), name)

@@ -56,8 +56,7 @@ def batches_of(
         return
     samples = cast(Dataset[Batch], data)
     for start in range(0, count, batch_size):
-        items = [samples[int(place)] for place in order[start : start + batch_size]]
-        yield _pair(default_collate(items))
+        yield _pair(default_collate(_items(samples, order[start : start + batch_size].tolist())))
 
 
 def in_pool(data: Data) -> tuple[Batch, torch.Tensor | None] | None:
@@ -113,6 +112,11 @@ def _order(count: int, seed: int | None, epoch: int) -> torch.Tensor:
         return torch.arange(count)
     seeds, counts = np.array([seed], np.uint64), np.array([count])
     return torch.from_numpy(epoch_orders(seeds, counts, epoch)[0])
+
+
+def _items(samples: Dataset[Batch], places: list[int]) -> list[Batch]:
+    several = getattr(samples, "__getitems__", None)  # as torch's DataLoader asks, if it can
+    return several(places) if callable(several) else [samples[place] for place in places]
 
 
 def _reseed(loader: DataLoader[Batch], seed: int | None, epoch: int) -> None:

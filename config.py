@@ -239,6 +239,8 @@ def build_partition(config: Config) -> Partition:
         kind=chosen.partition,
         alpha=chosen.alpha,
         classes_per_client=chosen.classes_per_client,
+        min_samples=chosen.min_samples,
+        noise_variance=chosen.noise_variance,
     )
 
 

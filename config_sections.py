@@ -217,9 +217,9 @@ class SimulationConfig:
         at_least=1,
         at_most=10**7,
     )
-    partition: Literal["iid", "dirichlet", "shards", "size"] = setting(
+    partition: Literal["iid", "dirichlet", "shards", "size", "natural", "feature"] = setting(
         "iid",
-        "how a data set is divided among them",
+        "how a data set is divided among them; docs/data.md says how each does it",
     )
     alpha: float = setting(
         0.5,
@@ -230,6 +230,15 @@ class SimulationConfig:
     )
     classes_per_client: int = setting(
         2, "shards each client gets", at_least=1, at_most=10**6, only={"partition": ("shards",)}
+    )
+    min_samples: int = setting(
+        1, "the least that any client's share has", at_least=1, at_most=10**9
+    )
+    noise_variance: float = setting(
+        0.1,
+        "client i of n sees its inputs through Gaussian noise of this variance times i / n",
+        at_least=0,
+        only={"partition": ("feature",)},
     )
     executor: Literal["auto", "sequential", "vectorized", "processes", "ray"] = setting(
         "auto",

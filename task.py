@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .simulations.partition import Partition, share_of
+from .seeds import derive
+from .simulations.partition import Partition
+from .simulations.partition_memory import share_of
+from .simulations.partition_shift import shifted
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     Data = tuple[torch.Tensor, torch.Tensor] | Dataset[Any] | DataLoader[Any]
 
 __all__ = ["ClientData", "Site", "Task"]
+
+Inputs = TypeVar("Inputs", "torch.Tensor", NDArray[Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +38,46 @@ class Site:
     partition: Partition = field(default_factory=Partition)
     seed: int = 0
 
-    def share_of(self, targets: ArrayLike) -> NDArray[np.int64]:
+    def share_of(self, targets: ArrayLike, *, groups: ArrayLike | None = None) -> NDArray[np.int64]:
         """Return which samples of one data set belong to this site, as indices.
 
         For simulations and demonstrations, where `count` sites divide one data set as the
         `[simulation]` section says; a real site has data of its own.
 
-        Shapes: `targets` (samples,) are class labels; the result (share,) is sorted.
+        Shapes: `targets` (samples,) are class labels; `groups` (samples,) say which samples
+            belong together, and only the partition "natural" needs them; the result (share,) is
+            sorted.
         Guarantees: the shares of all sites are disjoint and cover every sample; the same seed
-            gives the same shares.
+            gives the same shares. The data set is divided once a process; after that, a tensor
+            or a read-only array takes time in proportion to the share alone.
         Raises:
-            ConfigError: there are too few samples for the partition that is asked for.
+            ConfigError: there are too few samples or groups for the partition that is asked for.
         """
         return share_of(
-            self.partition, np.asarray(targets), self.index, count=self.count, seed=self.seed
+            self.partition,
+            targets,
+            self.index,
+            count=self.count,
+            seed=self.seed,
+            groups=groups,
+        )
+
+    def shifted(self, inputs: Inputs) -> Inputs:
+        """Return inputs, NumPy's or torch's, as this site sees them.
+
+        With the partition "feature" Gaussian noise of variance noise_variance * index / count is
+        added; with any other they are returned as they are.
+
+        Guarantees: the same seed, site and shape give the same noise; `inputs` do not change. So
+            shift once, before the share is divided into train and test.
+        Raises:
+            DataError: there is noise to add, and `inputs` are no floating-point numbers.
+        """
+        if self.partition.kind != "feature":
+            return inputs
+        variance = self.partition.noise_variance * self.index / self.count
+        return shifted(
+            inputs, variance=variance, seed=derive(self.seed, "feature-shift", self.index)
         )
 
 

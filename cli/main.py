@@ -15,7 +15,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
 from ..errors import ConfigError, MeadowError
-from . import client, demo, new, run, server, simulate, site
+from . import client, demo, new, partition, run, server, simulate, site
 from .output import Format, fail
 
 __all__ = ["app", "main"]
@@ -37,6 +37,7 @@ app.add_typer(run.app, name="run")
 app.command("simulate")(simulate.simulate)
 app.command("demo")(demo.demo)
 app.command("new")(new.new)
+app.command("partition")(partition.partition)
 
 
 @app.callback(invoke_without_command=True)

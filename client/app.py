@@ -123,6 +123,8 @@ def _partition(run: Mapping[str, Any]) -> Partition:
         kind=run["partition"],
         alpha=float(run.get("partition-alpha", 0.5)),
         classes_per_client=_whole(run.get("partition-classes-per-client", 2)),
+        min_samples=_whole(run.get("partition-min-samples", 1)),
+        noise_variance=float(run.get("partition-noise-variance", 0.1)),
     )
 
 

@@ -46,6 +46,8 @@ def run_config_of(app: App) -> dict[str, bool | int | float | str]:
         "partition": simulation.partition,
         "partition-alpha": simulation.alpha,
         "partition-classes-per-client": simulation.classes_per_client,
+        "partition-min-samples": simulation.min_samples,
+        "partition-noise-variance": simulation.noise_variance,
         "partition-seed": app.config.run.seed,
     }
 

@@ -1,29 +1,29 @@
 """How a simulation divides one data set among its clients.
 
 Sources: label skew by a Dirichlet prior, Hsu, Qi, Brown 2019 (arXiv 1909.06335); shards of
-sorted labels, McMahan et al. 2017 (arXiv 1602.05629, section 3). Only NumPy is needed here, so
-that a site can ask for its share without loading the simulator.
+sorted labels, McMahan et al. 2017 (arXiv 1602.05629, section 3); natural groups, Caldas et al.
+2018 (arXiv 1812.01097); noise-based feature skew, Li et al. 2021 (arXiv 2102.02079). Only NumPy is
+needed here, so that a site can ask for its share without loading the simulator.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
+from . import partition_kinds as kinds
+from .partition_shares import Division, Shares
 
-__all__ = ["Partition", "PartitionKind", "share_of"]
+__all__ = ["Partition", "PartitionKind"]
 
-SPLITS_KEPT = 4
-
-PartitionKind = Literal["iid", "dirichlet", "shards", "size"]
-
-Indices = NDArray[np.int64]
+PartitionKind = Literal["iid", "dirichlet", "shards", "size", "natural", "feature"]
+_LABELLED = frozenset({"dirichlet", "shards"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,37 +34,65 @@ class Partition:
         kind: "iid": equal shares at random. "dirichlet": every class is divided in
             proportions drawn from Dirichlet(alpha). "shards": every client has samples of about
             `classes_per_client` classes. "size": random samples, the shares' sizes drawn from
-            Dirichlet(alpha).
+            Dirichlet(alpha). "natural": samples come in groups, as those of a writer, and whole
+            groups are dealt, about as many to each client. "feature": as "iid", and
+            `Site.shifted` adds noise to a client's inputs.
         alpha: the skew of "dirichlet" and "size"; towards 0 is more uneven.
         classes_per_client: for "shards".
         min_samples: the least that any client has.
+        noise_variance: for "feature": client i of n adds Gaussian noise of variance
+            noise_variance * i / n.
     """
 
     kind: PartitionKind = "iid"
     alpha: float = 0.5
     classes_per_client: int = 2
     min_samples: int = 1
+    noise_variance: float = 0.1
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(PartitionKind):
-            kinds = ", ".join(f'"{kind}"' for kind in get_args(PartitionKind))
-            raise ConfigError(f"partition must be one of {kinds}, got {self.kind!r}")
+            known = ", ".join(f'"{kind}"' for kind in get_args(PartitionKind))
+            raise ConfigError(f"partition must be one of {known}, got {self.kind!r}")
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise ConfigError(f"alpha must be a finite number > 0, got {self.alpha}")
         if self.classes_per_client < 1:
             raise ConfigError(f"classes_per_client must be >= 1, got {self.classes_per_client}")
         if self.min_samples < 1:
             raise ConfigError(f"min_samples must be >= 1, got {self.min_samples}")
+        if not (math.isfinite(self.noise_variance) and self.noise_variance >= 0):
+            raise ConfigError(
+                f"noise_variance must be a finite number >= 0, got {self.noise_variance}"
+            )
 
-    def split(self, targets: NDArray[np.generic], count: int, seed: int) -> list[Indices]:
+    @property
+    def looks_at_targets(self) -> bool:
+        """Whether the division depends on the targets' values, not only on their number."""
+        return self.kind in _LABELLED
+
+    @property
+    def looks_at_groups(self) -> bool:
+        """Whether the division depends on which samples belong together."""
+        return self.kind == "natural"
+
+    def split(
+        self,
+        targets: NDArray[np.generic],
+        count: int,
+        seed: int,
+        *,
+        groups: NDArray[np.generic] | None = None,
+    ) -> Shares:
         """Return the indices of each of `count` shares, sorted.
 
         Shapes: `targets` (samples,) are class labels; only "dirichlet" and "shards" look at
-            their values.
+            their values. `groups` (samples,) say which samples belong together, by any value;
+            only "natural" looks at them.
         Guarantees: the shares are disjoint, cover every sample, and have at least `min_samples`
-            each; the same arguments give the same shares.
+            each; the same arguments give the same shares. Memory is proportional to samples and
+            clients, with no object a client.
         Raises:
-            ConfigError: `targets` are not one label a sample, or are too few.
+            ConfigError: `targets` are not one label a sample, or samples or groups are too few.
         """
         if targets.ndim != 1:
             raise ConfigError(f"targets must be one label a sample, got shape {targets.shape}")
@@ -75,93 +103,32 @@ class Partition:
                 f"{len(targets)} samples are too few for {count} clients with at least "
                 f"{self.min_samples} each: lower clients or min_samples"
             )
-        divide = {"iid": _iid, "dirichlet": _dirichlet, "shards": _shards, "size": _size}
-        shares = divide[self.kind](self, targets, count, np.random.default_rng(seed))
-        _fill_up(shares, self.min_samples)
-        return [np.sort(np.asarray(share, dtype=np.int64)) for share in shares]
+        division = self._divided(targets, count, np.random.default_rng(seed), groups)
+        if not self.looks_at_groups:
+            division.fill_up(self.min_samples)
+        elif (least := int(division.sizes.min())) < self.min_samples:
+            raise ConfigError(
+                f"a client's groups have {least} samples, fewer than min_samples = "
+                f"{self.min_samples}, and groups stay whole: lower clients or min_samples"
+            )
+        return division.shares()
 
-
-def share_of(
-    rule: Partition, targets: NDArray[np.generic], index: int, *, count: int, seed: int
-) -> Indices:
-    """Return one share of `rule.split`; the last splits are remembered, so that a process with
-    many sites divides its data set once.
-
-    Raises:
-        ConfigError: as `Partition.split`.
-    """
-    # The key is what the targets are, not which array holds them.
-    content = np.ascontiguousarray(targets).tobytes()
-    shares = _split(rule, content, targets.dtype.str, targets.shape, count, seed)
-    return shares[index].copy()
-
-
-@lru_cache(maxsize=SPLITS_KEPT)
-def _split(
-    rule: Partition, content: bytes, dtype: str, shape: tuple[int, ...], count: int, seed: int
-) -> list[Indices]:
-    return rule.split(np.frombuffer(content, dtype).reshape(shape), count, seed)
-
-
-def _iid(
-    _: Partition, targets: NDArray[np.generic], count: int, rng: np.random.Generator
-) -> list[Indices]:
-    return np.array_split(rng.permutation(len(targets)), count)
-
-
-def _size(
-    rule: Partition, targets: NDArray[np.generic], count: int, rng: np.random.Generator
-) -> list[Indices]:
-    return _cut(rng.permutation(len(targets)), _proportions(rule.alpha, count, rng))
-
-
-def _dirichlet(
-    rule: Partition, targets: NDArray[np.generic], count: int, rng: np.random.Generator
-) -> list[Indices]:
-    parts = [
-        _cut(
-            rng.permutation(np.flatnonzero(targets == label)), _proportions(rule.alpha, count, rng)
-        )
-        for label in np.unique(targets)
-    ]
-    return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
-
-
-def _shards(
-    rule: Partition, targets: NDArray[np.generic], count: int, rng: np.random.Generator
-) -> list[Indices]:
-    shards = count * rule.classes_per_client
-    if len(targets) < shards:
-        raise ConfigError(
-            f"{len(targets)} samples are too few for {count} clients with "
-            f"{rule.classes_per_client} shards each: lower clients or classes_per_client"
-        )
-    shuffled = rng.permutation(len(targets))
-    by_label = shuffled[np.argsort(targets[shuffled], kind="stable")]
-    pieces = np.array_split(by_label, shards)
-    dealt = rng.permutation(shards).reshape(count, rule.classes_per_client)
-    return [np.concatenate([pieces[shard] for shard in hand]) for hand in dealt]
-
-
-def _proportions(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    drawn = rng.dirichlet(np.full(count, alpha))
-    if not np.isfinite(drawn).all():  # every gamma variate underflowed: one client has all
-        drawn = np.zeros(count)
-        drawn[rng.integers(count)] = 1.0
-    return drawn
-
-
-def _cut(indices: Indices, proportions: NDArray[np.float64]) -> list[Indices]:
-    ends = np.rint(np.cumsum(proportions)[:-1] * len(indices)).astype(np.int64)
-    return np.split(indices, ends)
-
-
-def _fill_up(shares: list[Indices], min_samples: int) -> None:
-    """Give every share that is too small samples of the largest one, until none is."""
-    for index in range(len(shares)):
-        while (missing := min_samples - len(shares[index])) > 0:
-            largest = max(range(len(shares)), key=lambda other: len(shares[other]))
-            moved = min(missing, len(shares[largest]) - min_samples)
-            kept, given = np.split(shares[largest], [len(shares[largest]) - moved])
-            shares[largest] = kept
-            shares[index] = np.concatenate([shares[index], given])
+    def _divided(
+        self,
+        targets: NDArray[np.generic],
+        count: int,
+        rng: np.random.Generator,
+        groups: NDArray[np.generic] | None,
+    ) -> Division:
+        samples = len(targets)
+        divide: Mapping[PartitionKind, Callable[[], Division]] = {
+            "iid": lambda: kinds.iid(samples, count, rng),
+            "dirichlet": lambda: kinds.dirichlet(targets, count, rng, alpha=self.alpha),
+            "shards": lambda: kinds.shards(
+                targets, count, rng, classes_per_client=self.classes_per_client
+            ),
+            "size": lambda: kinds.size(samples, count, rng, alpha=self.alpha),
+            "natural": lambda: kinds.natural(groups, samples, count, rng),
+            "feature": lambda: kinds.iid(samples, count, rng),
+        }
+        return divide[self.kind]()

@@ -13,13 +13,30 @@ import pytest
 import meadow
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("cli", "client", "privacy", "server", "simulations", "strategies", "transport")
+FOLDERS = (
+    "cli",
+    "client",
+    "datasets",
+    "privacy",
+    "server",
+    "simulations",
+    "strategies",
+    "transport",
+)
 
 LAYERS: list[set[str]] = [
     {"errors", "process_limits", "seeds"},
-    {"flower", "run_grid", "simulations.partition"},
+    {
+        "flower",
+        "run_grid",
+        "simulations.partition",
+        "simulations.partition_kinds",
+        "simulations.partition_memory",
+        "simulations.partition_shares",
+        "simulations.partition_shift",
+    },
     {"task", "strategies"},
-    {"batches", "evaluation", "module_params", "randomness"},
+    {"batches", "datasets", "evaluation", "module_params", "randomness"},
     {"privacy"},
     {
         "apps",
@@ -146,9 +163,12 @@ def test_imports_inside_are_relative(module: str) -> None:
 
 def test_the_partition_is_a_leaf() -> None:
     """A site asks for its share of a data set with NumPy alone."""
-    outside = {name.partition(".")[0] for _, name in imports("simulations.partition")} - {""}
-    assert outside - set(sys.stdlib_module_names) == {"numpy"}
-    assert {name for _, name in imports("simulations.partition") if name[0] == "."} == {".errors"}
+    for leaf in (unit for unit in RANKS if unit.startswith("simulations.partition")):
+        names = {name for _, name in imports(leaf)}
+        outside = {name.partition(".")[0] for name in names} - {""}
+        assert outside - set(sys.stdlib_module_names) == {"numpy"}, leaf
+        inside = {name[1:] for name in names if name[0] == "."} - {"errors", "simulations"}
+        assert all(name.startswith("simulations.partition") for name in inside), leaf
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(PURE)])

@@ -7,8 +7,8 @@ import pytest
 
 import meadow
 from meadow.errors import ConfigError
-from meadow.simulations import partition
 from meadow.simulations.partition import Partition
+from meadow.simulations.partition_memory import forget
 
 
 def sites(count: int, **options: object) -> list[meadow.Site]:
@@ -36,22 +36,23 @@ def test_a_data_set_is_divided_once_a_process(monkeypatch: pytest.MonkeyPatch) -
     made: list[int] = []
     split = Partition.split
 
-    def counted(self: Partition, *args: object) -> object:
+    def counted(self: Partition, *args: object, **named: object) -> object:
         made.append(1)
-        return split(self, *args)  # type: ignore[arg-type]
+        return split(self, *args, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Partition, "split", counted)
-    partition._split.cache_clear()
+    forget()
     targets = np.arange(60) % 4
-    for site in sites(10):
+    rule = Partition(kind="dirichlet")
+    for site in sites(10, partition=rule):
         share = site.share_of(targets.copy())
         share[:] = -1  # what one site does with its share is its own affair
     assert len(made) == 1
-    assert sum(len(site.share_of(targets)) for site in sites(10)) == 60
-    assert min(site.share_of(targets).min() for site in sites(10)) == 0
+    assert sum(len(site.share_of(targets)) for site in sites(10, partition=rule)) == 60
+    assert min(site.share_of(targets).min() for site in sites(10, partition=rule)) == 0
     assert len(made) == 1
-    sites(10, seed=1)[0].share_of(targets)
-    sites(10)[0].share_of(targets + 1)
+    sites(10, partition=rule, seed=1)[0].share_of(targets)
+    sites(10, partition=rule)[0].share_of(targets + 1)
     assert len(made) == 3
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from meadow.errors import ConfigError
 from meadow.simulations.partition import Partition, PartitionKind
 
-KINDS: list[PartitionKind] = ["iid", "dirichlet", "shards", "size"]
+KINDS: list[PartitionKind] = ["iid", "dirichlet", "shards", "size", "feature"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,6 +49,48 @@ def test_the_seed_decides(kind: PartitionKind) -> None:
     first, again, other = (rule.split(targets, 7, seed) for seed in (1, 1, 2))
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     assert any(a.shape != b.shape or (a != b).any() for a, b in zip(first, other, strict=True))
+
+
+SPLITS_OF_0_1 = [
+    ("iid", {}, "1808b5d2cd3214d4"),
+    ("feature", {}, "1808b5d2cd3214d4"),
+    ("dirichlet", {"alpha": 0.1}, "e2d0964b6f5f6bae"),
+    ("dirichlet", {"alpha": 0.1, "min_samples": 9}, "76900363597b1be0"),
+    ("shards", {"classes_per_client": 3}, "644e7aee2b801be4"),
+    ("size", {"alpha": 0.05, "min_samples": 4}, "340a5134fb4412f3"),
+]
+"""Hashes of the splits that version 0.1.0 made, one list of samples a client."""
+
+
+@pytest.mark.parametrize(("kind", "options", "expected"), SPLITS_OF_0_1)
+def test_splits_do_not_change_between_versions(
+    kind: PartitionKind, options: dict[str, int | float], expected: str
+) -> None:
+    """A run that goes on under a newer version has the clients that it began with."""
+    rule = Partition(kind=kind, **options)  # type: ignore[arg-type]
+    digest = sha256()
+    for share in rule.split(np.arange(997) * 7 % 13 % 10, 60, seed=11):
+        digest.update(len(share).to_bytes(4, "little") + share.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == expected
+
+
+def test_shares_are_a_sequence_that_cannot_be_written_to() -> None:
+    """Shares count from both ends, come in slices, and stay what they are."""
+    shares = Partition().split(np.zeros(10), 4, seed=0)
+    assert (shares[-1] == shares[3]).all()
+    assert [len(share) for share in shares[1:3]] == [3, 2]
+    with pytest.raises(IndexError):
+        shares[4]
+    with pytest.raises(ValueError, match="read-only"):
+        shares[0][0] = 7
+
+
+def test_a_million_clients_are_two_arrays() -> None:
+    """A split keeps one number a sample and one a client, and still covers every sample."""
+    shares = Partition(kind="size", alpha=0.1).split(np.zeros(400_000), 100_000, seed=1)
+    assert len(shares[0].base) == 400_000  # type: ignore[arg-type]
+    assert min(len(share) for share in shares) == 1
+    assert sum(len(share) for share in shares) == 400_000
 
 
 def test_iid_shares_are_equal() -> None:
@@ -92,6 +136,7 @@ def test_size_skews_quantity_not_labels() -> None:
         ({"alpha": float("nan")}, "alpha must be a finite number"),
         ({"classes_per_client": 0}, "classes_per_client must be >= 1, got 0"),
         ({"min_samples": 0}, "min_samples must be >= 1, got 0"),
+        ({"noise_variance": -0.1}, "noise_variance must be a finite number >= 0, got -0.1"),
     ],
 )
 def test_a_wrong_rule_says_what_is_wrong(settings: dict[str, object], sentence: str) -> None:
@@ -108,3 +153,37 @@ def test_too_few_samples_are_refused() -> None:
         Partition().split(np.zeros((5, 2)), 2, seed=0)
     with pytest.raises(ConfigError, match="lower clients or classes_per_client"):
         Partition(kind="shards", classes_per_client=9).split(np.zeros(20), 4, seed=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    groups=st.lists(st.sampled_from("abcdefghij"), min_size=20, max_size=200),
+    count=st.integers(1, 10),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_natural_groups_stay_whole(groups: list[str], count: int, seed: int) -> None:
+    """Every group has one client, every client a group, and about as many as the others."""
+    kinds = len(set(groups))
+    count = min(count, kinds)
+    named = np.array(groups)
+    shares = Partition(kind="natural").split(named, count, seed, groups=named)
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(groups)))
+    dealt = [np.unique(named[share]) for share in shares]
+    assert sorted(np.concatenate(dealt).tolist()) == sorted(set(groups))
+    assert {len(hand) for hand in dealt} <= {kinds // count, -(-kinds // count)}
+    assert all((np.diff(share) > 0).all() for share in shares)
+
+
+def test_natural_groups_are_refused_with_a_remedy() -> None:
+    """Groups that are missing, too few, too small or of another number say so."""
+    rule, targets = Partition(kind="natural"), np.zeros(6)
+    with pytest.raises(ConfigError, match=r"call site.share_of\(targets, groups=...\)"):
+        rule.split(targets, 2, seed=0)
+    with pytest.raises(ConfigError, match=r"2 groups are too few for 3 clients .* lower clients"):
+        rule.split(targets, 3, seed=0, groups=np.array([1, 1, 1, 2, 2, 2]))
+    with pytest.raises(ConfigError, match=r"shape \(6,\), got \(5,\)"):
+        rule.split(targets, 2, seed=0, groups=np.zeros(5))
+    with pytest.raises(ConfigError, match="have 1 samples, fewer than min_samples = 3"):
+        Partition(kind="natural", min_samples=3).split(
+            targets, 2, seed=0, groups=np.array([1, 1, 1, 1, 1, 2])
+        )

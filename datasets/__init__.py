@@ -1,0 +1,28 @@
+"""Data for a task: each adapter reads what a site has, checks it, and gives what torch needs.
+
+Nothing here downloads or unpickles; what is wrong is a `DataError` that names the file, the place
+in it and the remedy.
+"""
+
+from __future__ import annotations
+
+from .arrays import arrays
+from .hugging_face import HuggingFaceRows, hugging_face
+from .images import ImageFolder, images
+from .leaf import Leaf, leaf
+from .npz import npz
+from .pair import Pair
+from .table import table
+
+__all__ = [
+    "HuggingFaceRows",
+    "ImageFolder",
+    "Leaf",
+    "Pair",
+    "arrays",
+    "hugging_face",
+    "images",
+    "leaf",
+    "npz",
+    "table",
+]
