@@ -15,7 +15,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
 from ..errors import ConfigError, MeadowError
-from . import client, demo, new, partition, run, server, simulate, site
+from . import client, demo, new, partition, report, run, server, simulate, site, sweep
 from .output import Format, fail
 
 __all__ = ["app", "main"]
@@ -38,6 +38,8 @@ app.command("simulate")(simulate.simulate)
 app.command("demo")(demo.demo)
 app.command("new")(new.new)
 app.command("partition")(partition.partition)
+app.command("report")(report.report)
+app.command("sweep")(sweep.sweep)
 
 
 @app.callback(invoke_without_command=True)

@@ -121,7 +121,7 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
     reported = scalars_of(metrics)
     reported.pop(EXAMPLES_KEY)
     columns = (
-        columns_in(metrics, len(clients))
+        columns_in(metrics)
         if len(clients) > 1
         else {EXAMPLES_KEY: [weight], **metrics_of_one(reported)}
     )

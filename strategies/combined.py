@@ -1,8 +1,8 @@
-"""Replies that stand for many clients: what they report of each, in parallel lists.
+"""Replies that stand for many clients, and what is known of each of them.
 
-A combined reply's MetricRecord has the total "num-examples", the means, the node ids as
-"combined-clients", and, unless something hides them, the single clients' values as
-"combined-num-examples", "combined-loss" and so on.
+A combined reply's MetricRecord has the total "num-examples", the means, and the node ids as
+"combined-clients". Where it is made in the server's own process it also has the single clients'
+values, as a `ClientTable`; they never travel.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message, MetricRecord
 
-from .metrics import MetricMeans, Metrics
+from .metrics import Metrics
 
 __all__ = ["CLIENTS_KEY", "EXAMPLES_KEY", "ClientTable", "clients_of", "columns_in"]
 
 EXAMPLES_KEY = "num-examples"
 CLIENTS_KEY = "combined-clients"
 """The metric of a combined reply that lists the node ids it stands for."""
-PREFIX = "combined-"
-
 Columns = Mapping[str, Sequence[float | None]]
 
 
@@ -54,37 +52,37 @@ class ClientTable:
     def record(self) -> MetricRecord:
         """Return the MetricRecord of one reply that stands for all these clients."""
         self.closed()
-        means = MetricMeans()
-        for place, weight in enumerate(self.examples):
-            row = {name: column[place] for name, column in self.metrics.items()}
-            means.add(row, weight=weight or 0.0)
-        lists = {
-            f"{PREFIX}{name}": [math.nan if value is None else value for value in column]
-            for name, column in {EXAMPLES_KEY: self.examples, **self.metrics}.items()
-        }
-        record = MetricRecord({EXAMPLES_KEY: sum(weight or 0.0 for weight in self.examples)})
-        for name, mean in means.means().items():
-            record[name] = math.nan if mean is None else mean
-        for name, values in lists.items():
-            record[name] = values
+        weights = [weight or 0.0 for weight in self.examples]
+        record = CombinedRecord({EXAMPLES_KEY: math.fsum(weights)})
+        for name in sorted(self.metrics):
+            record[name] = _mean(self.metrics[name], weights)
         record[CLIENTS_KEY] = list(self.clients)
+        record.table = self
         return record
 
 
-def columns_in(metrics: MetricRecord, clients: int) -> dict[str, list[float | None]]:
-    """Return the single clients' values in a combined reply's metrics, by metric.
+class CombinedRecord(MetricRecord):
+    """A MetricRecord that knows the single clients' values."""
 
-    Edge cases: a list of another length than `clients`, or of what is no number, is left out.
-    """
-    columns: dict[str, list[float | None]] = {}
-    for key, values in metrics.items():
-        if key == CLIENTS_KEY or not key.startswith(PREFIX) or not isinstance(values, list):
-            continue
-        if len(values) == clients:
-            columns[key.removeprefix(PREFIX)] = [
-                float(value) if math.isfinite(value) else None for value in values
-            ]
-    return columns
+    table: ClientTable
+
+
+def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float:
+    terms = [
+        (weight, weight * value)
+        for weight, value in zip(weights, values, strict=True)
+        if value is not None and math.isfinite(value)
+    ]
+    total = math.fsum(weight for weight, _ in terms)
+    return math.fsum(term for _, term in terms) / total if total else math.nan
+
+
+def columns_in(metrics: MetricRecord) -> dict[str, Sequence[float | None]]:
+    """Return the single clients' values of a combined reply, by metric, if they are known."""
+    if not isinstance(metrics, CombinedRecord):
+        return {}
+    table = metrics.table
+    return {EXAMPLES_KEY: table.examples, **table.metrics}
 
 
 def clients_of(reply: Message) -> Sequence[int]:

@@ -18,9 +18,11 @@ FOLDERS = (
     "client",
     "datasets",
     "privacy",
+    "reports",
     "server",
     "simulations",
     "strategies",
+    "sweeps",
     "transport",
 )
 
@@ -55,6 +57,7 @@ LAYERS: list[set[str]] = [
     {"transport"},
     {"client", "server"},
     {"simulations"},
+    {"reports", "sweeps"},
     {"cli"},
     {"__init__", "__main__"},
 ]

@@ -156,7 +156,13 @@ def test_every_dependency_is_pinned() -> None:
     """make installs a set that was tested; the simulation extra's ray is its user's choice."""
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["dev"], *extras["examples"]]
+    wanted = [
+        *project["dependencies"],
+        *extras["dev"],
+        *extras["examples"],
+        *extras["data"],
+        *extras["plots"],
+    ]
     assert {distribution(each) for each in wanted} <= set(constraints())
 
 

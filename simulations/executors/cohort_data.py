@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from ...batches import in_pool, samples_in
 from ...errors import DataError
 from ...randomness import seeded
 from ...seeds import epoch_orders
-
-if TYPE_CHECKING:
-    from ...task import Data
+from .site_data import Samples
 
 __all__ = ["BatchPlan", "CohortData", "plan_batches"]
 
@@ -43,13 +40,13 @@ class CohortData:
     @classmethod
     def of(
         cls,
-        parts: Sequence[Data],
+        parts: Sequence[Samples],
         *,
         device: torch.device,
         epochs: int = 1,
         seeds: Sequence[int] | None = None,
     ) -> CohortData:
-        """Lay the clients' data side by side; tensors that several are rows of are not copied.
+        """Lay the clients' data side by side; tensors that all are rows of are not copied.
 
         A Dataset with code of its own is asked for every sample, once an epoch, under the
         client's seed.
@@ -57,28 +54,16 @@ class CohortData:
             DataError: the data cannot be laid side by side: samples of unequal shapes, or a
                 DataLoader, which makes its own batches.
         """
-        counts = np.array([samples_in(part) for part in parts], np.int64)
-        pooled = [in_pool(part) for part in parts]
-        anew = np.array([each is None for each in pooled])
-        if not anew.any():
-            first = pooled[0]
-            assert first is not None
-            if all(each[0][0] is first[0][0] and each[0][1] is first[0][1] for each in pooled):  # type: ignore[index]
-                places = [each[1] for each in pooled]  # type: ignore[index]
-                if all(rows is not None for rows in places):
-                    return cls(
-                        first[0][0].to(device),
-                        first[0][1].to(device),
-                        _padded([np.asarray(rows) for rows in places], counts),
-                        counts,
-                        anew,
-                    )
+        counts = np.array([part.count for part in parts], np.int64)
+        anew = np.array([part.pool is None for part in parts])
+        pool = _common_pool(parts)
+        if pool is not None:
+            rows = [part.places for part in parts if part.places is not None]
+            return cls(pool[0].to(device), pool[1].to(device), _padded(rows, counts), counts, anew)
         made = [
-            _rows_of(each) if each is not None else _drawn(part, epochs, seeds[i] if seeds else 0)
-            for i, (each, part) in enumerate(zip(pooled, parts, strict=True))
+            _rows_of(part, epochs, seeds[place] if seeds else 0) for place, part in enumerate(parts)
         ]
-        lengths = [len(targets) for _, targets in made]
-        offsets = np.cumsum([0, *lengths[:-1]])
+        offsets = np.cumsum([0, *(len(targets) for _, targets in made[:-1])])
         rows = [np.arange(start, start + n) for start, n in zip(offsets, counts, strict=True)]
         try:
             inputs = torch.cat([each[0] for each in made])
@@ -103,17 +88,28 @@ class CohortData:
         return chosen
 
 
-def _rows_of(pooled: tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]) -> Pair:
-    (inputs, targets), places = pooled
-    return (inputs, targets) if places is None else (inputs[places], targets[places])
+def _common_pool(parts: Sequence[Samples]) -> Pair | None:
+    """Return the tensors that all these data are rows of, if they are."""
+    pool = parts[0].pool
+    if pool is None or any(part.places is None for part in parts):
+        return None
+    inputs, targets = pool
+    alike = all(
+        part.pool is not None and part.pool[0] is inputs and part.pool[1] is targets
+        for part in parts
+    )
+    return pool if alike else None
 
 
-def _drawn(data: Data, epochs: int, seed: int) -> Pair:
-    if isinstance(data, DataLoader):
+def _rows_of(part: Samples, epochs: int, seed: int) -> Pair:
+    if part.pool is not None:
+        inputs, targets = part.pool
+        return part.pool if part.places is None else (inputs[part.places], targets[part.places])
+    if isinstance(part.data, DataLoader):
         raise DataError("client_data gives a DataLoader, which makes its own batches")
-    samples = cast(Dataset[Pair], data)
+    samples = cast(Dataset[Pair], part.data)
     with seeded(seed):
-        items = [samples[place] for _ in range(epochs) for place in range(samples_in(data))]
+        items = [samples[place] for _ in range(epochs) for place in range(part.count)]
     inputs, targets = default_collate(items)
     return inputs, targets
 
@@ -128,12 +124,14 @@ def _padded(rows: Sequence[Indices], counts: Indices) -> Indices:
 class BatchPlan:
     """Which rows every client's every step trains on.
 
-    Shapes: `rows` (clients, steps, batch), 0 where there is nothing; `sizes` (clients, steps):
-        how many of the batch there are, 0 after a client's last step. Clients come in the order
+    Shapes: `rows` (clients, steps, batch) of the pool, and `places` among the client's own
+        samples, 0 where there is nothing; `sizes` (clients, steps): how many of the batch there
+        are, 0 after a client's last step. Clients come in the order
         of their counts, the largest first: so those that still train are always the first ones.
     """
 
     rows: Indices
+    places: Indices
     sizes: Indices
 
     def active(self, step: int) -> int:
@@ -163,20 +161,28 @@ def plan_batches(
     batches = -(-counts // batch_size)
     clients, most = len(counts), int(batches.max())
     width = min(batch_size, int(counts.max()))
-    rows = np.zeros((clients, epochs * most, width), np.int64)
-    sizes = np.zeros((clients, epochs * most), np.int64)
-    places = np.arange(most * batch_size)
-    own = places < counts[:, None]
-    in_epoch = own.reshape(clients, most, batch_size).sum(axis=2)
+    in_epoch = np.clip(counts[:, None] - np.arange(most) * batch_size, 0, width)
+    shape = (clients, epochs * most, width)
+    rows, places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    sizes = np.zeros(shape[:2], np.int64)
     for epoch in range(epochs):
         orders = epoch_orders(seeds, counts, epoch)
-        orders *= own[:, : orders.shape[1]]
-        chosen = np.zeros((clients, most * batch_size), np.int64)
-        chosen[:, : orders.shape[1]] = data.epoch_rows(orders, epoch)
-        shaped = chosen.reshape(clients, most, batch_size)[:, :, :width]
-        for count in np.unique(batches):  # clients with as many batches are in step
-            alike = np.flatnonzero(batches == count)
+        orders[np.arange(orders.shape[1]) >= counts[:, None]] = 0
+        chosen = data.epoch_rows(orders, epoch)
+        for count in set(batches.tolist()):  # clients with as many batches are in step
+            alike = (
+                slice(None) if count == most == batches.min() else np.flatnonzero(batches == count)
+            )
             steps = slice(epoch * count, (epoch + 1) * count)
-            rows[alike, steps] = shaped[alike, :count]
+            places[alike, steps] = _cut(orders[alike], count, batch_size, width)
+            rows[alike, steps] = _cut(chosen[alike], count, batch_size, width)
             sizes[alike, steps] = in_epoch[alike, :count]
-    return BatchPlan(rows, sizes)
+    return BatchPlan(rows, places, sizes)
+
+
+def _cut(orders: Indices, count: int, batch_size: int, width: int) -> Indices:
+    """Return the first `count` batches of each row, the last one filled up with 0."""
+    whole = np.zeros((len(orders), count * batch_size), np.int64)
+    kept = min(whole.shape[1], orders.shape[1])
+    whole[:, :kept] = orders[:, :kept]
+    return whole.reshape(len(orders), count, batch_size)[:, :, :width]

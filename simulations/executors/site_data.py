@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ...batches import in_pool, samples_in
 from ...client.app import site_of
@@ -16,11 +19,52 @@ from ..clients import SimulatedClients
 if TYPE_CHECKING:
     from ...task import Data
 
-__all__ = ["SiteData"]
+__all__ = ["Samples", "SiteData", "SiteSamples"]
 
 KEPT_BYTES_MAX = 2 << 30
 UNKNOWN_BYTES = 1 << 20
 """What a client is taken to hold whose data are no tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Data, looked at once: their number, and of which tensors they are which rows.
+
+    `pool` is None for data with code of their own; `places` is None for all rows of the pool.
+    """
+
+    data: Data
+    count: int
+    pool: tuple[torch.Tensor, torch.Tensor] | None
+    places: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, data: Data) -> Samples:
+        """Look at a site's data.
+
+        Raises:
+            DataError: they are of no use.
+        """
+        pool, places = in_pool(data) or (None, None)
+        rows = None if places is None else places.numpy()
+        return cls(data, samples_in(data), pool, rows)
+
+    @property
+    def own_bytes(self) -> int:
+        """The memory that these data hold for themselves alone, as far as that is known."""
+        if self.pool is None:
+            return UNKNOWN_BYTES
+        if self.places is not None:
+            return self.places.nbytes
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.pool)
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSamples:
+    """A site's training data, and test data if it has any."""
+
+    train: Samples
+    test: Samples | None
 
 
 class SiteData:
@@ -32,10 +76,10 @@ class SiteData:
     def __init__(self, task: Task, clients: SimulatedClients) -> None:
         self._task = task
         self._clients = clients
-        self._kept: OrderedDict[int, tuple[ClientData, int]] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[SiteSamples, int]] = OrderedDict()
         self._bytes = 0
 
-    def of(self, client: int) -> ClientData:
+    def of(self, client: int) -> SiteSamples:
         """Return a client's data.
 
         Raises:
@@ -49,26 +93,14 @@ class SiteData:
             raise DataError(
                 f"client_data must return a meadow.ClientData, got a {type(data).__name__}"
             )
-        samples_in(data.train)  # raises where the data are of no use
-        size = _own_bytes(data.train) + (0 if data.test is None else _own_bytes(data.test))
-        self._kept[client] = data, size
+        if not samples_in(data.train):
+            raise DataError("there are no samples; a site's data must not be empty")
+        test = None if data.test is None else Samples.of(data.test)
+        samples = SiteSamples(Samples.of(data.train), test)
+        size = samples.train.own_bytes + (test.own_bytes if test else 0)
+        self._kept[client] = samples, size
         self._bytes += size
         while self._bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
             _, (_, dropped) = self._kept.popitem(last=False)
             self._bytes -= dropped
-        return data
-
-
-def _own_bytes(data: Data) -> int:
-    """Return the memory that these data hold for themselves alone, if that can be known."""
-    pooled = in_pool(data)
-    if pooled is None:
-        return UNKNOWN_BYTES
-    tensors, rows = pooled
-    if rows is not None:
-        return rows.numel() * rows.element_size()
-    return sum(_bytes_of(tensor) for tensor in tensors)
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+        return samples

@@ -7,7 +7,6 @@ means are taken of its own stretch of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +16,7 @@ from ...evaluation import ExampleMeans
 from ...randomness import seeded
 from ...task import Task
 from .cohort_data import CohortData
-
-if TYPE_CHECKING:
-    from ...task import Data
+from .site_data import Samples
 
 __all__ = ["evaluate_stacked"]
 
@@ -29,7 +26,7 @@ ROWS = 4096
 
 @torch.no_grad()
 def evaluate_stacked(
-    task: Task, module: torch.nn.Module, parts: Sequence[Data], *, device: torch.device
+    task: Task, module: torch.nn.Module, parts: Sequence[Samples], *, device: torch.device
 ) -> tuple[list[int], dict[str, NDArray[np.float64]]]:
     """Return each client's number of samples, and its means of "loss" and the metrics.
 

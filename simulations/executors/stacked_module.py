@@ -35,6 +35,8 @@ class StackedModule:
     """A module whose trained params and buffers are given from outside, a row a client.
 
     Attributes:
+        module: one client's.
+        probe: the inputs that it was tried with.
         trained: the params that training changes, as the module holds them.
         drops_out: whether the module applies dropout.
         mixes_examples: whether an example's output depends on the others of its batch.
@@ -52,7 +54,8 @@ class StackedModule:
             whatever the module raises on them.
         """
         self._task = task
-        self._module = module.train()
+        self.probe = probe
+        self.module = module.train()
         self._autocast = torch.bfloat16 if precision == "bf16" else None
         self.trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
         self._fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
@@ -97,7 +100,7 @@ class StackedModule:
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """Compute one client's weighted loss, its examples' losses and the outputs."""
         everything = {**params, **self._fixed, **buffers}
-        outputs: Any = functional_call(self._module, everything, (inputs,))
+        outputs: Any = functional_call(self.module, everything, (inputs,))
         if self._autocast is not None and outputs.dtype == self._autocast:
             outputs = outputs.float()
         losses = self._task.loss(outputs, targets)

@@ -17,8 +17,8 @@ from ...module_params import params_of_module, to_array
 from ...strategies.broadcast import Broadcast
 from ...strategies.combined import EXAMPLES_KEY, ClientTable
 from .contract import Teller, error_reply
+from .example_values import Trained
 from .stacked_module import StackedModule
-from .stacked_training import Trained
 
 __all__ = ["CohortReplies"]
 
@@ -68,7 +68,7 @@ class CohortReplies:
             for row in good:
                 yield self._single(stacked, trained, row, clients[row], counts[row])
         elif good:
-            self._add_sums(stacked, trained, good, counts)
+            self._add_sums(trained, good, counts)
             self._table.add(
                 [clients[row] for row in good],
                 [float(counts[row]) for row in good],
@@ -92,9 +92,9 @@ class CohortReplies:
     def _single(
         self, stacked: StackedModule, trained: Trained, row: int, client: int, count: int
     ) -> Message:
-        rows = {**trained.params, **trained.buffers}
+        own = trained.of_client(row)
         params = {
-            name: to_array(rows[owner][row], copy=True) if owner in rows else to_array(tensor)
+            name: to_array(own[owner], copy=True) if owner in own else to_array(tensor)
             for (name, tensor), owner in zip(
                 self._module.state_dict().items(), stacked.owners.values(), strict=True
             )
@@ -108,21 +108,12 @@ class CohortReplies:
         content = RecordDict({"arrays": params_to_arrays(params), "metrics": metrics})
         return Message(content, reply_to=self.message_to(client))
 
-    def _add_sums(
-        self, stacked: StackedModule, trained: Trained, good: list[int], counts: list[int]
-    ) -> None:
+    def _add_sums(self, trained: Trained, good: list[int], counts: list[int]) -> None:
         weights = torch.tensor([counts[row] for row in good], dtype=torch.float32)
         every = len(good) == len(counts)
-        for tensors, starts in (
-            (trained.params, stacked.trained),
-            (trained.buffers, stacked.buffers),
-        ):
-            for name, rows in tensors.items():
-                change = (rows if every else rows[good]) - starts[name]
-                exact = change.dtype if change.dtype == torch.float64 else torch.float32
-                added = weights.to(change.device, exact) @ change.reshape(len(change), -1).to(exact)
-                added = added.double().view(starts[name].shape)
-                self._sums[name] = self._sums[name] + added if name in self._sums else added
+        for name, change in trained.changes(None if every else good, weights).items():
+            added = change.double()
+            self._sums[name] = self._sums[name] + added if name in self._sums else added
 
     def _not_finite(self, loss: float) -> DataError:
         return DataError(

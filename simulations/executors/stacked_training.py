@@ -14,31 +14,48 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...client.objectives import proximal
 from ...client.optimizers import descend, new_slots
 from ...client.training_settings import TrainingSettings
-from ...errors import DataError
 from ...seeds import derive, spread
 from ...task import Task
 from .client_dropout import ClientDropout
 from .cohort_data import BatchPlan, CohortData, plan_batches
-from .stacked_module import StackedModule, Step, Tensors
+from .example_values import ExampleValues, Means
+from .stacked_module import StackedModule, Tensors
 
-__all__ = ["Trained", "train_stacked"]
+__all__ = ["plan_of", "train_stacked"]
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class StackedTrained:
     """What training made of a stack.
 
-    Shapes: params and buffers (clients, ...); `means` by metric (clients,) float64.
+    Shapes: params and buffers (clients, ...), `starts` (...) are those before.
     """
 
-    params: Tensors
-    buffers: Tensors
-    means: dict[str, NDArray[np.float64]]
+    starts: Tensors
+    rows: Tensors
+    means: Means
+
+    def changes(self, good: list[int] | None, weights: torch.Tensor) -> Tensors:
+        """Return the weighted sum of the clients' changes."""
+        return {
+            name: _weighted(rows if good is None else rows[good], self.starts[name], weights)
+            for name, rows in self.rows.items()
+        }
+
+    def of_client(self, row: int) -> Tensors:
+        """Return one client's params and buffers."""
+        return {name: rows[row] for name, rows in self.rows.items()}
+
+
+def _weighted(rows: torch.Tensor, start: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    change = rows - start
+    exact = change.dtype if change.dtype == torch.float64 else torch.float32
+    added = weights.to(change.device, exact) @ change.reshape(len(change), -1).to(exact)
+    return added.view(start.shape)
 
 
 def train_stacked(
@@ -48,7 +65,7 @@ def train_stacked(
     settings: TrainingSettings,
     *,
     clients: Sequence[int],
-) -> Trained:
+) -> StackedTrained:
     """Train the clients (node ids, in the order of `data`) from the module's params.
 
     Guarantees: each client's params are those of the sequential trainer within float rounding.
@@ -56,6 +73,17 @@ def train_stacked(
         DataError: the loss or a metric does not give one value an example.
     """
     return _Training(task, stacked, data, settings, clients).run()
+
+
+def plan_of(data: CohortData, settings: TrainingSettings, clients: Sequence[int]) -> BatchPlan:
+    """Return the clients' batches in a round, as the trainer for one client draws them."""
+    stream = derive(settings.seed, settings.server_round, "batches")
+    return plan_batches(
+        data,
+        spread(stream, np.array(clients, np.uint64)),
+        batch_size=settings.batch_size * settings.accumulation_steps,
+        epochs=settings.epochs,
+    )
 
 
 class _Training:
@@ -67,15 +95,8 @@ class _Training:
         settings: TrainingSettings,
         clients: Sequence[int],
     ) -> None:
-        self._task, self._stacked, self._data, self._settings = task, stacked, data, settings
-        ids = np.array(clients, np.uint64)
-        stream = derive(settings.seed, settings.server_round, "batches")
-        self._plan = plan_batches(
-            data,
-            spread(stream, ids),
-            batch_size=settings.batch_size * settings.accumulation_steps,
-            epochs=settings.epochs,
-        )
+        self._stacked, self._data, self._settings = stacked, data, settings
+        self._plan = plan_of(data, settings, clients)
         self._device = data.inputs.device
         self._params, self._buffers = stacked.stack(len(clients))
         self._starts = list(stacked.trained.values())
@@ -86,10 +107,10 @@ class _Training:
             seeds = [derive(settings.seed, parts[0], client, parts[1]) for client in clients]
             self._dropout = ClientDropout(seeds, self._device)
         self._rows = torch.from_numpy(self._plan.rows).to(self._device)
-        self._weights = _weights(self._plan).to(self._device)
-        self._values: dict[str, torch.Tensor] = {}
+        self._values = ExampleValues(task, self._plan, self._device)
+        self._weights = self._values.weights()
 
-    def run(self) -> Trained:
+    def run(self) -> StackedTrained:
         plan = self._plan
         for step in range(plan.rows.shape[1]):
             if self._stacked.mixes_examples:
@@ -97,7 +118,9 @@ class _Training:
                     self._step(step, low, high, size)
             else:
                 self._step(step, 0, plan.active(step), plan.rows.shape[2])
-        return Trained(self._params, self._buffers, self._means())
+        starts = {**self._stacked.trained, **self._stacked.buffers}
+        rows = {**self._params, **self._buffers}
+        return StackedTrained(starts, rows, self._values.means())
 
     def _step(self, number: int, low: int, high: int, size: int) -> None:
         """Make a step of the clients `low` to `high` with batches of `size`."""
@@ -111,7 +134,8 @@ class _Training:
         own = self._plan.sizes[low:high, number].tolist()
         with self._dropout.of(low, own) if self._dropout else nullcontext():
             made = self._stacked.step(params, buffers, inputs, targets, weights)
-        self._note(number, low, high, targets, made)
+        outputs, flat = made.outputs.flatten(0, 1), targets.flatten(0, 1)
+        self._values.take(number, low, made.losses, outputs, flat)
         gradients = self._corrected(list(params.values()), list(made.gradients.values()))
         slots = [[tensor[low:high] for tensor in slot] for slot in self._slots]
         descend(list(params.values()), gradients, slots, self._settings, step=number + 1)
@@ -136,42 +160,3 @@ class _Training:
                 for gradient in gradients
             ]
         return gradients
-
-    def _note(self, number: int, low: int, high: int, targets: torch.Tensor, made: Step) -> None:
-        """Keep the examples' losses and metrics, as they were before the step."""
-        batch = made.losses.shape[1]
-        self._keep("loss", number, low, high, made.losses)
-        if not self._task.metrics:
-            return
-        outputs, flat = made.outputs.flatten(0, 1), targets.flatten(0, 1)
-        for name, metric in self._task.metrics.items():
-            values = metric(outputs, flat)
-            if not isinstance(values, torch.Tensor) or values.shape != (len(flat),):
-                got = tuple(values.shape) if isinstance(values, torch.Tensor) else values
-                raise DataError(
-                    f"{name} must give one value per example, shape ({len(flat)},), got {got}"
-                )
-            self._keep(name, number, low, high, values.view(-1, batch))
-
-    def _keep(self, name: str, number: int, low: int, high: int, values: torch.Tensor) -> None:
-        if name not in self._values:
-            self._values[name] = torch.zeros(
-                self._plan.rows.shape, dtype=torch.float32, device=self._device
-            )
-        self._values[name][low:high, number, : values.shape[1]] = values
-
-    def _means(self) -> dict[str, NDArray[np.float64]]:
-        """Return each client's means over all its examples and epochs."""
-        own = self._weights > 0
-        counts = own.sum((1, 2)).double()
-        return {
-            name: (values.double().where(own, 0.0).sum((1, 2)) / counts).cpu().numpy()
-            for name, values in self._values.items()
-        }
-
-
-def _weights(plan: BatchPlan) -> torch.Tensor:
-    """Return what each example's loss counts: the inverse of its batch's size, 0 for padding."""
-    places = np.arange(plan.rows.shape[2])
-    own = places < plan.sizes[:, :, None]
-    return torch.from_numpy(np.where(own, 1.0 / np.maximum(plan.sizes, 1)[:, :, None], 0.0)).float()

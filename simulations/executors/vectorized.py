@@ -13,17 +13,18 @@ from collections.abc import Iterator, Sequence
 import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 
-from ...batches import samples_in
 from ...client.training_settings import TrainingSettings
 from ...client.warm_module import WarmModule
 from ...errors import NOTHING_TO_EVALUATE, DataError
 from ...strategies.broadcast import Broadcast
 from ...strategies.combined import ClientTable
-from ...task import ClientData, Task
+from ...task import Task
 from ..clients import SimulatedClients
 from .cohort_data import CohortData
 from .contract import Executor, Teller, error_reply
-from .site_data import SiteData
+from .example_values import Trained
+from .linear_training import LinearModules, is_linear, train_linear
+from .site_data import SiteData, SiteSamples
 from .stacked_evaluation import evaluate_stacked
 from .stacked_module import StackedModule
 from .stacked_replies import CohortReplies
@@ -38,7 +39,7 @@ GPU_SHARE = 4
 COPIES = 4
 """Params, gradients, their products, and what differentiation keeps: each this often."""
 
-Loaded = list[tuple[int, ClientData]]
+Loaded = list[tuple[int, SiteSamples]]
 
 
 class VectorizedExecutor:
@@ -68,6 +69,7 @@ class VectorizedExecutor:
         self._other = other
         self._teller = teller or Teller()
         self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
+        self._linear: dict[StackedModule, LinearModules] = {}
         self._told = False
 
     def close(self) -> None:
@@ -91,7 +93,7 @@ class VectorizedExecutor:
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
         loaded: Loaded = []
         yield from self._load(order, replies, loaded)
-        loaded.sort(key=lambda each: -samples_in(each[1].train))
+        loaded.sort(key=lambda each: -each[1].train.count)
         while loaded:
             chunk: Loaded = loaded
             try:
@@ -118,7 +120,7 @@ class VectorizedExecutor:
             epochs=settings.epochs,
             seeds=clients,
         )
-        trained = train_stacked(self._task, stacked, data, settings, clients=clients)
+        trained = self._train_on(data, stacked, settings, clients)
         yield from replies.add(stacked, trained, clients, data.counts.tolist())
 
     def _stacked_module(
@@ -133,6 +135,22 @@ class VectorizedExecutor:
             )
         _refuse(self._stacked[key], settings)
         return self._stacked[key]
+
+    def _train_on(
+        self,
+        data: CohortData,
+        stacked: StackedModule,
+        settings: TrainingSettings,
+        clients: Sequence[int],
+    ) -> Trained:
+        linear = None
+        if is_linear(stacked, settings):
+            if stacked not in self._linear:
+                self._linear[stacked] = LinearModules(stacked)
+            linear = self._linear[stacked].choose(data, settings)
+        if linear is not None:
+            return train_linear(self._task, linear, data, settings, clients=clients)
+        return train_stacked(self._task, stacked, data, settings, clients=clients)
 
     def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings) -> int:
         """Return how many clients fit into memory at once."""
@@ -155,7 +173,7 @@ class VectorizedExecutor:
         yield from self._load(order, replies, loaded)
         tested = []
         for client, data in loaded:
-            if data.test is None or not samples_in(data.test):
+            if data.test is None or not data.test.count:
                 nothing = Error(NOTHING_TO_EVALUATE, f"site {client - 1} has no test data")
                 yield Message(nothing, reply_to=replies.message_to(client))
             else:

@@ -19,6 +19,7 @@ from meadow.simulations.executors.contract import Teller
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.executors.vectorized import VectorizedExecutor
 from meadow.strategies.broadcast import Broadcast
+from meadow.strategies.combined import columns_in
 
 identify_process(run_id=1, node_id=0)
 
@@ -253,7 +254,7 @@ def test_the_combined_reply_is_the_mean(model: str) -> None:
     metrics = combined.content.metric_records["metrics"]
     assert sorted(metrics["combined-clients"]) == list(range(1, CLIENTS + 1))  # type: ignore[arg-type]
     assert metrics["num-examples"] == sum(SIZES)
-    for client, loss in zip(metrics["combined-clients"], metrics["combined-loss"], strict=True):  # type: ignore[arg-type]
+    for client, loss in zip(metrics["combined-clients"], columns_in(metrics)["loss"], strict=True):  # type: ignore[arg-type]
         alone = singles[client].content.metric_records["metrics"]["loss"]
         assert loss == pytest.approx(alone, rel=1e-4)
 
@@ -283,8 +284,8 @@ def test_evaluation_is_alike(combine: bool) -> None:
         metrics = reply.content.metric_records["metrics"]
         for place, client in enumerate(metrics["combined-clients"]):  # type: ignore[arg-type]
             alone = expected[client].content.metric_records["metrics"]
-            assert metrics["combined-loss"][place] == pytest.approx(alone["loss"], rel=1e-5)  # type: ignore[index]
-            assert metrics["combined-accuracy"][place] == alone["accuracy"]  # type: ignore[index]
+            assert columns_in(metrics)["loss"][place] == pytest.approx(alone["loss"], rel=1e-5)
+            assert columns_in(metrics)["accuracy"][place] == alone["accuracy"]
 
 
 @pytest.mark.parametrize("model", ["mlp", "dropout", "batch norm"])

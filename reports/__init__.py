@@ -1,0 +1,1 @@
+"""Reports: run folders, read as streams and drawn as one HTML page."""

@@ -1,0 +1,230 @@
+"""Trains many clients at once where all params are those of linear layers and SGD is plain.
+
+The module runs once on the batches of all clients, as one long batch; `linear_layers` does the
+rest. It gives what `stacked_training` gives, several times faster.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ...client.training_settings import TrainingSettings
+from ...errors import DataError
+from ...task import Task
+from .cohort_data import CohortData
+from .example_values import ExampleValues, Means, Tensors
+from .linear_layers import ClientLinear, FirstLinear, InnerLinear
+from .stacked_module import StackedModule
+from .stacked_training import plan_of
+
+__all__ = ["LinearModules", "is_linear", "train_linear"]
+
+
+class LinearModule:
+    """A copy of a module whose linear layers are those of many clients.
+
+    Attributes:
+        layers: by the name of the layer.
+        first: the layer that sees the samples themselves, if there is one.
+    """
+
+    def __init__(self, module: nn.Module, first: str | None) -> None:
+        self.module = copy.deepcopy(module)
+        self.layers: dict[str, ClientLinear] = {}
+        self.first: FirstLinear | None = None
+        for name, layer in _linear_layers(module).items():
+            made = FirstLinear(layer) if name == first else InnerLinear(layer)
+            self.first = made if isinstance(made, FirstLinear) else self.first
+            self.layers[name] = made
+            parent, _, child = name.rpartition(".")
+            setattr(self.module.get_submodule(parent), child, made)
+
+    @classmethod
+    def fits(cls, stacked: StackedModule, settings: TrainingSettings) -> bool:
+        """Whether training with these settings is a matter of linear layers alone."""
+        plain = settings.optimizer == "sgd" and settings.precision == "fp32"
+        corrected = (
+            settings.momentum
+            or settings.weight_decay
+            or settings.proximal_mu
+            or settings.gradient_clip_norm
+        )
+        if not plain or corrected or stacked.mixes_examples or stacked.drops_out:
+            return False
+        names = {
+            f"{name}.{param}"
+            for name, layer in _linear_layers(stacked.module).items()
+            for param, _ in layer.named_parameters()
+        }
+        return names == set(stacked.trained) and not stacked.buffers
+
+
+class LinearModules:
+    """A module's copies as linear layers, made when they are first of use.
+
+    `is_linear` must hold before `choose` is asked.
+    """
+
+    def __init__(self, stacked: StackedModule) -> None:
+        self._module = stacked.module
+        self._used, self._first = _use_of(stacked.module, stacked.probe)
+        self._made: dict[str | None, LinearModule] = {}
+
+    def choose(self, data: CohortData, settings: TrainingSettings) -> LinearModule | None:
+        """Return the module for this chunk, or None if its layers are used in another way."""
+        if any(count != 1 for count in self._used.values()):
+            return None
+        first = self._first
+        if first is not None and not _is_worth_it(
+            _linear_layers(self._module)[first], data, settings
+        ):
+            first = None
+        if first not in self._made:
+            self._made[first] = LinearModule(self._module, first)
+        return self._made[first]
+
+
+def is_linear(stacked: StackedModule, settings: TrainingSettings) -> bool:
+    """Return whether training with these settings is a matter of linear layers alone."""
+    plain = settings.optimizer == "sgd" and settings.precision == "fp32"
+    corrected = (
+        settings.momentum
+        or settings.weight_decay
+        or settings.proximal_mu
+        or settings.gradient_clip_norm
+    )
+    if not plain or corrected or stacked.mixes_examples or stacked.drops_out or stacked.buffers:
+        return False
+    names = {
+        f"{name}.{param}"
+        for name, layer in _linear_layers(stacked.module).items()
+        for param, _ in layer.named_parameters()
+    }
+    return names == set(stacked.trained)
+
+
+def _linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers by name; a layer with hooks or a subclass is none."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if type(layer) is nn.Linear and name and not layer._forward_hooks
+    }
+
+
+def _use_of(module: nn.Module, probe: torch.Tensor) -> tuple[dict[str, int], str | None]:
+    """Count how often each layer is used, and say which one sees the samples themselves."""
+    layers = _linear_layers(module)
+    used = dict.fromkeys(layers, 0)
+    first: list[str] = []
+    samples = probe.flatten(1)
+
+    def noting(name: str) -> object:
+        def note(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            used[name] += 1
+            seen = inputs[0]
+            if seen.data_ptr() == probe.data_ptr() and seen.shape == samples.shape:
+                first.append(name)
+
+        return layers[name].register_forward_pre_hook(note)
+
+    handles = [noting(name) for name in layers]
+    try:
+        with torch.no_grad():
+            module(probe)
+    finally:
+        for handle in handles:
+            handle.remove()  # type: ignore[attr-defined]
+    return used, first[0] if len(first) == 1 else None
+
+
+def _is_worth_it(layer: nn.Linear, data: CohortData, settings: TrainingSettings) -> bool:
+    """Whether products of samples with each other are fewer than those with a weight per client."""
+    most = data.rows.shape[1]
+    if settings.epochs > 1:
+        return not data.anew.any() and most < layer.in_features
+    both = layer.in_features + layer.out_features
+    return most < 4 * layer.in_features * layer.out_features / both
+
+
+class LinearTrained:
+    """What training made of the layers; see `example_values.Trained`."""
+
+    def __init__(self, module: LinearModule, means: Means) -> None:
+        self._layers = module.layers
+        self.means = means
+
+    def changes(self, good: list[int] | None, weights: torch.Tensor) -> Tensors:
+        """Return the weighted sum of the clients' changes."""
+        made: Tensors = {}
+        for name, layer in self._layers.items():
+            made[f"{name}.weight"] = layer.change_of_weight(good, weights)
+            if layer.layer.bias is not None:
+                made[f"{name}.bias"] = layer.change_of_bias(good, weights)
+        return made
+
+    def of_client(self, row: int) -> Tensors:
+        """Return one client's params."""
+        made: Tensors = {}
+        for name, layer in self._layers.items():
+            made[f"{name}.weight"] = layer.weight_of(row)
+            if layer.layer.bias is not None:
+                made[f"{name}.bias"] = layer.bias_of(row)
+        return made
+
+
+def train_linear(
+    task: Task,
+    linear: LinearModule,
+    data: CohortData,
+    settings: TrainingSettings,
+    *,
+    clients: Sequence[int],
+) -> LinearTrained:
+    """Train the clients (node ids, in the order of `data`) from the module's params.
+
+    Guarantees: as `train_stacked`.
+    Raises:
+        DataError: the loss or a metric does not give one value an example.
+    """
+    plan = plan_of(data, settings, clients)
+    device = data.inputs.device
+    values = ExampleValues(task, plan, device)
+    weights = values.weights()
+    rate = settings.learning_rate_now()
+    count, steps, width = plan.rows.shape
+    rows = torch.from_numpy(plan.rows).to(device)
+    once = settings.epochs == 1
+    laid = data.inputs[rows.view(-1)].view(count, steps * width, *data.inputs.shape[1:])
+    wanted = data.targets[rows.view(-1)].view(count, steps * width, *data.targets.shape[1:])
+    places = torch.empty(0) if once else torch.from_numpy(plan.places).to(device)
+    for layer in linear.layers.values():
+        layer.begin(count, rate)
+    if linear.first is not None:
+        samples = laid if once else data.inputs[torch.from_numpy(data.rows).to(device)]
+        linear.first.begin_with(samples.flatten(2), repeated=not once)
+    for step in range(steps):
+        active, low = plan.active(step), step * width
+        for layer in linear.layers.values():
+            layer.active = active
+        if linear.first is not None and once:
+            linear.first.select_next(low, low + width)
+        elif linear.first is not None:
+            linear.first.select_rows(places[:active, step])
+        inputs = laid[:active, low : low + width].flatten(0, 1)
+        targets = wanted[:active, low : low + width].flatten(0, 1)
+        outputs = linear.module(inputs)
+        losses = task.loss(outputs, targets)
+        if losses.shape != (active * width,):
+            raise DataError(
+                f"loss must give one value per example, shape ({active * width},), got "
+                f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
+            )
+        losses = losses.view(active, width)
+        torch.autograd.backward((losses * weights[:active, step]).sum())
+        values.take(step, 0, losses.detach(), outputs.detach(), targets)
+    return LinearTrained(linear, values.means())
