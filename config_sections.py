@@ -12,6 +12,7 @@ from .settings import setting
 
 __all__ = [
     "AppConfig",
+    "DevicesConfig",
     "DifferentialPrivacyConfig",
     "EarlyStoppingConfig",
     "EvaluationConfig",
@@ -255,6 +256,7 @@ class SimulationConfig:
     address: str | None = setting(
         None, "the Ray cluster; one of its own if absent", only={"executor": ("ray",)}
     )
+    devices: DevicesConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,4 +296,64 @@ class PrivacyConfig:
     secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     differential_privacy: DifferentialPrivacyConfig = field(
         default_factory=DifferentialPrivacyConfig
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesConfig:
+    """[simulation.devices]: naming this table at all turns the virtual clock on."""
+
+    examples_per_s: float = setting(
+        1000.0, "the median of the clients' speeds in training", above=0, at_most=1e12
+    )
+    examples_per_s_spread: float = setting(
+        0.5,
+        "how much they differ: the standard deviation of their natural logarithm; 0 is not at all",
+        at_least=0,
+        at_most=10,
+    )
+    download_bytes_per_s: float = setting(
+        2.5e6, "the median of what clients receive in a second", above=0, at_most=1e15
+    )
+    upload_bytes_per_s: float = setting(
+        1e6, "the median of what clients send in a second", above=0, at_most=1e15
+    )
+    bandwidth_spread: float = setting(
+        0.5, "how much either differs, likewise", at_least=0, at_most=10
+    )
+    latency_s: float = setting(
+        0.1, "what is added to every answer's time", at_least=0, at_most=86400
+    )
+    speeds: str | None = setting(
+        None,
+        "a CSV file in the app's folder with the columns client, examples_per_s, "
+        "download_bytes_per_s and upload_bytes_per_s: what is not drawn",
+    )
+    available_share: float | None = setting(
+        None,
+        "the share of the time that a client is there, now and then; always if absent",
+        at_least=0.001,
+        at_most=1,
+    )
+    period_s: float = setting(
+        3600.0,
+        "the mean time from one coming to the next; each client's is between half and one and "
+        "a half of it",
+        at_least=1,
+        at_most=1e9,
+        only={"available_share": ()},
+    )
+    trace: str | None = setting(
+        None,
+        "instead, a CSV file in the app's folder with the columns client, start_s and end_s: when "
+        "each is there; it begins anew when its last period is over",
+    )
+    dropout: float = setting(
+        0.0, "the probability that a client that is asked never answers", at_least=0, at_most=1
+    )
+    failure: float = setting(
+        0.0, "the probability that one that answers does so with an error", at_least=0, at_most=1
+    )
+    examples: int = setting(
+        100, "the examples of a client that does not say its number", at_least=1, at_most=10**9
     )

@@ -47,7 +47,7 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     "update_clipped": _clipped,
     "executor_chosen": lambda d: f"clients run {d.get('executor')}: {d.get('reason')}",
     "not_vectorized": lambda d: f"clients run one by one: {d.get('reason')}",
-    "worker_lost": lambda d: f"a worker process was lost: {d.get('reason')}; its clients run again",
+    "worker_lost": lambda d: f"a worker process was lost ({d.get('cause')}); its clients run again",
     "update_refused": _refused("update"),
     "waiting": lambda d: f"waiting for clients: {d.get('connected')} of {d.get('needed')}",
     "worker_died": lambda d: f"the run worker died ({d.get('how')}); it is started again",

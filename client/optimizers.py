@@ -6,8 +6,7 @@ unchanged, on tensors with a leading client axis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -64,20 +63,29 @@ def descend(
     torch._foreach_addcdiv_(params, first, scale, value=-rate / (1 - settings.beta_1**step))
 
 
-class LocalOptimizer(torch.optim.Optimizer):
-    """`descend` as torch's Optimizer, for one client's module and its `.grad`s."""
+class LocalOptimizer:
+    """`descend` for one client's module and its `.grad`s, with the methods of torch's Optimizer.
+
+    It is none of torch's: to make one of those loads torch's compiler, for a second.
+
+    Attributes:
+        param_groups: what torch's GradScaler looks at.
+    """
 
     def __init__(self, params: list[torch.nn.Parameter], settings: TrainingSettings) -> None:
-        super().__init__(params, {})
+        self.param_groups = [{"params": params}]
         self._params = params
         self._settings = settings
         self._slots = new_slots(params, settings)
         self._steps = 0
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for param in self._params:
+            param.grad = None
+
+    def step(self) -> None:
         """Make a step with the params that have a gradient."""
-        del closure
         self._steps += 1
         used = [place for place, param in enumerate(self._params) if param.grad is not None]
         gradients = [self._params[place].grad for place in used]

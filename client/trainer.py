@@ -135,7 +135,7 @@ class _Local:
             self._scaler.update()
         else:
             self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
 
     def _losses(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         inputs, targets = inputs.to(self._device), targets.to(self._device)

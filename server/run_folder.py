@@ -45,8 +45,8 @@ SLOT_SEPARATOR = "/"
 
 @dataclass(frozen=True, slots=True)
 class _ClientStates:
-    save: Callable[[Path], Mapping[str, str]]
-    load: Callable[[Path, Mapping[str, str]], None]
+    save: Callable[[], Mapping[str, str]]
+    load: Callable[[Mapping[str, str]], None]
 
 
 class RunFolder:
@@ -92,11 +92,11 @@ class RunFolder:
 
     def keep_client_states(
         self,
-        save: Callable[[Path], Mapping[str, str]],
-        load: Callable[[Path, Mapping[str, str]], None],
+        save: Callable[[], Mapping[str, str]],
+        load: Callable[[Mapping[str, str]], None],
     ) -> None:
-        """Keep simulated clients' states with the checkpoints: `save` writes what it needs into
-        a folder and returns the rest, `load` takes both back."""
+        """Keep simulated clients' states with the checkpoints: `save` makes them durable and
+        returns what `load` finds them by, for as long as the checkpoint is kept."""
         self._client_states = _ClientStates(save, load)
 
     # ------------------------------------------------------------------ what the strategy asks
@@ -139,7 +139,7 @@ class RunFolder:
             "best": checkpoint.best,
             "stale_rounds": checkpoint.stale_rounds,
             "row": row,
-            "clients": self._save_clients(stem),
+            "clients": self._client_states.save() if self._client_states else {},
         }
         write_file(self._checkpoints / f"{stem}.json", as_json(manifest))
         self._publish(params_path)
@@ -187,11 +187,6 @@ class RunFolder:
         except OSError as error:
             raise StoreError(f"{target} cannot be written: {error.strerror}") from error
 
-    def _save_clients(self, stem: str) -> Mapping[str, str]:
-        if self._client_states is None:
-            return {}
-        return self._client_states.save(self._checkpoints / f"{stem}.clients")
-
     def _resume_from(self, path: Path) -> Checkpoint:
         manifest = json.loads(path.read_text())
         tensors = {key: self._verified(file) for key, file in manifest["files"].items()}
@@ -201,9 +196,8 @@ class RunFolder:
             for name, tensor in tensors_of(tensors["slots"]).items():
                 slot, _, param = name.partition(SLOT_SEPARATOR)
                 slots[slot][param] = tensor.numpy()
-        if self._client_states is not None and manifest["clients"]:
-            folder = path.with_name(f"{path.stem}.clients")
-            self._client_states.load(folder, manifest["clients"])
+        if self._client_states is not None:
+            self._client_states.load(manifest["clients"])
         self._publish(self._checkpoints / manifest["files"]["params"]["name"])
         history = self._rows.repair(manifest["round"], manifest["row"])
         self._tables.repair(manifest["round"])

@@ -16,7 +16,7 @@ from ..strategies.combined import clients_of
 from .clients import SimulatedClients
 from .executors.contract import Executor
 
-__all__ = ["SimulationGrid"]
+__all__ = ["SimulationGrid", "content_bytes"]
 
 
 @dataclass(slots=True)
@@ -67,11 +67,12 @@ class SimulationGrid(RunGrid):
         """Execute messages; the replies come as they are asked for."""
         if isinstance(messages, Broadcast):
             self._messages += 1
-            return self._execute(messages.numbered(f"{self._run.run_id}-{self._messages}-"))
+            order = messages.numbered(f"{self._run.run_id}-{self._messages}-")
+            return self._answer(order, timeout)
         messages = list(messages)
         for message in messages:
             self._number(message)
-        return self._execute(messages)
+        return self._answer(messages, timeout)
 
     # ------------------------------------------------------------------ beyond Flower's
 
@@ -107,22 +108,30 @@ class SimulationGrid(RunGrid):
         self._messages += 1
         set_message_id(message, f"{self._run.run_id}-{self._messages}")
 
+    def _answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
+        """Yield the replies to a batch; everybody answers, so there is nothing to time out."""
+        return self._execute(messages)
+
     def _execute(self, messages: Sequence[Message]) -> Iterator[Message]:
         self._count_sent(messages)
+        yield from self._execute_uncounted(messages)
+
+    def _execute_uncounted(self, messages: Sequence[Message]) -> Iterator[Message]:
         for reply in self._executor.execute(messages):
             set_message_id(reply, f"{reply.metadata.reply_to_message_id}-r")
-            self._traffic.received += _size(reply) * len(clients_of(reply))
+            self._traffic.received += content_bytes(reply) * len(clients_of(reply))
             yield reply
 
     def _count_sent(self, messages: Sequence[Message]) -> None:
         if isinstance(messages, Broadcast):
             if messages.clients:
-                self._traffic.sent += len(messages) * _size(messages[0])
+                self._traffic.sent += len(messages) * content_bytes(messages[0])
         else:
-            self._traffic.sent += sum(map(_size, messages))
+            self._traffic.sent += sum(map(content_bytes, messages))
 
 
-def _size(message: Message) -> int:
+def content_bytes(message: Message) -> int:
+    """Return the bytes of the tensors in a message."""
     if not message.has_content():
         return 0
     return sum(_record_size(record) for record in message.content.array_records.values())

@@ -16,6 +16,8 @@ from ...server.execute import run_config_of
 from ..clients import SimulatedClients
 from .auto import choose_executor
 from .contract import Executor, Teller
+from .processes import ProcessesExecutor
+from .ray import RayExecutor
 from .sequential import SequentialExecutor
 from .vectorized import VectorizedExecutor
 
@@ -52,11 +54,15 @@ class ExecutorPlan:
         if self.name != "auto":
             return self, "as asked for"
 
-        def make(name: str, teller: Teller) -> Executor:
-            population = SimulatedClients(clients, run_id=0, run_config=run_config_of(app))
-            return replace(self, name=name).make(app, population, teller=teller)
-
-        choice = choose_executor(app, clients, make)
+        population = SimulatedClients(clients, run_id=0, run_config=run_config_of(app))
+        try:
+            choice = choose_executor(
+                app,
+                clients,
+                lambda name, teller: replace(self, name=name).make(app, population, teller=teller),
+            )
+        finally:
+            population.close()
         return replace(self, name=choice.name), choice.reason
 
     def make(self, app: App, clients: SimulatedClients, *, teller: Teller) -> Executor:
@@ -71,7 +77,17 @@ class ExecutorPlan:
             return _vectorized(app, clients, combine, teller)
         if self.name == "sequential":
             return SequentialExecutor(client_app_of(app), clients, teller=teller)
-        raise ConfigError(f"executor {self.name!r} is not made by a plan")
+        if self.name == "processes":
+            workers = self.workers or os.cpu_count() or 1
+            return ProcessesExecutor(app, clients, workers=workers, combine=combine, teller=teller)
+        return RayExecutor(
+            app,
+            clients,
+            address=self.address,
+            workers=self.workers,
+            combine=combine,
+            teller=teller,
+        )
 
 
 def _vectorized(

@@ -36,15 +36,15 @@ class Trained(Protocol):
 
 
 class ExampleValues:
-    """Keeps each step's losses and metrics, as they were before the step."""
+    """Keeps what each step gave before it was made; metrics are computed of all steps at once."""
 
     def __init__(self, task: Task, plan: BatchPlan, device: torch.device) -> None:
         self._task = task
-        self._shape = plan.rows.shape
+        self._device = device
         own = np.arange(plan.rows.shape[2]) < plan.sizes[:, :, None]
         self._own = torch.from_numpy(own).to(device)
         self._counts = plan.sizes.sum(axis=1)
-        self._values: dict[str, torch.Tensor] = {}
+        self._steps: list[tuple[int, int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def weights(self) -> torch.Tensor:
         """Return what each example's loss counts in its step: the inverse of its batch's size,
@@ -63,28 +63,36 @@ class ExampleValues:
         """Take a step of the clients from `low` on.
 
         Shapes: losses (clients, batch), outputs (clients * batch, ...), targets likewise.
+        """
+        self._steps.append((step, low, losses, outputs if self._task.metrics else losses, targets))
+
+    def means(self) -> Means:
+        """Return each client's means over all its examples and epochs, summed in float64.
+
         Raises:
             DataError: a metric does not give one value an example.
         """
-        self._keep("loss", step, low, losses)
-        for name, metric in self._task.metrics.items():
-            values = metric(outputs, targets)
-            if not isinstance(values, torch.Tensor) or values.shape != (len(targets),):
-                got = tuple(values.shape) if isinstance(values, torch.Tensor) else values
-                raise DataError(
-                    f"{name} must give one value per example, shape ({len(targets)},), got {got}"
-                )
-            self._keep(name, step, low, values.view(losses.shape))
+        made = {"loss": torch.cat([losses.flatten() for _, _, losses, _, _ in self._steps])}
+        if self._task.metrics:
+            outputs = torch.cat([outputs for _, _, _, outputs, _ in self._steps])
+            targets = torch.cat([targets for _, _, _, _, targets in self._steps])
+            for name, metric in self._task.metrics.items():
+                made[name] = _one_an_example(name, metric(outputs, targets), len(targets))
+        return {name: self._mean(values) for name, values in made.items()}
 
-    def means(self) -> Means:
-        """Return each client's means over all its examples and epochs, summed in float64."""
-        return {
-            name: values.where(self._own, 0.0).sum((1, 2), dtype=torch.float64).cpu().numpy()
-            / self._counts
-            for name, values in self._values.items()
-        }
+    def _mean(self, values: torch.Tensor) -> NDArray[np.float64]:
+        placed = torch.zeros(self._own.shape, device=self._device)
+        for (step, low, losses, _, _), part in zip(
+            self._steps, values.split([each[2].numel() for each in self._steps]), strict=True
+        ):
+            rows, batch = losses.shape
+            placed[low : low + rows, step, :batch] = part.view(rows, batch)
+        sums = placed.where(self._own, 0.0).sum((1, 2), dtype=torch.float64)
+        return np.asarray(sums.cpu().numpy() / self._counts)
 
-    def _keep(self, name: str, step: int, low: int, values: torch.Tensor) -> None:
-        if name not in self._values:
-            self._values[name] = torch.zeros(self._shape, device=values.device)
-        self._values[name][low : low + len(values), step, : values.shape[1]] = values
+
+def _one_an_example(name: str, values: object, count: int) -> torch.Tensor:
+    if not isinstance(values, torch.Tensor) or values.shape != (count,):
+        got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        raise DataError(f"{name} must give one value per example, shape ({count},), got {got}")
+    return values

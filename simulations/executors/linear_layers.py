@@ -34,13 +34,20 @@ class ClientLinear(nn.Module):
         self.rate, self.active = 0.0, 0
         self._anchor = torch.zeros((), device=layer.weight.device, requires_grad=True)
         """Something to differentiate by, so that the layer is asked for its gradient."""
-        self._bias = torch.empty(0)
+        self._bias: torch.Tensor | None = None
+        self._active_bias: torch.Tensor | None = None
 
     def begin(self, clients: int, rate: float) -> None:
         """Begin a round of so many clients with the layer's own params."""
-        self.rate, self.active = rate, clients
+        self.rate = rate
         if self.layer.bias is not None:
-            self._bias = self.layer.bias.detach().expand(clients, -1).clone()
+            self._bias = self.layer.bias.detach().expand(clients, 1, -1).clone()
+        self.activate(clients)
+
+    def activate(self, clients: int) -> None:
+        """Let the next steps be those of the first clients."""
+        self.active = clients
+        self._active_bias = None if self._bias is None else self._bias[:clients]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return what each client's layer makes of its rows of the batch."""
@@ -64,7 +71,9 @@ class ClientLinear(nn.Module):
 
     def change_of_bias(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the biases' changes, likewise."""
-        return weights.to(self._bias.device) @ (_of(self._bias, good) - self.layer.bias.detach())
+        assert self._bias is not None
+        change = _of(self._bias, good)[:, 0] - self.layer.bias.detach()
+        return weights.to(change.device) @ change
 
     def weight_of(self, row: int) -> torch.Tensor:
         """Return one client's weight."""
@@ -72,33 +81,34 @@ class ClientLinear(nn.Module):
 
     def bias_of(self, row: int) -> torch.Tensor:
         """Return one client's bias."""
-        return self._bias[row]
+        assert self._bias is not None
+        return self._bias[row, 0]
 
     def _step_bias(self, errors: torch.Tensor) -> None:
-        if self.layer.bias is not None:
-            self._bias[: self.active].sub_(errors.sum(1), alpha=self.rate)
-
-    def _biases(self) -> torch.Tensor:
-        return self._bias[: self.active].unsqueeze(1)
+        if self._active_bias is not None:
+            self._active_bias.sub_(errors.sum(1, keepdim=True), alpha=self.rate)
 
 
 class InnerLinear(ClientLinear):
     """A layer whose inputs change with the layers before it: a weight per client."""
 
     def begin(self, clients: int, rate: float) -> None:
-        super().begin(clients, rate)
         self._weight = self.layer.weight.detach().expand(clients, -1, -1).clone()
+        super().begin(clients, rate)
+
+    def activate(self, clients: int) -> None:
+        super().activate(clients)
+        self._active_weight = self._weight[:clients]
+        self._transposed = self._active_weight.mT
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        weight = self._weight[: self.active].transpose(1, 2)
-        if self.layer.bias is None:
-            return torch.bmm(inputs, weight)
-        return torch.baddbmm(self._biases(), inputs, weight)
+        if self._active_bias is None:
+            return torch.bmm(inputs, self._transposed)
+        return torch.baddbmm(self._active_bias, inputs, self._transposed)
 
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
-        weight = self._weight[: self.active]
-        gradient = torch.bmm(errors, weight) if wanted else None
-        weight.baddbmm_(errors.transpose(1, 2), inputs, alpha=-self.rate)
+        gradient = torch.bmm(errors, self._active_weight) if wanted else None
+        self._active_weight.baddbmm_(errors.mT, inputs, alpha=-self.rate)
         self._step_bias(errors)
         return gradient
 
@@ -113,56 +123,60 @@ class InnerLinear(ClientLinear):
 class FirstLinear(ClientLinear):
     """The layer that sees the samples themselves.
 
-    Where a step's samples lie one after the other, as in a first epoch whose samples were laid in
-    the order of its batches, only the samples before them have changed the weight.
+    In a single epoch whose samples lie in the order of its batches, only the samples before a
+    batch have changed the weight; over several epochs, any of a client's may have.
     """
 
-    def begin_with(self, samples: torch.Tensor, *, repeated: bool) -> None:
-        """Take the samples of the clients, `repeated` if they come several times in a round.
+    def begin_once(self, samples: torch.Tensor) -> None:
+        """Take the samples (clients, samples, features), in the order of their batches."""
+        self._begin_with(samples)
+        self._rows: torch.Tensor | None = None
 
-        Shapes: samples (clients, most samples, features).
-        """
+    def begin_repeated(self, samples: torch.Tensor, places: torch.Tensor) -> None:
+        """Take the samples likewise, and which of them are in which batch: (clients, steps,
+        batch)."""
+        self._begin_with(samples)
+        starts = torch.arange(len(samples), device=places.device) * samples.shape[1]
+        self._rows = (places + starts[:, None, None]).transpose(0, 1).flatten(1)
+        self._products = torch.bmm(samples, samples.mT).flatten(0, 1)
+        self._flat_outputs, self._flat_errors = (
+            self._outputs.flatten(0, 1),
+            self._errors.flatten(0, 1),
+        )
+
+    def _begin_with(self, samples: torch.Tensor) -> None:
         self._samples = samples
         self._outputs = samples @ self.layer.weight.detach().T
         self._errors = torch.zeros_like(self._outputs)
-        if repeated:
-            self._products = torch.bmm(samples, samples.transpose(1, 2))
 
-    def select_next(self, low: int, high: int) -> None:
-        """Let the next step be that of the samples `low` to `high` of the active clients."""
-        self._rows: torch.Tensor | None = None
-        self._low, self._high = low, high
-
-    def select_rows(self, places: torch.Tensor) -> None:
-        """Let the next step be that of these samples (active, batch) of the active clients."""
-        starts = torch.arange(self.active, device=places.device) * self._samples.shape[1]
-        self._rows = (places + starts[:, None]).flatten()
+    def select(self, step: int, width: int) -> None:
+        """Let the next step be that of each client's batch of this number."""
+        self._low, self._high = step * width, (step + 1) * width
+        if self._rows is not None:
+            self._chosen = self._rows[step, : self.active * width]
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         errors = self._errors[: self.active]
         if self._rows is None:
             made = self._outputs[: self.active, self._low : self._high]
-            made = made + self._biases() if self.layer.bias is not None else made.clone()
+            made = made.clone() if self._active_bias is None else made + self._active_bias
             if self._low:
                 known = torch.bmm(inputs, self._samples[: self.active, : self._low].mT)
                 made.baddbmm_(known, errors[:, : self._low])
             return made
-        shape = (self.active, -1)
-        made = self._outputs.flatten(0, 1).index_select(0, self._rows)
-        made = made.view(*shape, made.shape[-1])
-        if self.layer.bias is not None:
-            made += self._biases()
-        known = self._products.flatten(0, 1).index_select(0, self._rows)
-        return made.baddbmm_(known.view(*shape, known.shape[-1]), errors)
+        made = self._flat_outputs.index_select(0, self._chosen)
+        made = made.view(self.active, -1, made.shape[-1])
+        if self._active_bias is not None:
+            made += self._active_bias
+        known = self._products.index_select(0, self._chosen)
+        return made.baddbmm_(known.view(self.active, -1, known.shape[-1]), errors)
 
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
         if self._rows is None:
             target = self._errors[: self.active, self._low : self._high]
             torch.mul(errors, -self.rate, out=target)
         else:
-            self._errors.view(-1, errors.shape[-1]).index_add_(
-                0, self._rows, errors.flatten(0, 1), alpha=-self.rate
-            )
+            self._flat_errors.index_add_(0, self._chosen, errors.flatten(0, 1), alpha=-self.rate)
         self._step_bias(errors)
         return None
 

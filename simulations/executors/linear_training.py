@@ -43,6 +43,19 @@ class LinearModule:
             parent, _, child = name.rpartition(".")
             setattr(self.module.get_submodule(parent), child, made)
 
+    def begin(self, clients: int, rate: float) -> None:
+        """Begin a round of so many clients."""
+        for layer in self.layers.values():
+            layer.begin(clients, rate)
+
+    def activate(self, clients: int, step: int, width: int) -> None:
+        """Let the next step be that of the first clients, with batches of `width`."""
+        for layer in self.layers.values():
+            if layer.active != clients:
+                layer.activate(clients)
+        if self.first is not None:
+            self.first.select(step, width)
+
     @classmethod
     def fits(cls, stacked: StackedModule, settings: TrainingSettings) -> bool:
         """Whether training with these settings is a matter of linear layers alone."""
@@ -194,37 +207,29 @@ def train_linear(
     plan = plan_of(data, settings, clients)
     device = data.inputs.device
     values = ExampleValues(task, plan, device)
-    weights = values.weights()
-    rate = settings.learning_rate_now()
+    weights = values.weights().transpose(0, 1)
     count, steps, width = plan.rows.shape
-    rows = torch.from_numpy(plan.rows).to(device)
-    once = settings.epochs == 1
-    laid = data.inputs[rows.view(-1)].view(count, steps * width, *data.inputs.shape[1:])
-    wanted = data.targets[rows.view(-1)].view(count, steps * width, *data.targets.shape[1:])
-    places = torch.empty(0) if once else torch.from_numpy(plan.places).to(device)
-    for layer in linear.layers.values():
-        layer.begin(count, rate)
-    if linear.first is not None:
-        samples = laid if once else data.inputs[torch.from_numpy(data.rows).to(device)]
-        linear.first.begin_with(samples.flatten(2), repeated=not once)
+    rows = torch.from_numpy(plan.rows.transpose(1, 0, 2).reshape(-1)).to(device)
+    # step by step, so that what a step takes lies together
+    inputs = data.inputs[rows].view(steps, count, width, *data.inputs.shape[1:])
+    targets = data.targets[rows].view(steps, count, width, *data.targets.shape[1:])
+    linear.begin(count, settings.learning_rate_now())
+    if linear.first is not None and settings.epochs == 1:
+        linear.first.begin_once(inputs.flatten(3).transpose(0, 1).flatten(1, 2))
+    elif linear.first is not None:
+        samples = data.inputs[torch.from_numpy(data.rows).to(device)].flatten(2)
+        linear.first.begin_repeated(samples, torch.from_numpy(plan.places).to(device))
     for step in range(steps):
-        active, low = plan.active(step), step * width
-        for layer in linear.layers.values():
-            layer.active = active
-        if linear.first is not None and once:
-            linear.first.select_next(low, low + width)
-        elif linear.first is not None:
-            linear.first.select_rows(places[:active, step])
-        inputs = laid[:active, low : low + width].flatten(0, 1)
-        targets = wanted[:active, low : low + width].flatten(0, 1)
-        outputs = linear.module(inputs)
-        losses = task.loss(outputs, targets)
+        active = plan.active(step)
+        linear.activate(active, step, width)
+        wanted = targets[step, :active].flatten(0, 1)
+        outputs = linear.module(inputs[step, :active].flatten(0, 1))
+        losses = task.loss(outputs, wanted)
         if losses.shape != (active * width,):
             raise DataError(
                 f"loss must give one value per example, shape ({active * width},), got "
                 f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
             )
-        losses = losses.view(active, width)
-        torch.autograd.backward((losses * weights[:active, step]).sum())
-        values.take(step, 0, losses.detach(), outputs.detach(), targets)
+        torch.autograd.backward(losses, weights[step, :active].reshape(-1))
+        values.take(step, 0, losses.detach().view(active, width), outputs.detach(), wanted)
     return LinearTrained(linear, values.means())

@@ -44,9 +44,9 @@ class SequentialExecutor:
             context = self._clients.context_of(node_id)
             message.content = _own(message.content)
             reply = self._client_app(message, context)
+            self._clients.keep_state(node_id, context.state)
         except Exception as error:  # a client app may raise anything
             return error_reply(message, error, self._teller)
-        self._clients.keep_state(node_id, context.state)
         return reply
 
 

@@ -42,10 +42,15 @@ def echo(message: Message, context: Context) -> Message:
 
 
 def grid_of(
-    client_app: ClientApp, *, count: int = 3, rate: float = 0.5, teller: Teller | None = None
+    client_app: ClientApp,
+    *,
+    count: int = 3,
+    rate: float = 0.5,
+    teller: Teller | None = None,
+    states_file: Path | None = None,
 ) -> tuple[SimulationGrid, SimulatedClients]:
     """Return a grid over the sequential executor, and its clients."""
-    clients = SimulatedClients(count, run_id=1, run_config={"rate": rate})
+    clients = SimulatedClients(count, run_id=1, run_config={"rate": rate}, states_file=states_file)
     return SimulationGrid(SequentialExecutor(client_app, clients, teller=teller), clients), clients
 
 
@@ -133,17 +138,18 @@ def test_bytes_of_tensors_are_counted(grid: SimulationGrid) -> None:
 
 def test_states_survive_the_grid(tmp_path: Path) -> None:
     """Saved and loaded states continue where they were, arrays included."""
-    grid, clients = grid_of(app)
+    states_file = tmp_path / "clients.sqlite"
+    grid, clients = grid_of(app, states_file=states_file)
     answers(grid, ask(1, 3, 3))
-    saved = clients.save(tmp_path / "states")
-    assert set(saved) == {"1", "3"}
-    other, clients = grid_of(app)
-    clients.load(tmp_path / "states", saved)
-    assert [a["calls"] for a in answers(other, ask(1, 2, 3))] == [1, 0, 2]
-    _, clients = grid_of(app)
-    clients.load(tmp_path / "states", saved)
+    saved = clients.save()
+    answers(grid, ask(1, 2))
+    clients.close()
+    other, clients = grid_of(app, states_file=states_file)
+    clients.load(saved)
     (memory,) = clients.context_of(3).state.array_records["memory"].to_numpy_ndarrays()
     assert memory.tolist() == [3, 3, 3]
+    assert [a["calls"] for a in answers(other, ask(1, 2, 3))] == [1, 0, 2]
+    clients.close()
 
 
 def test_clients_without_state_cost_no_file(tmp_path: Path) -> None:
@@ -154,10 +160,10 @@ def test_clients_without_state_cost_no_file(tmp_path: Path) -> None:
     def silent(message: Message, context: Context) -> Message:
         return Message(RecordDict(), reply_to=message)
 
-    grid, clients = grid_of(plain, count=2)
+    grid, clients = grid_of(plain, count=2, states_file=tmp_path / "clients.sqlite")
     list(grid.send_and_receive(ask(1, 2)))
-    assert clients.save(tmp_path / "states") == {}
-    assert not (tmp_path / "states").exists()
+    assert clients.save() == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stop_is_asked_for_once(grid: SimulationGrid) -> None:

@@ -1,0 +1,65 @@
+"""Runs `meadow simulate` as a user would, and times its rounds from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["simulate"]
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+TIME_LIMIT_S = 1800.0
+
+
+def simulate(
+    app: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Simulate benchmarks/apps/APP and return what the peers' programs return.
+
+    "round_s": seconds from one committed round to the next, all of Meadow's work in between
+    included; "first_round_s": from the command to the end of the first round; "accuracy": by
+    round, where the server evaluated; "peak_rss_mb"; "executor".
+
+    Raises:
+        RuntimeError: the simulation failed.
+    """
+    environ = {**os.environ, "PYTHONPATH": str(BENCHMARKS / "peers"), **(environment or {})}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "meadow", "simulate", str(BENCHMARKS / "apps" / app)]
+        command += ["--out", f"{folder}/run", "--format", "json", *arguments]
+        began_s = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True)
+        outcome = _followed(process, began_s)
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise RuntimeError(f"meadow simulate {app} failed; see above")
+    return {**outcome, "peak_rss_mb": usage.ru_maxrss / 1024}
+
+
+def _followed(process: subprocess.Popen[str], began_s: float) -> dict[str, Any]:
+    assert process.stdout is not None
+    ends_s: list[float] = []
+    accuracy: dict[int, float] = {}
+    executor = ""
+    for line in process.stdout:
+        now_s = time.perf_counter()
+        event = json.loads(line)
+        if event["event"] == "round_committed":
+            ends_s.append(now_s)
+            if event["server"]:
+                accuracy[event["round"]] = event["server"]["accuracy"]
+        elif event["event"] == "executor_chosen":
+            executor = event["executor"]
+    return {
+        "round_s": [end - start for start, end in zip(ends_s, ends_s[1:], strict=False)],
+        "first_round_s": ends_s[0] - began_s if ends_s else None,
+        "accuracy": accuracy,
+        "executor": executor,
+    }

@@ -1,0 +1,176 @@
+"""`secure_app(app)`: a Flower ClientApp whose updates leave it only within secure sums.
+
+It wraps any ClientApp. The app trains and evaluates as always; its reply stays here, and what
+leaves is a vector under masks (`privacy.secure_terms` lists the messages).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Error, Message, Metadata, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
+
+from ..errors import (
+    NOTHING_TO_EVALUATE,
+    MeadowError,
+    RefusedError,
+    SecureAggregationError,
+    UpdateError,
+)
+from ..flower import arrays_to_params, params_to_arrays, rebuild_message, tensors_of
+from ..privacy.secagg.steps import Step
+from ..privacy.secure_kinds import ANSWERS, IDENTITY, SUFFIX, is_secure
+from ..privacy.secure_terms import MASKED, RECORD, SECURE_SUM_FAILED, Announcement, bind
+from ..privacy.secure_vector import VectorLayout
+from ..strategies.combined import EXAMPLES_KEY
+from ..strategies.metrics import scalars_of
+from .secure_identity import Identify, SecureIdentity, pinned_identity
+from .secure_past import Past
+from .secure_session import KeptSession
+
+__all__ = ["secure_app"]
+
+
+def secure_app(
+    app: ClientApp, *, identify: Identify | None = None, required: bool = True
+) -> ClientApp:
+    """Return `app` with secure aggregation; without `required`, it answers plainly too.
+
+    `identify` says who the client is and whom it trusts; by default `pinned_identity()`.
+    """
+    return _SecureApp(app, identify or pinned_identity(), required)
+
+
+class _SecureApp(ClientApp):
+    """Answers the messages of secure sums, and hands the instructions in them to another app."""
+
+    def __init__(self, app: ClientApp, identify: Identify, required: bool) -> None:
+        super().__init__()
+        self._app, self._identify, self._required = app, identify, required
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; what the wrapped app raises is raised."""
+        kind = message.metadata.message_type
+        if not is_secure(kind):
+            if self._required:
+                raise RefusedError(
+                    f"a {kind!r} message is refused: this client's updates leave it only within "
+                    "secure sums"
+                )
+            return self._app(message, context)
+        try:
+            if kind == IDENTITY:
+                content = self._introduce(context)
+            elif kind in ANSWERS:
+                content = self._answer(Step(ANSWERS.index(kind) + 1), message, context)
+            else:
+                content = self._begin(kind.removesuffix(SUFFIX), message, context)
+        except MeadowError as error:
+            # A reply, not an exception: so that the end of the session is kept.
+            KeptSession.end(context.state)
+            return Message(Error(SECURE_SUM_FAILED, str(error)), reply_to=message)
+        return Message(content, reply_to=message)
+
+    def _introduce(self, context: Context) -> RecordDict:
+        identity = self._identify(context)
+        return RecordDict({RECORD: ConfigRecord({"key": identity.public_key})})
+
+    def _begin(self, category: str, message: Message, context: Context) -> RecordDict:
+        """Check what is planned, execute the instruction, and join the session."""
+        identity = self._identify(context)
+        announcement = Announcement.read(_secure_record(message))
+        binding = bind(
+            announcement, run_id=context.run_id, category=category, content=message.content
+        )
+        params = arrays_to_params(_one(message.content.array_records, "ArrayRecord"))
+        layout = VectorLayout(params if category == "train" else {}, announcement.terms)
+        plan = announcement.terms.plan(clients=len(announcement.keys), length=layout.length)
+        identity.minimum.require(plan.topology)
+        _require_member(identity, announcement)
+        identity.accept(announcement.keys)
+        Past(context.state).require_new(category, binding)
+        vector, examples = self._update(category, message, context, layout)
+        _, said = KeptSession.begin(
+            context.state,
+            identity=identity,
+            announcement=announcement,
+            binding=binding,
+            category=category,
+            vector=vector,
+            weight=min(examples, plan.encoding.weight_max),
+        )
+        return _content_of(announcement.session, said)
+
+    def _update(
+        self, category: str, message: Message, context: Context, layout: VectorLayout
+    ) -> tuple[NDArray[Any], int]:
+        """Let the app do its work, and return its update and its number of examples."""
+        reply = self._app(_instruction(category, message), context)
+        if reply.has_error():
+            if category == "evaluate" and reply.error.code == NOTHING_TO_EVALUATE:
+                return layout.vector({}, {}), 0
+            raise UpdateError(reply.error.reason or "the app gave no reason for its error")
+        metrics: MetricRecord = _one(reply.content.metric_records, "MetricRecord")
+        examples = metrics.get(EXAMPLES_KEY)
+        whole = isinstance(examples, int | float) and examples >= 1 and examples == int(examples)
+        if not whole:
+            raise UpdateError(f"{EXAMPLES_KEY} must be a whole number >= 1, got {examples!r}")
+        trained = {}
+        if category == "train":
+            trained = tensors_of(_one(reply.content.array_records, "ArrayRecord"))
+        return layout.vector(trained, scalars_of(metrics)), int(examples)  # type: ignore[arg-type]
+
+    def _answer(self, step: Step, message: Message, context: Context) -> RecordDict:
+        record: Any = _secure_record(message)
+        session, heard = record.get("session"), record.get("message")
+        if type(session) is not bytes or type(heard) is not bytes:
+            raise SecureAggregationError("the server's message has no session or no content")
+        kept = KeptSession.resume(context.state, self._identify(context), session)
+        return _content_of(session, kept.answer(step, heard), masked=step is Step.MASK)
+
+
+def _require_member(identity: SecureIdentity, announcement: Announcement) -> None:
+    if announcement.keys.get(identity.node) != identity.public_key:
+        raise SecureAggregationError(
+            "this client is not in the cohort with the key that is its own"
+        )
+
+
+def _instruction(category: str, message: Message) -> Message:
+    """Return the message that the wrapped app would have got without secure aggregation."""
+    said = message.metadata
+    metadata = Metadata(
+        said.run_id,
+        said.message_id,
+        said.src_node_id,
+        said.dst_node_id,
+        said.reply_to_message_id,
+        said.group_id,
+        said.created_at,
+        said.ttl,
+        category,
+    )
+    content = {name: record for name, record in message.content.items() if name != RECORD}
+    return rebuild_message(metadata, RecordDict(content))
+
+
+def _secure_record(message: Message) -> ConfigRecord:
+    record = message.content.config_records.get(RECORD)
+    if record is None:
+        raise SecureAggregationError(f"the message has no ConfigRecord {RECORD!r}")
+    return record
+
+
+def _one(records: Any, kind: str) -> Any:
+    if len(records) != 1:
+        raise UpdateError(f"there must be one {kind}, there are {len(records)}")
+    return next(iter(records.values()))
+
+
+def _content_of(session: bytes, said: bytes, *, masked: bool = False) -> RecordDict:
+    if masked:
+        return RecordDict({MASKED: params_to_arrays({MASKED: np.frombuffer(said, np.uint8)})})
+    return RecordDict({RECORD: ConfigRecord({"session": session, "message": said})})

@@ -1,0 +1,220 @@
+"""A client's secure session between two messages, kept in its Flower Context.
+
+A client app may run in another process for every message, so a session is kept as what it follows
+from: 32 random bytes, the instruction's binding, and the messages that were heard. To answer the
+next message, the session is gone through again up to there, in memory.
+
+Guarantees: a step is answered once, in order. Whoever keeps the Context makes it durable before
+    an answer leaves, with the answer; so a client that is killed repeats an answer or is out, and
+    never gives another one to the same step.
+    What `Past` refuses is not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256, shake_256
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from ..errors import SecureAggregationError
+from ..flower import params_to_arrays, tensors_of
+from ..privacy.entropy import Entropy
+from ..privacy.secagg import Binding, ClientSession
+from ..privacy.secagg.steps import Step
+from ..privacy.secure_terms import Announcement, name_of
+from .secure_identity import SecureIdentity
+from .secure_past import Past
+
+__all__ = ["KeptSession"]
+
+SESSION = "meadow-secure-session"
+ANNOUNCEMENT = "meadow-secure-announcement"
+VECTOR = "meadow-secure-vector"
+SEED_BYTES = 32
+
+
+@dataclass(slots=True, kw_only=True)
+class KeptSession:
+    """A session, and where in the Context it is kept."""
+
+    state: RecordDict
+    identity: SecureIdentity
+    announcement: Announcement
+    binding: Binding
+    category: str
+    length: int
+    seed: bytes
+    weight: int
+    heard: list[bytes]
+
+    @classmethod
+    def begin(
+        cls,
+        state: RecordDict,
+        *,
+        identity: SecureIdentity,
+        announcement: Announcement,
+        binding: Binding,
+        category: str,
+        vector: NDArray[Any],
+        weight: int,
+    ) -> tuple[KeptSession, bytes]:
+        """Begin a session in the place of any before; returns its first message too.
+
+        Raises:
+            SecureAggregationError: `Past` does not allow it.
+        """
+        Past(state).begin(category, binding)
+        kept = cls(
+            state=state,
+            identity=identity,
+            announcement=announcement,
+            binding=binding,
+            category=category,
+            length=len(vector),
+            seed=_fresh_seed(identity.entropy, binding),
+            weight=weight,
+            heard=[],
+        )
+        answer = kept._session().advertise()
+        state[VECTOR] = params_to_arrays({"vector": vector})
+        kept._keep()
+        return kept, answer
+
+    @classmethod
+    def resume(cls, state: RecordDict, identity: SecureIdentity, session: bytes) -> KeptSession:
+        """Return the session that a message belongs to.
+
+        Raises:
+            SecureAggregationError: there is none of this id.
+        """
+        if SESSION not in state.config_records:
+            raise SecureAggregationError("this client is in no session: it ended, or was lost")
+        said: Any = state.config_records[SESSION]
+        announcement = Announcement.read(state.config_records[ANNOUNCEMENT])
+        if announcement.session != session:
+            raise SecureAggregationError("this client is in another session")
+        binding = Binding(
+            session=announcement.session,
+            round=announcement.round,
+            model=said["model"],
+            configuration=said["configuration"],
+        )
+        return cls(
+            state=state,
+            identity=identity,
+            announcement=announcement,
+            binding=binding,
+            category=said["category"],
+            length=said["length"],
+            seed=said["seed"],
+            weight=said["weight"],
+            heard=[said[f"heard-{place}"] for place in range(said["heard"])],
+        )
+
+    @staticmethod
+    def end(state: RecordDict) -> None:
+        """Forget the session, if there is one."""
+        for name in (SESSION, ANNOUNCEMENT, VECTOR):
+            if name in state:
+                del state[name]
+
+    def answer(self, step: Step, message: bytes) -> bytes:
+        """Return the answer of one step, from what was heard before and now.
+
+        Raises:
+            SecureAggregationError: it is not this step's turn, or something is wrong.
+        """
+        if step != len(self.heard) + 1:
+            at = Step(len(self.heard) + 1).name.lower()
+            raise SecureAggregationError(
+                f"{step.name.lower()} is asked for, but this session is at {at}"
+            )
+        session = self._session()
+        session.advertise()
+        for place, earlier in enumerate(self.heard):
+            self._say(session, Step(place + 1), earlier, self._nothing)
+        said = self._say(session, step, message, self._vector)
+        self.heard.append(message)
+        if step is Step.MASK:
+            Past(self.state).mask(self.category, self.binding)
+            del self.state[VECTOR]
+        if step is Step.UNMASK:
+            self.end(self.state)
+        else:
+            self._keep()
+        return said
+
+    def _say(
+        self,
+        session: ClientSession,
+        step: Step,
+        message: bytes,
+        vector: Callable[[], tuple[NDArray[Any], int]],
+    ) -> bytes:
+        if step is Step.MASK:
+            return session.mask(message, *vector())
+        answers = {
+            Step.SHARE: session.share,
+            Step.CONFIRM: session.confirm,
+            Step.UNMASK: session.unmask,
+        }
+        return answers[step](message)
+
+    def _vector(self) -> tuple[NDArray[Any], int]:
+        arrays: ArrayRecord = self.state.array_records[VECTOR]
+        return tensors_of(arrays)["vector"].numpy(), self.weight
+
+    def _nothing(self) -> tuple[NDArray[Any], int]:
+        """Return what is masked when a step that was answered is gone through again."""
+        return np.zeros(self.length, np.float32), 0
+
+    def _session(self) -> ClientSession:
+        terms = self.announcement.terms
+        plan = terms.plan(clients=len(self.announcement.keys), length=self.length)
+        return ClientSession(
+            plan=plan,
+            me=name_of(self.identity.node),
+            signing_key=self.identity.key,
+            roster=self.announcement.roster,
+            binding=self.binding,
+            entropy=_expand(self.seed),
+            minimum=self.identity.minimum,
+        )
+
+    def _keep(self) -> None:
+        self.state[ANNOUNCEMENT] = self.announcement.record()
+        said: dict[str, Any] = {
+            "category": self.category,
+            "model": self.binding.model,
+            "configuration": self.binding.configuration,
+            "length": self.length,
+            "seed": self.seed,
+            "weight": self.weight,
+            "heard": len(self.heard),
+        }
+        said |= {f"heard-{place}": message for place, message in enumerate(self.heard)}
+        self.state[SESSION] = ConfigRecord(said)
+
+
+def _fresh_seed(entropy: Entropy, binding: Binding) -> bytes:
+    """Return a session's seed; two sessions differ even where entropy is repeated."""
+    bound = b"".join((binding.session, binding.round.to_bytes(8, "big"), binding.model))
+    return sha256(b"meadow secure seed 1\0" + entropy(SEED_BYTES) + bound).digest()
+
+
+def _expand(seed: bytes) -> Entropy:
+    """Return the random bytes that a seed stands for, the same in the same order."""
+    drawn = 0
+
+    def entropy(size_bytes: int) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return shake_256(seed + drawn.to_bytes(8, "big")).digest(size_bytes)
+
+    return entropy
