@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .config_sections import (
     AppConfig,
+    DevicesConfig,
     DifferentialPrivacyConfig,
     EarlyStoppingConfig,
     EvaluationConfig,
@@ -44,6 +45,7 @@ __all__ = [
     "FILE_NAME",
     "AppConfig",
     "Config",
+    "DevicesConfig",
     "DifferentialPrivacyConfig",
     "EarlyStoppingConfig",
     "EvaluationConfig",

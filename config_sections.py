@@ -304,7 +304,7 @@ class DevicesConfig:
     """[simulation.devices]: naming this table at all turns the virtual clock on."""
 
     examples_per_s: float = setting(
-        1000.0, "the median of the clients' speeds in training", above=0, at_most=1e12
+        1000.0, "the median of the clients' speeds in training", above=0, at_most=10**12
     )
     examples_per_s_spread: float = setting(
         0.5,
@@ -313,10 +313,10 @@ class DevicesConfig:
         at_most=10,
     )
     download_bytes_per_s: float = setting(
-        2.5e6, "the median of what clients receive in a second", above=0, at_most=1e15
+        2.5e6, "the median of what clients receive in a second", above=0, at_most=10**15
     )
     upload_bytes_per_s: float = setting(
-        1e6, "the median of what clients send in a second", above=0, at_most=1e15
+        1e6, "the median of what clients send in a second", above=0, at_most=10**15
     )
     bandwidth_spread: float = setting(
         0.5, "how much either differs, likewise", at_least=0, at_most=10
@@ -340,7 +340,7 @@ class DevicesConfig:
         "the mean time from one coming to the next; each client's is between half and one and "
         "a half of it",
         at_least=1,
-        at_most=1e9,
+        at_most=10**9,
         only={"available_share": ()},
     )
     trace: str | None = setting(

@@ -44,9 +44,14 @@ def main() -> None:
         for repeat in range(options.repeats):
             results["meadow"].append(
                 simulate(
-                    "simulation_digits", "--clients", str(clients), "--rounds", str(ROUNDS),
-                    "--set", f"evaluation.every={ROUNDS}",
-                )  # fmt: skip
+                    "simulation_digits",
+                    "--clients",
+                    str(clients),
+                    "--rounds",
+                    str(ROUNDS),
+                    "--set",
+                    f"evaluation.every={ROUNDS}",
+                )
             )
             for name, (peer, program, *arguments) in peers.items():
                 if name == "flower" and repeat:

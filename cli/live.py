@@ -163,6 +163,8 @@ def _round_line(row: Mapping[str, Any], rounds: int | None) -> str:
         parts += [" ".join([part, *metrics])] if metrics else []
     parts.append(f"clients {_clients(row)}")
     parts.append(f"{row.get('duration_s') or 0:.2f} s")
+    if "virtual_s" in row:
+        parts.append(f"at {row['virtual_s']:.0f} s of virtual time")
     parts.append(f"{amount(row.get('bytes_sent') or 0)} out")
     parts.append(f"{amount(row.get('bytes_received') or 0)} in")
     return "  ".join(parts)

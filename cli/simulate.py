@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, MeadowError
+from ..process_limits import keep_freed_memory
 from .live import RunView
 from .output import Format, FormatOption, say
 
@@ -40,6 +41,7 @@ def simulate(
         raise ConfigError(
             "--resume goes on with the settings that the run began with; give no more"
         )
+    keep_freed_memory()
     from ..simulations import run  # imports torch; the command's help need not
 
     about = folder if resume is None else resume
@@ -52,7 +54,8 @@ def simulate(
             assert folder is not None
             overrides = list(settings or [])
             if (folder / "meadow.toml").is_file():
-                named = {"run.rounds": rounds, "run.seed": seed}
+                named = {"run.rounds": rounds, "simulation.executor": executor, "run.seed": seed}
+                executor = None
                 overrides += [f"{key}={value}" for key, value in named.items() if value is not None]
             elif rounds is not None or seed is not None:
                 raise ConfigError(

@@ -21,10 +21,7 @@ Slots = Sequence[list[torch.Tensor]]
 
 def new_slots(params: Tensors, settings: TrainingSettings) -> Slots:
     """Return the slots before the first step: zeros in the shapes of the params."""
-    if settings.optimizer == "sgd":
-        count = 1 if settings.momentum else 0
-    else:
-        count = 2
+    count = 2 if settings.optimizer != "sgd" else int(settings.momentum > 0)
     return [[torch.zeros_like(param) for param in params] for _ in range(count)]
 
 

@@ -20,8 +20,9 @@ from ..server.run_folder import RunFolder
 from ..transport.durable import write_file
 from .clients import SimulatedClients
 from .executors.choice import ExecutorPlan, client_app_of
-from .executors.contract import Teller
+from .executors.contract import Executor, Teller
 from .grid import SimulationGrid
+from .virtual_grid import VirtualGrid, devices_of
 
 __all__ = ["default_folder", "resume", "simulate"]
 
@@ -55,12 +56,12 @@ def simulate(
     app = App.load(app_folder, overrides=overrides)
     plan = ExecutorPlan.of(app, executor)
     client_app_of(app)  # before there is a folder: an app that does not load leaves none
+    devices_of(app)  # and neither do files that cannot be read
     folder = Path(out) if out is not None else default_folder(app.name)
     _make_empty(folder)
     count = app.config.simulation.clients if app.config else clients or FLOWER_CLIENTS
     identify_process(run_id=RUN_ID, node_id=0)
     plan, reason = plan.settled(app, count)
-    on_event("executor_chosen", {"executor": plan.name, "reason": reason})
     origin = {
         "app": str(app.folder),
         "sha256": app.sha256,
@@ -69,7 +70,7 @@ def simulate(
         "executor": plan.name,
     }
     write_file(folder / ORIGIN, json.dumps(origin, indent=1).encode())
-    return _run(app, plan, folder, clients=count, on_event=on_event)
+    return _run(app, plan, folder, clients=count, on_event=on_event, reason=reason)
 
 
 def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> dict[str, Any]:
@@ -113,7 +114,13 @@ def default_folder(name: str) -> Path:
 
 
 def _run(
-    app: App, plan: ExecutorPlan, folder: Path, *, clients: int, on_event: OnEvent
+    app: App,
+    plan: ExecutorPlan,
+    folder: Path,
+    *,
+    clients: int,
+    on_event: OnEvent,
+    reason: str = "",
 ) -> dict[str, Any]:
     identify_process(run_id=RUN_ID, node_id=0)
     run_folder = RunFolder(
@@ -132,14 +139,23 @@ def _run(
     run_folder.keep_client_states(population.save, population.load)
     teller = Teller(traceback=tell, explain=app.explain, event=run_folder.event)
     executor = plan.make(app, population, teller=teller)
-    grid = SimulationGrid(executor, population)
+    grid = _grid_of(app, executor, population)
     on_event("ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": clients})
+    if reason:
+        on_event("executor_chosen", {"executor": plan.name, "reason": reason})
     try:
         with _interruptible(grid, on_event):
             return execute(app, grid, run_folder, run_id=RUN_ID)
     finally:
         executor.close()
         population.close()
+
+
+def _grid_of(app: App, executor: Executor, population: SimulatedClients) -> SimulationGrid:
+    devices = devices_of(app)
+    if devices is None or app.config is None:
+        return SimulationGrid(executor, population)
+    return VirtualGrid.of(app.config, devices, executor, population)
 
 
 @contextmanager

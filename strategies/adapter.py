@@ -22,7 +22,7 @@ from ..flower import arrays_to_params, params_to_arrays, tensors_of
 from .algorithm import Algorithm, State
 from .broadcast import Broadcast
 from .checks import fault_in
-from .cohort import draw_cohort, wait_for_clients
+from .cohort import wait_for_clients
 from .grids import combines_updates, forget_round, is_stopping, recall_cohort, traffic_bytes
 from .metrics import Metrics, scalars_of
 from .plan import RoundPlan
@@ -30,6 +30,7 @@ from .progress import Progress
 from .recorder import Checkpoint, Recorder, RoundTable, Row
 from .replies import TrainingReplies, collect_evaluation
 from .result import RunResult, Status, metric_record, result_of
+from .virtual_time import begin_after, draw_on, late_on, virtual_time_of
 
 __all__ = ["Evaluate", "FederatedStrategy", "RunResult"]
 
@@ -166,6 +167,7 @@ class FederatedStrategy(Strategy):
         """
         self._refuse_misfit(grid)
         initial = self._restore(initial_arrays, evaluate_fn)
+        begin_after(grid, self._history)
         status: Status = "finished"
         cause = ""
         while self._state.round < num_rounds:
@@ -214,6 +216,7 @@ class FederatedStrategy(Strategy):
         instructions = self.configure_train(number, self._arrays, train_config, grid)
         replies = grid.send_and_receive(instructions, timeout=deadline_s)
         _, train = self.aggregate_train(number, replies)
+        self._table = replace(self._table, late=late_on(grid))
         evaluated: MetricRecord | None = None
         central: Metrics = {}
         if self._plan.evaluates(number, last=last):
@@ -235,6 +238,7 @@ class FederatedStrategy(Strategy):
             "bytes_sent": sent,
             "bytes_received": received,
             "privacy": None,
+            **virtual_time_of(grid),
         }
         self._commit(row)
         forget_round(grid, number)
@@ -304,13 +308,7 @@ class FederatedStrategy(Strategy):
         )
         if len(present) < needed:
             raise QuorumError(f"round {number}: {len(present)} of {needed} clients are connected")
-        return draw_cohort(
-            present,
-            cohort=self._plan.cohort,
-            at_least=needed,
-            seed=self._plan.seed,
-            round_number=number,
-        )
+        return draw_on(grid, present, self._plan, number)
 
     def _evaluate_centrally(self, number: int, evaluate_fn: Evaluate | None) -> Metrics:
         return scalars_of(evaluate_fn(number, self._arrays)) if evaluate_fn else {}

@@ -7,6 +7,8 @@ forget(group_id)          hears that a round is durable: its messages are no lon
 bytes_sent                all bytes so far, and
 bytes_received            likewise
 combines_updates: bool    whether a reply may stand for many clients
+
+`virtual_time.py` has what a grid with a virtual clock does beside.
 """
 
 from __future__ import annotations

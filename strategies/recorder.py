@@ -46,6 +46,8 @@ class RoundTable:
     train: ClientTable = field(default_factory=ClientTable)
     evaluate: ClientTable = field(default_factory=ClientTable)
     failed: Sequence[int] = ()
+    late: Sequence[int] = ()
+    """Those of the failed whose answers came too late, where the grid knows."""
 
     def line(self) -> dict[str, Any]:
         """Return the table as plain values; lists are parallel to "clients"."""
@@ -60,6 +62,8 @@ class RoundTable:
             line["evaluate"] = {"clients": evaluate.clients, **evaluate.metrics}
         if self.failed:
             line["failed"] = list(self.failed)
+        if self.late:
+            line["late"] = list(self.late)
         return line
 
 

@@ -206,7 +206,6 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("unknown precision", '[training]\nprecision = "fp8"', ["training.precision", '"bf16"']),
     ("policy without bound", '[run]\nupdate_norm_policy = "clip"', ["update_norm_max is set"]),
     ("alpha with iid", "[simulation]\nalpha = 0.5", ["simulation.alpha", '"dirichlet"']),
-    ("later executor", '[simulation]\nexecutor = "ray"', ["not in this version", '"sequential"']),
     (
         "secure aggregation",
         "[privacy.secure_aggregation]\nenabled = true",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -58,7 +59,7 @@ def _followed(process: subprocess.Popen[str], began_s: float) -> dict[str, Any]:
         elif event["event"] == "executor_chosen":
             executor = event["executor"]
     return {
-        "round_s": [end - start for start, end in zip(ends_s, ends_s[1:], strict=False)],
+        "round_s": [end - start for start, end in itertools.pairwise(ends_s)],
         "first_round_s": ends_s[0] - began_s if ends_s else None,
         "accuracy": accuracy,
         "executor": executor,

@@ -48,8 +48,11 @@ def choose_executor(app: App, clients: int, make: Make) -> Choice:
             '"processes" runs them side by side',
         )
     seconds: dict[str, float] = {}
-    order = _order(app, config, clients)
     notes: list[str] = []
+    try:
+        order = _order(app, config, clients)
+    except Exception as error:  # the app's code; the run itself will say what is wrong
+        return Choice(name="sequential", reason=f"no trial: {app.explain(error)}")
     for name in ("vectorized", "sequential"):
         spent_s, note = _timed(make, name, order)
         notes += [note] * bool(note)

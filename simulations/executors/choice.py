@@ -50,9 +50,10 @@ class ExecutorPlan:
         return cls(name=name or said.executor, workers=said.workers, address=said.address)
 
     def settled(self, app: App, clients: int) -> tuple[ExecutorPlan, str]:
-        """Return the plan with "auto" replaced by what a trial chose, and the reason."""
+        """Return the plan with "auto" replaced by what a trial chose, and the reason; no reason
+        where there was nothing to choose."""
         if self.name != "auto":
-            return self, "as asked for"
+            return self, ""
 
         population = SimulatedClients(clients, run_id=0, run_config=run_config_of(app))
         try:

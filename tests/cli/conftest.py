@@ -55,3 +55,13 @@ def app(meadow: Meadow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.chdir(tmp_path)
     assert meadow("new", "my_app").code == 0
     return tmp_path / "my_app"
+
+
+@pytest.fixture
+def sequential_app(app: Path) -> Path:
+    """The same, its clients always run one after another: for tests of bits, or of the output."""
+    path = app / "meadow.toml"
+    path.write_text(
+        path.read_text().replace("[simulation]", '[simulation]\nexecutor = "sequential"')
+    )
+    return app

@@ -35,7 +35,6 @@ WRONG = {
     ),
     "no value": (["simulate", "my_app", "--set", "rounds"], "has no value; write --set key=value"),
     "bad executor": (["simulate", "my_app", "--executor", "fast"], 'must be "auto" or'),
-    "not yet": (["simulate", "my_app", "--executor", "ray"], "not in this version of Meadow"),
     "impossible": (["simulate", "my_app", "--clients", "1"], "run.min_clients = 2 is more than"),
     "not resumable": (["simulate", "--resume", "my_app"], "not the folder of a simulation"),
     "out is a file": (["simulate", "my_app", "--out", "my_app/task.py"], "cannot be the run's"),

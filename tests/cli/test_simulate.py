@@ -28,15 +28,15 @@ them before the first round, too."""
 
 
 @pytest.fixture
-def interruptible(app: Path) -> Path:
+def interruptible(sequential_app: Path) -> Path:
     """An app that can press Ctrl-C itself, in the middle of a round."""
-    text = (app / "task.py").read_text()
-    before, after = text.split("\n\ntask = ")
-    (app / "task.py").write_text(f"{before}{INTERRUPTING}\n\ntask = {after}")
-    return app
+    path = sequential_app / "task.py"
+    before, after = path.read_text().split("\n\ntask = ")
+    path.write_text(f"{before}{INTERRUPTING}\n\ntask = {after}")
+    return sequential_app
 
 
-def test_a_person_reads_a_line_a_round(meadow: Meadow, app: Path) -> None:
+def test_a_person_reads_a_line_a_round(meadow: Meadow, sequential_app: Path) -> None:
     """Off a terminal: metrics, clients, time and traffic of each round, then where it is."""
     said = meadow("simulate", "my_app", "--rounds", 2, "--clients", 3, "--out", "run")
     first, second, last = said.out.splitlines()
@@ -47,7 +47,7 @@ def test_a_person_reads_a_line_a_round(meadow: Meadow, app: Path) -> None:
     assert (said.code, said.err) == (0, "")
 
 
-def test_a_program_reads_events(meadow: Meadow, app: Path) -> None:
+def test_a_program_reads_events(meadow: Meadow, sequential_app: Path) -> None:
     """With --format json every line is an event; the last is the summary."""
     said = meadow("simulate", "my_app", "--rounds", 2, "--out", "run", "--format", "json")
     kinds = [each["event"] for each in said.objects]

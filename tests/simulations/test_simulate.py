@@ -53,6 +53,7 @@ batch_size = 10
 learning_rate = 0.2
 [simulation]
 clients = 4
+executor = "sequential"
 """
 
 

@@ -1,0 +1,61 @@
+"""What a grid with a virtual clock does more; any other does none of it.
+
+draw_cohort(...)      draws among the clients that are there at its time, waiting for enough
+now_s: float          seconds since the run began, on its clock
+begin_at(now_s)       hears at which time an interrupted run goes on
+late: Sequence[int]   who was too late for the last step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flwr.serverapp import Grid
+
+from .cohort import draw_cohort
+from .plan import RoundPlan
+from .recorder import Row
+
+__all__ = ["begin_after", "draw_on", "late_on", "virtual_time_of"]
+
+KEY = "virtual_s"
+"""In a round's row: when it was over, on the grid's clock."""
+
+
+def draw_on(grid: Grid, present: Sequence[int], plan: RoundPlan, round_number: int) -> list[int]:
+    """Draw a round's cohort: by the grid if it knows who is there, else among `present`."""
+    draw = getattr(grid, "draw_cohort", None)
+    if callable(draw):
+        return list(
+            draw(
+                cohort=plan.cohort,
+                at_least=plan.min_clients,
+                seed=plan.seed,
+                round_number=round_number,
+            )
+        )
+    return draw_cohort(
+        present,
+        cohort=plan.cohort,
+        at_least=plan.min_clients,
+        seed=plan.seed,
+        round_number=round_number,
+    )
+
+
+def virtual_time_of(grid: Grid) -> dict[str, float]:
+    """Return what a row says of the grid's clock: nothing if it has none."""
+    now_s = getattr(grid, "now_s", None)
+    return {} if now_s is None else {KEY: float(now_s)}
+
+
+def begin_after(grid: Grid, history: Sequence[Row]) -> None:
+    """Let the grid's clock go on where the last of these rounds ended."""
+    begin_at = getattr(grid, "begin_at", None)
+    if callable(begin_at):
+        begin_at(float(history[-1].get(KEY, 0.0)) if history else 0.0)
+
+
+def late_on(grid: Grid) -> list[int]:
+    """Return who was too late for the last step."""
+    return list(getattr(grid, "late", ()))
