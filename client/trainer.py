@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -127,11 +127,12 @@ class _Local:
         for inputs, targets in group:
             loss = self._losses(inputs, targets).sum() / examples
             torch.autograd.backward(self._scaler.scale(loss) if self._scaler else loss)
+        optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler looks at it
         if self._scaler:
-            self._scaler.unscale_(self._optimizer)
+            self._scaler.unscale_(optimizer)
         self._correct()
         if self._scaler:
-            self._scaler.step(self._optimizer)
+            self._scaler.step(optimizer)
             self._scaler.update()
         else:
             self._optimizer.step()

@@ -82,9 +82,8 @@ class ExampleValues:
 
     def _mean(self, values: torch.Tensor) -> NDArray[np.float64]:
         placed = torch.zeros(self._own.shape, device=self._device)
-        for (step, low, losses, _, _), part in zip(
-            self._steps, values.split([each[2].numel() for each in self._steps]), strict=True
-        ):
+        parts = torch.split(values, [each[2].numel() for each in self._steps])
+        for (step, low, losses, _, _), part in zip(self._steps, parts, strict=True):
             rows, batch = losses.shape
             placed[low : low + rows, step, :batch] = part.view(rows, batch)
         sums = placed.where(self._own, 0.0).sum((1, 2), dtype=torch.float64)

@@ -159,9 +159,9 @@ def _is_worth_it(layer: nn.Linear, data: CohortData, settings: TrainingSettings)
     """Whether products of samples with each other are fewer than those with a weight per client."""
     most = data.rows.shape[1]
     if settings.epochs > 1:
-        return not data.anew.any() and most < layer.in_features
+        return not bool(data.anew.any()) and most < layer.in_features
     both = layer.in_features + layer.out_features
-    return most < 4 * layer.in_features * layer.out_features / both
+    return bool(most < 4 * layer.in_features * layer.out_features / both)
 
 
 class LinearTrained:
