@@ -49,6 +49,18 @@ class ClientTable:
             column.extend([None] * (len(self.clients) - len(column)))
         return self
 
+    def in_order(self) -> ClientTable:
+        """Return the table with its rows in the canonical order of the clients."""
+        self.closed()
+        order = sorted(range(len(self.clients)), key=self.clients.__getitem__)
+        if order == list(range(len(order))):
+            return self
+        return ClientTable(
+            [self.clients[row] for row in order],
+            [self.examples[row] for row in order],
+            {name: [column[row] for row in order] for name, column in self.metrics.items()},
+        )
+
     def record(self) -> MetricRecord:
         """Return the MetricRecord of one reply that stands for all these clients."""
         self.closed()

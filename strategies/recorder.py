@@ -50,8 +50,8 @@ class RoundTable:
     """Those of the failed whose answers came too late, where the grid knows."""
 
     def line(self) -> dict[str, Any]:
-        """Return the table as plain values; lists are parallel to "clients"."""
-        train, evaluate = self.train.closed(), self.evaluate.closed()
+        """Return the table as plain values; lists are parallel to "clients", which ascend."""
+        train, evaluate = self.train.in_order(), self.evaluate.in_order()
         line: dict[str, Any] = {
             "round": self.round,
             "clients": train.clients,
