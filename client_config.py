@@ -16,6 +16,7 @@ from .settings_sources import given_by_table, read_toml
 from .settings_values import build
 
 __all__ = [
+    "PEER_PREFIX",
     "ClientConfig",
     "DataConfig",
     "DeviceConfig",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 FILE_NAME = "client.toml"
+PEER_PREFIX = "ed25519:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,22 @@ class PolicyConfig:
     rounds_per_day: int | None = setting(
         None, "train in at most this many rounds in 24 hours; no limit if absent", at_least=1
     )
-    require_secure_aggregation: bool = setting(False, "refuse a run without it")
+    require_secure_aggregation: bool = setting(
+        False, "refuse every instruction whose answer is not within a secure sum"
+    )
+    min_survivors: int = setting(
+        2, "refuse a secure sum that could be of fewer clients than this", at_least=2
+    )
+    min_colluders: int = setting(
+        0,
+        "refuse a secure sum that does not withstand so many clients colluding with the server",
+        at_least=0,
+    )
+    known_peers: tuple[str, ...] = setting(
+        (),
+        'the only clients that a secure sum may be with, as "ed25519:..."; if empty, those that '
+        "the server shows, each with the key that it has at first",
+    )
     require_differential_privacy: bool = setting(False, "refuse a run without it")
 
 
@@ -136,4 +153,12 @@ def _check(config: ClientConfig, where: str) -> None:
                 "policy.allowed_apps",
                 f'must be "sha256:" and 64 hexadecimal digits each, got {app!r}; '
                 '"meadow client doctor" prints those of the installed apps',
+            )
+    for peer in policy.known_peers:
+        if not re.fullmatch(r"ed25519:[0-9a-f]{64}", peer):
+            refuse(
+                where,
+                "policy.known_peers",
+                f'must be "ed25519:" and 64 hexadecimal digits each, got {peer!r}; '
+                '"meadow client doctor" prints a client\'s own, for the other owners',
             )

@@ -27,6 +27,7 @@ from .config_sections import (
     StrategyConfig,
     TrainingConfig,
 )
+from .errors import ConfigError
 from .settings import Settings, refuse
 from .settings_sources import (
     given_by_environment,
@@ -39,6 +40,7 @@ from .settings_values import build
 from .simulations.partition import Partition
 
 if TYPE_CHECKING:
+    from .privacy.secure_terms import SecureTerms
     from .strategies.algorithm import Algorithm
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "TrainingConfig",
     "build_algorithm",
     "build_partition",
+    "build_secure_terms",
     "config_to_toml",
     "load_config",
     "make_config",
@@ -64,6 +67,8 @@ __all__ = [
 ]
 
 FILE_NAME = "meadow.toml"
+SECURE_CLIENTS_MIN = 3
+SECURE_CLIENTS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +204,67 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
     for broken, keys, what in rules:
         if broken:
             refuse(_said(given, where, *keys), keys[0], what)
+    if config.privacy.secure_aggregation.enabled:
+        _check_secure_sums(config, given, where)
+
+
+def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
+    """Refuse what secure aggregation cannot be combined with."""
+    for broken, keys, what in _secure_rules(config):
+        if broken:
+            refuse(_said(given, where, *keys), keys[0], what)
+    try:
+        build_secure_terms(config, metrics=()).plan(clients=_drawn(config), length=1)
+    except ConfigError as error:
+        key = "privacy.secure_aggregation"
+        said = _said(given, where, f"{key}.corrupt_fraction", f"{key}.enabled")
+        refuse(said, key, f"is not safe: {error}")
+
+
+def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
+    """Return what is wrong beside secure aggregation: whether, which keys, and why."""
+    run, simulation, enabled = config.run, config.simulation, "privacy.secure_aggregation.enabled"
+    alone = "= true shows the server nothing but sums of updates, and"
+    single = (
+        f"{alone} strategy {config.strategy.name!r} needs every single one; choose another "
+        "strategy, or set enabled to false"
+    )
+    norms = (
+        f"{alone} run.update_norm_max is about single ones; remove it: every value is clipped to "
+        "privacy.secure_aggregation.clip by the client"
+    )
+    few = (
+        f"= {run.min_clients} must be >= {SECURE_CLIENTS_MIN} with {enabled} = true: a sum of two "
+        "clients tells each the other's update"
+    )
+    many = (
+        f"draws {_drawn(config)} clients, and a secure sum is of at most {SECURE_CLIENTS_MAX}; "
+        "lower run.cohort"
+    )
+    executor = (
+        f'= "{simulation.executor}" does not run clients that talk to each other; with secure '
+        'aggregation it must be "sequential" or "auto"'
+    )
+    clock = "does not know the messages of secure sums; remove it, or set enabled to false"
+    return [
+        (not build_algorithm(config).linear, (enabled, "strategy.name"), single),
+        (run.update_norm_max is not None, (enabled, "run.update_norm_max"), norms),
+        (run.min_clients < SECURE_CLIENTS_MIN, ("run.min_clients", enabled), few),
+        (_drawn(config) > SECURE_CLIENTS_MAX, ("run.cohort", "simulation.clients", enabled), many),
+        (
+            simulation.executor not in ("auto", "sequential"),
+            ("simulation.executor", enabled),
+            executor,
+        ),
+        (simulation.devices is not None, ("simulation.devices", enabled), clock),
+    ]
+
+
+def _drawn(config: Config) -> int:
+    """Return how many clients a round of a simulation is of."""
+    run, clients = config.run, config.simulation.clients
+    drawn = run.cohort if isinstance(run.cohort, int) else round(run.cohort * clients)
+    return min(clients, max(drawn, run.min_clients))
 
 
 def _said(given: Settings, where: str, *keys: str) -> str:
@@ -231,6 +297,23 @@ def build_algorithm(config: Config) -> Algorithm:
         beta_1=chosen.beta_1,
         beta_2=chosen.beta_2,
         tau=chosen.tau,
+    )
+
+
+def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms:
+    """Return the public numbers of a run's secure sums, and which metrics are in them."""
+    from .privacy.secure_terms import SecureTerms
+
+    chosen = config.privacy.secure_aggregation
+    return SecureTerms(
+        corrupt=chosen.corrupt_fraction,
+        dropout=chosen.dropout_fraction,
+        bits=chosen.bits,
+        value_bits=chosen.value_bits,
+        clip=chosen.clip,
+        weight_max=chosen.weight_max,
+        metrics=tuple(sorted(metrics)),
+        metrics_max=chosen.metrics_max,
     )
 
 

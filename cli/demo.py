@@ -133,6 +133,9 @@ def _meadow(*arguments: str, stdin: str | None = None) -> dict[str, Any]:
 def demo(
     clients: Annotated[int, typer.Option(help="how many client agents", min=2, max=16)] = 4,
     rounds: Annotated[int | None, typer.Option(help="how many rounds", min=1)] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="show the server nothing but sums of updates")
+    ] = False,
     out: Annotated[Path, typer.Option(help="where everything goes; emptied first")] = Path(
         "runs/demo"
     ),
@@ -148,6 +151,9 @@ def demo(
     begun_at_s = time.monotonic()
     settings = [f"run.min_clients={clients}", f"simulation.clients={clients}"]
     settings += [f"run.rounds={rounds}"] if rounds else []
+    settings += ["privacy.secure_aggregation.enabled=true"] if secure else []
+    if secure and clients < 3:
+        raise ConfigError(f"--secure needs at least 3 clients, got --clients {clients}")
     with _ending_well(), Federation(out.resolve(), app) as federation:
         say(format, "starting the server ...", event="server_starting")
         address = federation.start_server()

@@ -36,8 +36,10 @@ _BULK_OPTIONS = [
     ("SingleThreadedUnaryStream", 1),
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.client_idle_timeout_ms", 2_000),
 ]
-"""Large steps: a chunk a frame, and a few chunks on the line before they are asked for."""
+"""Large steps: a chunk a frame, and a few chunks on the line before they are asked for. Who waits for
+a turn, or for the next round, holds no second connection of the server's."""
 
 
 def channel_options() -> list[tuple[str, int]]:

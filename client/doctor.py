@@ -18,6 +18,7 @@ from .identity_folder import ClientIdentity, IdentityFolder
 from .lock import lock_holder
 from .owner import Owner
 from .rpc_errors import GoneError
+from .secure_owner import peer_of, pins_of, signing_key
 from .version import VERSION
 from .warm_process import WarmProcess
 
@@ -48,6 +49,7 @@ async def examine(directory: Path) -> AsyncIterator[Finding]:
     for finding in await _server(directory, identity):
         yield finding
     yield _disk(directory)
+    yield _secure_key(directory)
     async for finding in _apps(directory, identity):
         yield finding
 
@@ -62,6 +64,17 @@ def _certificate(identity: ClientIdentity) -> Finding:
         return Finding(subject="certificate", ok=False, text=text)
     text = f"of {identity.name}, node {identity.node_id}, valid for {days:.1f} days"
     return Finding(subject="certificate", ok=True, text=text)
+
+
+def _secure_key(directory: Path) -> Finding:
+    """Show the key by which other owners know this client in secure sums."""
+    try:
+        peers = len(Owner(directory, content_hash).config().policy.known_peers)
+        known = f"{peers} known peers" if peers else f"{len(pins_of(directory))} peers seen so far"
+        text = f"{peer_of(signing_key(directory))}, for the known_peers of others; {known}"
+    except MeadowError as error:
+        return Finding(subject="secure sums", ok=False, text=str(error))
+    return Finding(subject="secure sums", ok=True, text=text)
 
 
 async def _server(directory: Path, identity: ClientIdentity) -> list[Finding]:

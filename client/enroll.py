@@ -49,7 +49,8 @@ _TEMPLATE = """\
 # allowed_apps = ["sha256:..."]         # `meadow client doctor` prints what is installed
 # min_cohort = 3                        # no round with fewer clients
 # rounds_per_day = 100                  # of training, counted by UTC day
-# require_secure_aggregation = true
+# require_secure_aggregation = true      # nothing but sums leaves this site
+# known_peers = ["ed25519:..."]         # with nobody else; `meadow client doctor` prints one's own
 # require_differential_privacy = true
 """
 

@@ -17,6 +17,7 @@ from ..errors import (
     StoreError,
     UnreachableError,
 )
+from ..privacy.secure_kinds import is_answer
 from ..transport.blobs import blob_path, check_blob_id
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
 from .events import Event, Report
@@ -91,6 +92,8 @@ class Execution:
             await self._fetch(blob)
         self._prune({blob.id for blob in blobs})
         verb = "training" if is_training(instruction) else "evaluating"
+        if is_answer(instruction.envelope.metadata.message_type):
+            verb = "summing updates of"
         label = label_of(instruction.envelope)
         detail: dict[str, str | int | float] = {
             "run": instruction.run_id,

@@ -24,6 +24,8 @@ from ..transport.fleet_pb2 import (
     TrainingWork,
 )
 from ..transport.writer import BlobWriter
+from .secure_app import secure_app
+from .secure_owner import owned_identity
 
 __all__ = ["InstalledApp"]
 
@@ -55,12 +57,13 @@ class InstalledApp:
                 raise AppError(
                     f"{app.flower.client_app!r} is a {type(client_app).__name__}, not a ClientApp"
                 )
-            return cls(app, client_app, start, "as the app chooses")
+            return cls(app, _secured(client_app, start), start, "as the app chooses")
         from .app import client_app
         from .trainer import choose_device  # torch, which a plain Flower app may do without
 
         device = choose_device(start.device)
-        return cls(app, client_app(app.load_task(), device=device, copies=False), start, device)
+        made = client_app(app.load_task(), device=device, copies=False)
+        return cls(app, _secured(made, start), start, device)
 
     def execute(self, work: TrainingWork) -> TrainingDone:
         """Execute one instruction.
@@ -116,6 +119,13 @@ class InstalledApp:
             state=state,
             run_config=cast(dict[str, Any], unpack_entries(instruction.run_config)),
         )
+
+
+def _secured(client_app: ClientApp, start: TrainingStart) -> ClientApp:
+    """Return an app that can take part in secure sums too; the agent refuses plain instructions
+    where its owner wants none."""
+    identify = owned_identity(Path(start.client_dir), node=start.node_id)
+    return secure_app(client_app, identify=identify, required=False)
 
 
 def _packed(state: RecordDict, folder: Path) -> bytes:

@@ -29,6 +29,11 @@ class Owner:
         self._read: tuple[Signature, ClientConfig] | None = None
         self._hashes: dict[Path, _Hashed] = {}
 
+    @property
+    def directory(self) -> Path:
+        """The agent's folder."""
+        return self._path.parent
+
     def config(self) -> ClientConfig:
         """Return what the owner's file says now.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..client_config import PolicyConfig
 from ..errors import RefusedError
+from ..privacy.secure_kinds import is_answer, is_secure
 from ..transport.fleet_pb2 import Instruction
 
 __all__ = ["check", "is_training"]
@@ -31,13 +32,20 @@ def check(
         )
     if policy.allowed_apps and f"sha256:{installed}" not in policy.allowed_apps:
         raise RefusedError(f"app {app.name!r} is not among policy.allowed_apps")
-    if instruction.cohort_clients < policy.min_cohort:
+    asked_for = instruction.envelope.metadata.message_type
+    # an answer belongs to a session whose cohort was checked when it began; dropouts are fewer
+    if instruction.cohort_clients < policy.min_cohort and not is_answer(asked_for):
         raise RefusedError(
             f"policy.min_cohort is {policy.min_cohort}, "
             f"this round has {instruction.cohort_clients} clients"
         )
     if policy.require_secure_aggregation and not instruction.secure_aggregation:
         raise RefusedError("policy.require_secure_aggregation is set, this run does without it")
+    if policy.require_secure_aggregation and not is_secure(asked_for):
+        raise RefusedError(
+            f"policy.require_secure_aggregation is set, and a {asked_for[:40]!r} message would show "
+            "what is this client's alone"
+        )
     if policy.require_differential_privacy and not instruction.differential_privacy:
         raise RefusedError("policy.require_differential_privacy is set, this run does without it")
     bound = policy.rounds_per_day

@@ -93,7 +93,7 @@ class _SecureApp(ClientApp):
         identity.accept(announcement.keys)
         Past(context.state).require_new(category, binding)
         vector, examples = self._update(category, message, context, layout)
-        _, said = KeptSession.begin(
+        said = KeptSession.begin(
             context.state,
             identity=identity,
             announcement=announcement,

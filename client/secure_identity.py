@@ -113,17 +113,17 @@ def pinned_identity(*, minimum: Minimum | None = None) -> Identify:
     """
 
     def identify(context: Context) -> SecureIdentity:
-        records = context.state.config_records
-        if OWN_KEY not in records:
-            context.state[OWN_KEY] = ConfigRecord({"key": system_entropy(KEY_BYTES)})
-        if PINS not in records:
-            context.state[PINS] = ConfigRecord()
-        secret = records[OWN_KEY]["key"]
+        state = context.state
+        if OWN_KEY not in state:
+            state[OWN_KEY] = ConfigRecord({"key": system_entropy(KEY_BYTES)})
+        if PINS not in state:
+            state[PINS] = ConfigRecord()
+        secret = state.config_records[OWN_KEY]["key"]
         assert isinstance(secret, bytes)
         return SecureIdentity(
             node=context.node_id,
             key=Ed25519PrivateKey.from_private_bytes(secret),
-            accept=pinned_peers(records[PINS]),
+            accept=pinned_peers(state.config_records[PINS]),
             minimum=minimum or Minimum(),
         )
 

@@ -63,8 +63,8 @@ class KeptSession:
         category: str,
         vector: NDArray[Any],
         weight: int,
-    ) -> tuple[KeptSession, bytes]:
-        """Begin a session in the place of any before; returns its first message too.
+    ) -> bytes:
+        """Begin a session in the place of any before, and return its first message.
 
         Raises:
             SecureAggregationError: `Past` does not allow it.
@@ -84,7 +84,7 @@ class KeptSession:
         answer = kept._session().advertise()
         state[VECTOR] = params_to_arrays({"vector": vector})
         kept._keep()
-        return kept, answer
+        return answer
 
     @classmethod
     def resume(cls, state: RecordDict, identity: SecureIdentity, session: bytes) -> KeptSession:

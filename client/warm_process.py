@@ -130,6 +130,7 @@ class WarmProcess(Trainer):
             node_config=pack_entries(node_config),
             device=config.device.device,
             node_id=self._node_id,
+            client_dir=str(self._owner.directory.absolute()),
         )
         threads = str(config.device.threads)
         environment = {

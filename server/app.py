@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from ..config import Config, build_algorithm, training_record
+from ..config import Config, build_algorithm, build_secure_terms, training_record
 from ..flower import params_to_arrays
+from ..privacy.secure_grid import SecureAggregationGrid
 from ..strategies.adapter import FederatedStrategy, RunResult
 from ..strategies.plan import EarlyStopping, RoundPlan
 from ..strategies.recorder import Recorder
@@ -43,6 +44,8 @@ def run_rounds(
         RunError: a round cannot be completed.
     """
     strategy = FederatedStrategy(build_algorithm(config), _plan(config), recorder=recorder)
+    if config.privacy.secure_aggregation.enabled:
+        grid = _secured(grid, task, config, recorder)
     return strategy.start(
         grid,
         initial_arrays(task, config.run.seed),
@@ -54,6 +57,17 @@ def run_rounds(
         evaluate_fn=CentralEvaluation(
             task, batch_size=config.training.batch_size, seed=config.run.seed
         ),
+    )
+
+
+def _secured(
+    grid: Grid, task: Task, config: Config, recorder: Recorder | None
+) -> SecureAggregationGrid:
+    """Return a grid that shows the strategy nothing but sums."""
+    return SecureAggregationGrid(
+        grid,
+        build_secure_terms(config, metrics=["loss", *task.metrics]),
+        tell=recorder.event if recorder is not None else lambda kind, detail: None,
     )
 
 

@@ -91,7 +91,8 @@ class StepTable:
         rows = self._db.rows(
             "SELECT DISTINCT group_id, node_id FROM instructions JOIN steps"
             " ON steps.run_id = instructions.run_id AND steps.key = step_key"
-            " WHERE steps.run_id = ? AND key = group_id || '/train/0' AND group_id != ''",
+            " WHERE steps.run_id = ? AND group_id != ''"
+            " AND key IN (group_id || '/train/0', group_id || '/train.secure/0')",
             run_id,
         )
         cohorts: dict[str, list[int]] = {}

@@ -24,6 +24,7 @@ from meadow.config import (
 from meadow.errors import ConfigError
 from meadow.settings import settings_of
 
+SECURE = "[privacy.secure_aggregation]\nenabled = true\n"
 DESIGN = """
 [app]
 task = "task:task"
@@ -207,9 +208,44 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("policy without bound", '[run]\nupdate_norm_policy = "clip"', ["update_norm_max is set"]),
     ("alpha with iid", "[simulation]\nalpha = 0.5", ["simulation.alpha", '"dirichlet"']),
     (
-        "secure aggregation",
+        "secure sums of two",
         "[privacy.secure_aggregation]\nenabled = true",
-        ["privacy.secure_aggregation.enabled", "not available in this version"],
+        ["run.min_clients = 2 must be >= 3", "privacy.secure_aggregation.enabled"],
+    ),
+    (
+        "secure sums of single norms",
+        f"{SECURE}[run]\nmin_clients = 3\nupdate_norm_max = 1.0",
+        ["enabled = true shows the server nothing but sums", "remove it"],
+    ),
+    (
+        "secure sums of too many",
+        f"{SECURE}[run]\nmin_clients = 3\n[simulation]\nclients = 101",
+        ["run.cohort draws 101 clients", "at most 100"],
+    ),
+    (
+        "secure sums elsewhere",
+        f'{SECURE}[run]\nmin_clients = 3\n[simulation]\nexecutor = "vectorized"',
+        ['simulation.executor = "vectorized"', '"sequential" or "auto"'],
+    ),
+    (
+        "secure sums in virtual time",
+        f"{SECURE}[run]\nmin_clients = 3\n[simulation.devices]\nfailure = 0.1",
+        ["simulation.devices does not know"],
+    ),
+    (
+        "secure sums without room",
+        f"{SECURE}bits = 16\n[run]\nmin_clients = 3",
+        ["privacy.secure_aggregation is not safe", "could overflow"],
+    ),
+    (
+        "secure sums among colluders",
+        f"{SECURE}corrupt_fraction = 0.9\n[run]\nmin_clients = 3",
+        ["privacy.secure_aggregation is not safe", "lower dropout"],
+    ),
+    (
+        "secure keys without it",
+        "[privacy.secure_aggregation]\nclip = 0.5",
+        ["clip is only for when privacy.secure_aggregation.enabled is"],
     ),
     (
         "differential privacy",
@@ -276,7 +312,7 @@ def test_other_variables_are_nobodys_mistake() -> None:
         ("run=3", "--set run=3: run is not a known key"),
         ("run.rounds=0", "--set run.rounds=0: run.rounds must be a whole number >= 1"),
         ("run.rounds=3\nseed = 4", "run.rounds must be a whole number"),
-        ("privacy.secure_aggregation.enabled=true", "not available in this version"),
+        ("privacy.secure_aggregation.enabled=true", "run.min_clients = 2 must be >= 3"),
     ],
 )
 def test_overrides_are_named(override: str, says: str) -> None:

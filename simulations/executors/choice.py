@@ -9,6 +9,8 @@ from flwr.clientapp import ClientApp
 
 from ...apps import App
 from ...client.app import DEVICE_VARIABLE, client_app
+from ...client.secure_app import secure_app
+from ...client.secure_identity import simulated_identity
 from ...client.trainer import choose_device
 from ...config import Config, build_algorithm
 from ...errors import AppError, ConfigError
@@ -47,7 +49,15 @@ class ExecutorPlan:
         if app.config is None:
             return cls(name=name or "auto")
         said = app.config.simulation
-        return cls(name=name or said.executor, workers=said.workers, address=said.address)
+        chosen = name or said.executor
+        if app.config.privacy.secure_aggregation.enabled:
+            if chosen not in ("auto", "sequential"):
+                raise ConfigError(
+                    f"executor {chosen!r} does not run clients that talk to each other; with "
+                    'secure aggregation it must be "sequential" or "auto"'
+                )
+            chosen = "sequential"
+        return cls(name=chosen, workers=said.workers, address=said.address)
 
     def settled(self, app: App, clients: int) -> tuple[ExecutorPlan, str]:
         """Return the plan with "auto" replaced by what a trial chose, and the reason; no reason
@@ -118,9 +128,13 @@ def client_app_of(app: App) -> ClientApp:
     Raises:
         AppError: the code does not load, or gives something else.
     """
-    if app.flower is None:
-        return client_app(app.load_task())
-    made = app.load_object(app.flower.client_app)
-    if not isinstance(made, ClientApp):
-        raise AppError(f"{app.flower.client_app!r} is a {type(made).__name__}, not a ClientApp")
-    return made
+    if app.config is not None:
+        made = client_app(app.load_task())
+        if app.config.privacy.secure_aggregation.enabled:
+            return secure_app(made, identify=simulated_identity(app.config.run.seed))
+        return made
+    assert app.flower is not None
+    loaded = app.load_object(app.flower.client_app)
+    if not isinstance(loaded, ClientApp):
+        raise AppError(f"{app.flower.client_app!r} is a {type(loaded).__name__}, not a ClientApp")
+    return loaded

@@ -64,8 +64,31 @@ def test_allows_at_the_bounds() -> None:
         require_secure_aggregation=True,
         require_differential_privacy=True,
     )
-    instruction = make(secure_aggregation=True, differential_privacy=True)
+    instruction = make(
+        message_type="train.secure", secure_aggregation=True, differential_privacy=True
+    )
     check(instruction, policy, installed=SHA, rounds_today=4)
+
+
+@pytest.mark.parametrize(
+    "message_type", ["train", "evaluate", "query", "train.secret", "query.secure_all", ""]
+)
+def test_nothing_plain_where_sums_are_required(message_type: str) -> None:
+    """Whatever the run says of itself: the message decides."""
+    policy = PolicyConfig(require_secure_aggregation=True)
+    instruction = make(message_type=message_type, secure_aggregation=True)
+    with pytest.raises(RefusedError, match="would show what is this client's alone"):
+        check(instruction, policy, installed=SHA, rounds_today=0)
+
+
+def test_dropouts_do_not_end_a_session_that_has_begun() -> None:
+    """The cohort is checked when it begins; its later messages go to fewer."""
+    policy = PolicyConfig(min_cohort=3, require_secure_aggregation=True)
+    answer = make(message_type="query.secure_confirm", secure_aggregation=True)
+    check(answer, policy, installed=SHA, rounds_today=0)
+    begun = make(message_type="train.secure", secure_aggregation=True)
+    with pytest.raises(RefusedError, match="min_cohort is 3"):
+        check(begun, policy, installed=SHA, rounds_today=0)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +98,8 @@ def test_allows_at_the_bounds() -> None:
         ("train.again", True),
         ("evaluate", False),
         ("query.size", False),
+        ("train.secure", True),
+        ("query.secure_vector", False),
         ("", True),
     ],
 )

@@ -1,0 +1,143 @@
+"""`SecureAggregationGrid`: any Flower grid, its clients' updates seen only as a sum.
+
+    strategy.start(SecureAggregationGrid(grid, SecureTerms(clip=0.5)), arrays)
+
+Every train and evaluate instruction becomes a secure sum with the clients of its cohort, who must
+run `meadow.client.secure_app.secure_app`. The strategy gets one reply that stands for all of them
+(`strategies.combined`), and error replies of whoever is not in it, so every linear strategy works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from ..errors import RunError
+from ..strategies.broadcast import Broadcast
+from .secure_exchange import SecureExchange
+from .secure_terms import SecureTerms
+
+__all__ = ["SecureAggregationGrid"]
+
+Tell = Callable[[str, Mapping[str, Any]], None]
+SUMMED = ("train", "evaluate")
+
+
+class SecureAggregationGrid(Grid):
+    """A Grid over another one. Whatever else the inner grid can do, this one can too.
+
+    Guarantees: no train or evaluate instruction is sent but as part of a secure sum.
+    Raises, when it is given messages:
+        RunError: the instructions of one round differ, or are of a type that cannot be summed.
+    """
+
+    combines_updates = True
+
+    def __init__(
+        self,
+        grid: Grid,
+        terms: SecureTerms,
+        *,
+        tell: Tell = lambda kind, detail: None,
+    ) -> None:
+        """`tell` hears "secure_sum" after every sum, and "secure_suspects" of lying clients."""
+        self._grid, self._terms, self._tell = grid, terms, tell
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_grid":  # not there yet: somebody copies this object
+            raise AttributeError(name)
+        return getattr(self._grid, name)
+
+    # ------------------------------------------------------------------ Flower's interface
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that the grid belongs to."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run that the grid belongs to."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message for a client."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the clients that are there."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages that are no instructions to train or evaluate."""
+        batch = list(messages)
+        for message in batch:
+            if _category(message.metadata.message_type) in SUMMED:
+                raise RunError(
+                    f"a {message.metadata.message_type!r} message would bring single updates back; "
+                    "give it to send_and_receive with those of the whole cohort"
+                )
+        return self._grid.push_messages(batch)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that have arrived to these messages."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Return one reply for everybody in the sum, and errors of the others.
+
+        Units: `timeout` is of each of the six exchanges, in seconds.
+        """
+        batch = messages if isinstance(messages, Broadcast) else list(messages)
+        kinds = {message.metadata.message_type for message in _samples(batch)}
+        if not any(_category(kind) in SUMMED for kind in kinds):
+            return self._grid.send_and_receive(batch, timeout=timeout)
+        if len(kinds) > 1 or not kinds < {*SUMMED, ""}:
+            raise RunError(f"messages of the types {sorted(kinds)} cannot be summed together")
+        _require_alike(batch)
+        exchange = SecureExchange(self._grid, batch, terms=self._terms, timeout=timeout)
+        replies = exchange.run()
+        self._report(batch, exchange)
+        return iter(replies)
+
+    def _report(self, batch: Sequence[Message], exchange: SecureExchange) -> None:
+        head = batch[0].metadata
+        detail = {"round": head.group_id, "of": head.message_type, "clients": len(batch)}
+        self._tell("secure_sum", {**detail, "failures": len(exchange.failures)})
+        if exchange.suspects:
+            self._tell("secure_suspects", {**detail, "suspects": list(exchange.suspects)})
+
+
+def _category(message_type: str) -> str:
+    return message_type.partition(".")[0]
+
+
+def _samples(batch: Sequence[Message]) -> Sequence[Message]:
+    """Return messages that show what a batch is of."""
+    return batch[:1] if isinstance(batch, Broadcast) else batch
+
+
+def _require_alike(batch: Sequence[Message]) -> None:
+    """Check that everybody is asked the same, once: a sum is over answers to one question."""
+    if isinstance(batch, Broadcast):
+        return
+    first = batch[0]
+    for message in batch:
+        same = message.content is first.content or message.content == first.content
+        if not same or message.metadata.group_id != first.metadata.group_id:
+            raise RunError("clients of one secure sum must be given the same instruction")
+    nodes = {message.metadata.dst_node_id for message in batch}
+    if len(nodes) != len(batch):
+        raise RunError("a client is given two instructions of one secure sum")

@@ -1,0 +1,83 @@
+"""A server that dies in the middle of a session, over a grid that repeats what was recorded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from meadow.privacy.secure_grid import SecureAggregationGrid
+
+from .arena import KINDS, TERMS, Arena, combined, model, require_mean
+
+
+class Death(BaseException):
+    """The server is killed."""
+
+
+class Journal:
+    """Repeats a step's replies, as the journal of a server does: by group, type and number."""
+
+    def __init__(self, grid: Any) -> None:
+        self.grid = grid
+        self.recorded: dict[tuple[str, str, int], list[Message]] = {}
+        self.pushes: Counter[tuple[str, str]] = Counter()
+        self.dies_at = ""
+        self.dies_before = False
+
+    def restart(self) -> None:
+        """Begin anew, with what was recorded."""
+        self.pushes.clear()
+        self.dies_at = ""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        batch = list(messages)
+        head = batch[0].metadata
+        name = (head.group_id, head.message_type)
+        key = (*name, self.pushes[name])
+        self.pushes[name] += 1
+        dying = head.message_type == self.dies_at
+        if dying and self.dies_before:
+            raise Death
+        if key not in self.recorded:
+            self.recorded[key] = list(self.grid.send_and_receive(batch, timeout=timeout))
+        if dying:
+            raise Death
+        yield from self.recorded[key]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restarted_server_goes_on_with_the_same_session(kind: str, before: bool) -> None:
+    """Killed before or after any step: every client answers each step once, the sum is exact."""
+    arena = Arena(5)
+    journal = Journal(arena.wire)
+    journal.dies_at, journal.dies_before = kind, before
+    with pytest.raises(Death):
+        list(SecureAggregationGrid(journal, TERMS).send_and_receive(arena.instructions()))  # type: ignore[arg-type]
+    journal.restart()
+    grid = SecureAggregationGrid(journal, TERMS)  # type: ignore[arg-type]
+    replies = list(grid.send_and_receive(arena.instructions()))
+    require_mean(combined(replies), range(1, 6), 1, model())
+    asked = Counter(
+        (message.metadata.dst_node_id, message.metadata.message_type)
+        for message in arena.wire.asked
+    )
+    assert set(asked.values()) == {1} and len(asked) == 5 * len(KINDS)
+
+
+def test_a_server_that_forgot_gets_no_second_sum() -> None:
+    """Without a journal it begins anew, and clients that have masked their vector refuse."""
+    arena = Arena(5)
+    journal = Journal(arena.wire)
+    journal.dies_at, journal.dies_before = "query.secure_unmask", True
+    with pytest.raises(Death):
+        list(SecureAggregationGrid(journal, TERMS).send_and_receive(arena.instructions()))  # type: ignore[arg-type]
+    replies = arena.round()
+    assert all(reply.has_error() for reply in replies)
+    assert "not repeated" in str(replies[0].error.reason)
