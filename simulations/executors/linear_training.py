@@ -211,8 +211,9 @@ def train_linear(
     count, steps, width = plan.rows.shape
     rows = torch.from_numpy(plan.rows.transpose(1, 0, 2).reshape(-1)).to(device)
     # step by step, so that what a step takes lies together
-    inputs = data.inputs[rows].view(steps, count, width, *data.inputs.shape[1:])
-    targets = data.targets[rows].view(steps, count, width, *data.targets.shape[1:])
+    shape = (steps, count, width)
+    inputs = data.inputs.index_select(0, rows).view(*shape, *data.inputs.shape[1:])
+    targets = data.targets.index_select(0, rows).view(*shape, *data.targets.shape[1:])
     linear.begin(count, settings.learning_rate_now())
     if linear.first is not None and settings.epochs == 1:
         linear.first.begin_once(inputs.flatten(3).transpose(0, 1).flatten(1, 2))
