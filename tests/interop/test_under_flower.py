@@ -210,7 +210,10 @@ def _model(folder: Path) -> dict[str, list[float]]:
 
 def test_flower_deploys_a_meadow_app(deployment: Flower, tmp_path: Path) -> None:
     """`flwr run` with a Task's apps on SuperNodes learns what `meadow simulate` learns."""
-    assert simulate(MEADOW_APP, out=tmp_path / "simulated")["status"] == "finished"
+    assert (
+        simulate(MEADOW_APP, out=tmp_path / "simulated", executor="sequential")["status"]
+        == "finished"
+    )
     printed = deployment.run(MEADOW_APP)
     assert_same_run(tmp_path / "simulated", deployment.run_folder, printed)
 
@@ -240,7 +243,10 @@ def test_a_plain_app_is_the_same_on_both(deployment: Flower, tmp_path: Path) -> 
 
 def test_flower_simulates_a_meadow_app(simulation: Flower, tmp_path: Path) -> None:
     """`flwr run` with a Task's apps in Flower's simulation learns what Meadow's own learns."""
-    assert simulate(MEADOW_APP, out=tmp_path / "simulated")["status"] == "finished"
+    assert (
+        simulate(MEADOW_APP, out=tmp_path / "simulated", executor="sequential")["status"]
+        == "finished"
+    )
     size = f"num-supernodes={CLIENTS} client-resources-num-cpus=1 init-args-num-cpus={CLIENTS}"
     printed = simulation.run(MEADOW_APP, "--federation-config", size)
     assert_same_run(tmp_path / "simulated", simulation.run_folder, printed)
