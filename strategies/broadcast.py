@@ -13,11 +13,12 @@ __all__ = ["Broadcast"]
 class Broadcast(Sequence[Message]):
     """The same content for every client of a cohort.
 
-    For a Flower Grid it is a sequence of messages, each made when it is asked for. A grid that
-    knows this class need not make any.
+    For a Flower Grid it is a sequence of messages, each made when it is first asked for and kept:
+    Flower's grids pass over it twice and number the messages on the way. A grid that knows this
+    class need not make any.
     """
 
-    __slots__ = ("clients", "content", "group_id", "id_prefix", "message_type")
+    __slots__ = ("_made", "clients", "content", "group_id", "id_prefix", "message_type")
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Broadcast(Sequence[Message]):
         self.clients = clients
         self.group_id = group_id
         self.id_prefix = id_prefix
+        self._made: dict[int, Message] = {}
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -45,7 +47,12 @@ class Broadcast(Sequence[Message]):
     def __getitem__(self, place: int | slice) -> Message | Broadcast:
         if isinstance(place, slice):
             return self.to(self.clients[place])
-        return Message(self.content, self.clients[place], self.message_type, group_id=self.group_id)
+        place = range(len(self))[place]
+        if place not in self._made:
+            self._made[place] = Message(
+                self.content, self.clients[place], self.message_type, group_id=self.group_id
+            )
+        return self._made[place]
 
     def to(self, clients: Sequence[int]) -> Broadcast:
         """Return the same instruction for other clients."""
