@@ -14,20 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .config_sections import (
-    AppConfig,
-    DevicesConfig,
-    DifferentialPrivacyConfig,
-    EarlyStoppingConfig,
-    EvaluationConfig,
-    PrivacyConfig,
-    RunConfig,
-    SecureAggregationConfig,
-    SimulationConfig,
-    StrategyConfig,
-    TrainingConfig,
-)
 from .errors import ConfigError
+from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
+from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
+from .sections.simulation import DevicesConfig, SimulationConfig
+from .sections.strategy import StrategyConfig
+from .sections.training import TrainingConfig
 from .settings import Settings, refuse
 from .settings_sources import (
     given_by_environment,

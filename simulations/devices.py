@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config_sections import DevicesConfig
 from ..errors import ConfigError
+from ..sections.simulation import DevicesConfig
 from ..seeds import derive, spread
 from .device_trace import MARGIN_S, SpeedTable, Trace
 

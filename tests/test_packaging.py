@@ -25,7 +25,6 @@ ROOT_MODULES = {
     "batches",
     "client_config",
     "config",
-    "config_sections",
     "errors",
     "evaluation",
     "flower",

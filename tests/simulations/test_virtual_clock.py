@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from meadow.config_sections import DevicesConfig
 from meadow.errors import QuorumError
 from meadow.flower import identify_process
+from meadow.sections.simulation import DevicesConfig
 from meadow.simulations.available_cohort import draw_available
 from meadow.simulations.clients import SimulatedClients
 from meadow.simulations.devices import Devices

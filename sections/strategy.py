@@ -1,0 +1,62 @@
+"""[strategy]: the algorithm, and its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..settings import setting
+
+__all__ = ["StrategyConfig"]
+
+_ADAPTIVE = ("adagrad", "adam", "yogi")
+_FEDAVG = {"name": ("fedavg",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyConfig:
+    """[strategy]: the algorithm, and its arguments."""
+
+    name: Literal["fedavg", "fedprox"] = setting("fedavg", "the algorithm")
+    server_optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = setting(
+        "sgd",
+        "how the server applies the mean update: sgd is FedAvg (FedAvgM with momentum), the "
+        "others are FedAdagrad, FedAdam and FedYogi",
+        only=_FEDAVG,
+    )
+    server_learning_rate: float | None = setting(
+        None,
+        "the server optimizer's step; if absent 1 for sgd, 0.01 for yogi, else 0.1",
+        above=0,
+        only=_FEDAVG,
+    )
+    server_momentum: float | None = setting(
+        None,
+        "FedAvgM's momentum; none if absent",
+        at_least=0,
+        below=1,
+        only={**_FEDAVG, "server_optimizer": ("sgd",)},
+    )
+    beta_1: float | None = setting(
+        None,
+        "decay of the first moment; if absent 0 for adagrad, else 0.9",
+        at_least=0,
+        below=1,
+        only={**_FEDAVG, "server_optimizer": _ADAPTIVE},
+    )
+    beta_2: float | None = setting(
+        None,
+        "decay of the second moment; 0.99 if absent",
+        at_least=0,
+        below=1,
+        only={**_FEDAVG, "server_optimizer": ("adam", "yogi")},
+    )
+    tau: float | None = setting(
+        None,
+        "added to the root of the second moment: larger is less adaptive; 0.001 if absent",
+        above=0,
+        only={**_FEDAVG, "server_optimizer": _ADAPTIVE},
+    )
+    proximal_mu: float = setting(
+        0.01, "FedProx's pull towards the global params", at_least=0, only={"name": ("fedprox",)}
+    )
