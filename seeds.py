@@ -63,4 +63,4 @@ def epoch_orders(seeds: Words, counts: NDArray[np.integer], epoch: int) -> NDArr
     keys = mix(mix(seeds + np.uint64(epoch))[:, None] ^ mix(places + np.uint64(1)))
     keys >>= np.uint64(1)
     keys |= np.where(places >= counts.astype(np.uint64)[:, None], _PADDING, np.uint64(0))
-    return np.argsort(keys, axis=1, kind="stable")
+    return np.argsort(keys, axis=1)

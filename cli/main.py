@@ -15,6 +15,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
 from ..errors import ConfigError, MeadowError
+from ..process_limits import share_cores
 from . import client, demo, new, partition, report, run, server, simulate, site, sweep
 from .output import Format, fail
 
@@ -52,6 +53,7 @@ def _top(version: bool = typer.Option(False, "--version", help="print the versio
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 on success, 2 on a wrong call or config, 1 on failure."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    share_cores()
     format = Format.JSON if "json" in given or "--format=json" in given else Format.TEXT
     try:
         code = app(given, standalone_mode=False, prog_name=PROGRAM)

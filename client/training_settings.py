@@ -48,17 +48,15 @@ class TrainingSettings:
         Raises:
             ProtocolError: a value is of another type, or impossible.
         """
-        known = {name.replace("_", "-"): name for name in cls.__dataclass_fields__}
-        defaults = cls()
         values: dict[str, Any] = {}
         for key, value in record.items():
-            if key in known:
-                kind = type(getattr(defaults, known[key]))
+            if key in _KEYS:
+                name, kind = _KEYS[key]
                 if kind is float and type(value) is int:
                     value = float(value)
                 if type(value) is not kind:
                     raise ProtocolError(f"{key} must be of type {kind.__name__}, got {value!r}")
-                values[known[key]] = value
+                values[name] = value
         settings = cls(**values)
         settings._check()
         return settings
@@ -93,3 +91,11 @@ class TrainingSettings:
             done = min(1.0, (number - self.warmup_rounds) / span)
             return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
         return self.learning_rate
+
+
+_DEFAULTS = TrainingSettings()
+_KEYS = {
+    name.replace("_", "-"): (name, type(getattr(_DEFAULTS, name)))
+    for name in TrainingSettings.__dataclass_fields__
+}
+"""The record's keys: the field of each, and its type."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from flwr.app import Message, MetricRecord
 
@@ -103,7 +104,7 @@ def clients_of(reply: Message) -> Sequence[int]:
         for metrics in reply.content.metric_records.values():
             found = metrics.get(CLIENTS_KEY)
             if isinstance(found, list):
-                return [int(client) for client in found]
+                return cast(Sequence[int], found)
     return (reply.metadata.src_node_id,)
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from ...errors import DataError
 from ...randomness import seeded
 from ...seeds import epoch_orders
+from .batch_layout import BatchLayout, layout_of
 from .site_data import Samples
 
 __all__ = ["BatchPlan", "CohortData", "plan_batches"]
@@ -28,7 +29,8 @@ class CohortData:
 
     Shapes: `rows` (clients, largest count): which rows of the pool are a client's; what lies
         beyond its count is 0. Where a client's Dataset makes its samples `anew`, those of the next
-        epoch are `counts` rows further.
+        epoch are `counts` rows further. `is_view`: whether the tensors are the clients' own, so
+        that nothing is held by laying them out.
     """
 
     inputs: torch.Tensor
@@ -36,6 +38,7 @@ class CohortData:
     rows: Indices
     counts: Indices
     anew: NDArray[np.bool_]
+    is_view: bool
 
     @classmethod
     def of(
@@ -58,19 +61,23 @@ class CohortData:
         anew = np.array([part.pool is None for part in parts])
         pool = _common_pool(parts)
         if pool is not None:
-            rows = [part.places for part in parts if part.places is not None]
-            return cls(pool[0].to(device), pool[1].to(device), _padded(rows, counts), counts, anew)
+            own = [part.places for part in parts if part.places is not None]
+            inputs, targets = pool[0].to(device), pool[1].to(device)
+            is_view = inputs is pool[0] and targets is pool[1]
+            return cls(inputs, targets, _padded(own, counts), counts, anew, is_view)
         made = [
             _rows_of(part, epochs, seeds[place] if seeds else 0) for place, part in enumerate(parts)
         ]
-        offsets = np.cumsum([0, *(len(targets) for _, targets in made[:-1])])
-        rows = [np.arange(start, start + n) for start, n in zip(offsets, counts, strict=True)]
+        starts = np.cumsum([0, *(len(targets) for _, targets in made[:-1])])
+        places = np.arange(int(counts.max(initial=0)))
+        rows = np.where(places < counts[:, None], starts[:, None] + places, 0)
         try:
             inputs = torch.cat([each[0] for each in made])
             targets = torch.cat([each[1] for each in made])
         except (RuntimeError, TypeError) as error:
             raise DataError(f"the clients' samples have unequal shapes ({error})") from None
-        return cls(inputs.to(device), targets.to(device), _padded(rows, counts), counts, anew)
+        inputs, targets = inputs.to(device), targets.to(device)
+        return cls(inputs, targets, rows, counts, anew, False)
 
     def probe(self) -> torch.Tensor:
         """Return three inputs, as different as can be had."""
@@ -125,29 +132,12 @@ class BatchPlan:
     """Which rows every client's every step trains on.
 
     Shapes: `rows` (clients, steps, batch) of the pool, and `places` among the client's own
-        samples, 0 where there is nothing; `sizes` (clients, steps): how many of the batch there
-        are, 0 after a client's last step. Clients come in the order
-        of their counts, the largest first: so those that still train are always the first ones.
+        samples, 0 where there is nothing.
     """
 
     rows: Indices
     places: Indices
-    sizes: Indices
-
-    def active(self, step: int) -> int:
-        """Return how many clients make this step."""
-        return int(np.count_nonzero(self.sizes[:, step]))
-
-    def runs(self, step: int) -> list[tuple[int, int, int]]:
-        """Return (low, high, size): neighbouring clients with batches of the same size."""
-        sizes = self.sizes[: self.active(step), step]
-        ends = [*(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
-        starts = [0, *ends[:-1]]
-        return [
-            (low, high, int(sizes[low]))
-            for low, high in zip(starts, ends, strict=True)
-            if high > low
-        ]
+    layout: BatchLayout
 
 
 def plan_batches(
@@ -158,13 +148,11 @@ def plan_batches(
     Shapes: `seeds` (clients,) are the seeds of the clients' batch orders.
     """
     counts = data.counts
+    layout = layout_of(counts, batch_size=batch_size, epochs=epochs, device=data.inputs.device)
     batches = -(-counts // batch_size)
-    clients, most = len(counts), int(batches.max())
-    width = min(batch_size, int(counts.max()))
-    in_epoch = np.clip(counts[:, None] - np.arange(most) * batch_size, 0, width)
-    shape = (clients, epochs * most, width)
+    most = int(batches.max())
+    shape = (*layout.sizes.shape, layout.width)
     rows, places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    sizes = np.zeros(shape[:2], np.int64)
     for epoch in range(epochs):
         orders = epoch_orders(seeds, counts, epoch)
         orders[np.arange(orders.shape[1]) >= counts[:, None]] = 0
@@ -174,10 +162,9 @@ def plan_batches(
                 slice(None) if count == most == batches.min() else np.flatnonzero(batches == count)
             )
             steps = slice(epoch * count, (epoch + 1) * count)
-            places[alike, steps] = _cut(orders[alike], count, batch_size, width)
-            rows[alike, steps] = _cut(chosen[alike], count, batch_size, width)
-            sizes[alike, steps] = in_epoch[alike, :count]
-    return BatchPlan(rows, places, sizes)
+            places[alike, steps] = _cut(orders[alike], count, batch_size, layout.width)
+            rows[alike, steps] = _cut(chosen[alike], count, batch_size, layout.width)
+    return BatchPlan(rows, places, layout)
 
 
 def _cut(orders: Indices, count: int, batch_size: int, width: int) -> Indices:

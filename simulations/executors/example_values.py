@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import DataError
 from ...task import Task
-from .cohort_data import BatchPlan
+from .batch_layout import BatchLayout, Step
 
 __all__ = ["ExampleValues", "Means", "Trained"]
 
@@ -38,19 +38,13 @@ class Trained(Protocol):
 class ExampleValues:
     """Keeps what each step gave before it was made; metrics are computed of all steps at once."""
 
-    def __init__(self, task: Task, plan: BatchPlan, device: torch.device) -> None:
+    def __init__(self, task: Task, layout: BatchLayout) -> None:
         self._task = task
-        self._device = device
-        own = np.arange(plan.rows.shape[2]) < plan.sizes[:, :, None]
-        self._own = torch.from_numpy(own).to(device)
-        self._counts = plan.sizes.sum(axis=1)
-        self._steps: list[tuple[int, int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
-
-    def weights(self) -> torch.Tensor:
-        """Return what each example's loss counts in its step: the inverse of its batch's size,
-        and 0 for padding: (clients, steps, batch)."""
-        sizes = self._own.sum(2, keepdim=True).clamp(min=1)
-        return self._own.float() / sizes
+        self._layout = layout
+        self._steps: list[Step] = []
+        self._losses: list[torch.Tensor] = []
+        self._outputs: list[torch.Tensor] = []
+        self._targets: list[torch.Tensor] = []
 
     def take(
         self,
@@ -64,7 +58,11 @@ class ExampleValues:
 
         Shapes: losses (clients, batch), outputs (clients * batch, ...), targets likewise.
         """
-        self._steps.append((step, low, losses, outputs if self._task.metrics else losses, targets))
+        self._steps.append((step, low, *losses.shape))
+        self._losses.append(losses.flatten())
+        if self._task.metrics:
+            self._outputs.append(outputs)
+            self._targets.append(targets)
 
     def means(self) -> Means:
         """Return each client's means over all its examples and epochs, summed in float64.
@@ -72,22 +70,15 @@ class ExampleValues:
         Raises:
             DataError: a metric does not give one value an example.
         """
-        made = {"loss": torch.cat([losses.flatten() for _, _, losses, _, _ in self._steps])}
+        made = {"loss": torch.cat(self._losses)}
         if self._task.metrics:
-            outputs = torch.cat([outputs for _, _, _, outputs, _ in self._steps])
-            targets = torch.cat([targets for _, _, _, _, targets in self._steps])
+            outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
             for name, metric in self._task.metrics.items():
                 made[name] = _one_an_example(name, metric(outputs, targets), len(targets))
-        return {name: self._mean(values) for name, values in made.items()}
-
-    def _mean(self, values: torch.Tensor) -> NDArray[np.float64]:
-        placed = torch.zeros(self._own.shape, device=self._device)
-        parts = torch.split(values, [each[2].numel() for each in self._steps])
-        for (step, low, losses, _, _), part in zip(self._steps, parts, strict=True):
-            rows, batch = losses.shape
-            placed[low : low + rows, step, :batch] = part.view(rows, batch)
-        sums = placed.where(self._own, 0.0).sum((1, 2), dtype=torch.float64)
-        return np.asarray(sums.cpu().numpy() / self._counts)
+        values = torch.stack([each.float() for each in made.values()])
+        sums = self._layout.sums(self._steps, values).cpu().numpy()
+        means = sums / self._layout.sizes.sum(axis=1)
+        return dict(zip(made, means, strict=True))
 
 
 def _one_an_example(name: str, values: object, count: int) -> torch.Tensor:

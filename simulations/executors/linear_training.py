@@ -17,11 +17,18 @@ from ...errors import DataError
 from ...task import Task
 from .cohort_data import CohortData
 from .example_values import ExampleValues, Means, Tensors
-from .linear_layers import ClientLinear, FirstLinear, InnerLinear
+from .linear_layers import ClientLinear, FirstOnce, FirstRepeated, InnerLinear
 from .stacked_module import StackedModule
 from .stacked_training import plan_of
 
 __all__ = ["LinearModules", "is_linear", "train_linear"]
+
+
+First = type[FirstOnce] | type[FirstRepeated] | None
+"""How the layer is kept that sees the samples themselves; None is like any other."""
+
+STEPS_ONCE_MAX = 8
+"""`FirstOnce` looks back at every step before, one by one."""
 
 
 class LinearModule:
@@ -32,13 +39,14 @@ class LinearModule:
         first: the layer that sees the samples themselves, if there is one.
     """
 
-    def __init__(self, module: nn.Module, first: str | None) -> None:
+    def __init__(self, module: nn.Module, first: str | None, kind: First) -> None:
         self.module = copy.deepcopy(module)
         self.layers: dict[str, ClientLinear] = {}
-        self.first: FirstLinear | None = None
+        self.first: FirstOnce | FirstRepeated | None = None
         for name, layer in _linear_layers(module).items():
-            made = FirstLinear(layer) if name == first else InnerLinear(layer)
-            self.first = made if isinstance(made, FirstLinear) else self.first
+            made: ClientLinear = InnerLinear(layer)
+            if kind is not None and name == first:
+                made = self.first = kind(layer)
             self.layers[name] = made
             parent, _, child = name.rpartition(".")
             setattr(self.module.get_submodule(parent), child, made)
@@ -48,32 +56,12 @@ class LinearModule:
         for layer in self.layers.values():
             layer.begin(clients, rate)
 
-    def activate(self, clients: int, step: int, width: int) -> None:
-        """Let the next step be that of the first clients, with batches of `width`."""
+    def activate(self, clients: int, step: int) -> None:
+        """Let the next step be that of the first clients."""
         for layer in self.layers.values():
-            if layer.active != clients:
-                layer.activate(clients)
+            layer.active = clients
         if self.first is not None:
-            self.first.select(step, width)
-
-    @classmethod
-    def fits(cls, stacked: StackedModule, settings: TrainingSettings) -> bool:
-        """Whether training with these settings is a matter of linear layers alone."""
-        plain = settings.optimizer == "sgd" and settings.precision == "fp32"
-        corrected = (
-            settings.momentum
-            or settings.weight_decay
-            or settings.proximal_mu
-            or settings.gradient_clip_norm
-        )
-        if not plain or corrected or stacked.mixes_examples or stacked.drops_out:
-            return False
-        names = {
-            f"{name}.{param}"
-            for name, layer in _linear_layers(stacked.module).items()
-            for param, _ in layer.named_parameters()
-        }
-        return names == set(stacked.trained) and not stacked.buffers
+            self.first.select(step)
 
 
 class LinearModules:
@@ -85,20 +73,18 @@ class LinearModules:
     def __init__(self, stacked: StackedModule) -> None:
         self._module = stacked.module
         self._used, self._first = _use_of(stacked.module, stacked.probe)
-        self._made: dict[str | None, LinearModule] = {}
+        self._made: dict[First, LinearModule] = {}
 
     def choose(self, data: CohortData, settings: TrainingSettings) -> LinearModule | None:
         """Return the module for this chunk, or None if its layers are used in another way."""
         if any(count != 1 for count in self._used.values()):
             return None
-        first = self._first
-        if first is not None and not _is_worth_it(
-            _linear_layers(self._module)[first], data, settings
-        ):
-            first = None
-        if first not in self._made:
-            self._made[first] = LinearModule(self._module, first)
-        return self._made[first]
+        kind: First = None
+        if self._first is not None:
+            kind = _kind_of(_linear_layers(self._module)[self._first], data, settings)
+        if kind not in self._made:
+            self._made[kind] = LinearModule(self._module, self._first, kind)
+        return self._made[kind]
 
 
 def is_linear(stacked: StackedModule, settings: TrainingSettings) -> bool:
@@ -155,13 +141,14 @@ def _use_of(module: nn.Module, probe: torch.Tensor) -> tuple[dict[str, int], str
     return used, first[0] if len(first) == 1 else None
 
 
-def _is_worth_it(layer: nn.Linear, data: CohortData, settings: TrainingSettings) -> bool:
-    """Whether products of samples with each other are fewer than those with a weight per client."""
+def _kind_of(layer: nn.Linear, data: CohortData, settings: TrainingSettings) -> First:
+    """Say where products of samples with each other are fewer than those with a weight per
+    client."""
     most = data.rows.shape[1]
-    if settings.epochs > 1:
-        return not bool(data.anew.any()) and most < layer.in_features
-    both = layer.in_features + layer.out_features
-    return bool(most < 4 * layer.in_features * layer.out_features / both)
+    if settings.epochs == 1 and most <= STEPS_ONCE_MAX * settings.batch_size:
+        both = layer.in_features + layer.out_features
+        return FirstOnce if most < 4 * layer.in_features * layer.out_features / both else None
+    return FirstRepeated if most < layer.in_features and not data.anew.any() else None
 
 
 class LinearTrained:
@@ -205,32 +192,32 @@ def train_linear(
         DataError: the loss or a metric does not give one value an example.
     """
     plan = plan_of(data, settings, clients)
-    device = data.inputs.device
-    values = ExampleValues(task, plan, device)
-    weights = values.weights().transpose(0, 1)
-    count, steps, width = plan.rows.shape
-    rows = torch.from_numpy(plan.rows.transpose(1, 0, 2).reshape(-1)).to(device)
-    # step by step, so that what a step takes lies together
-    shape = (steps, count, width)
-    inputs = data.inputs.index_select(0, rows).view(*shape, *data.inputs.shape[1:])
-    targets = data.targets.index_select(0, rows).view(*shape, *data.targets.shape[1:])
-    linear.begin(count, settings.learning_rate_now())
-    if linear.first is not None and settings.epochs == 1:
-        linear.first.begin_once(inputs.flatten(3).transpose(0, 1).flatten(1, 2))
+    device, layout = data.inputs.device, plan.layout
+    values = ExampleValues(task, layout)
+    rows = torch.from_numpy(plan.rows.reshape(-1)[layout.places]).to(device)
+    inputs, targets = data.inputs.index_select(0, rows), data.targets.index_select(0, rows)
+    linear.begin(len(clients), settings.learning_rate_now())
+    if isinstance(linear.first, FirstOnce):
+        linear.first.begin_samples(inputs.flatten(1), layout)
     elif linear.first is not None:
         samples = data.inputs[torch.from_numpy(data.rows).to(device)].flatten(2)
-        linear.first.begin_repeated(samples, torch.from_numpy(plan.places).to(device))
-    for step in range(steps):
-        active = plan.active(step)
-        linear.activate(active, step, width)
-        wanted = targets[step, :active].flatten(0, 1)
-        outputs = linear.module(inputs[step, :active].flatten(0, 1))
+        linear.first.begin_samples(samples, torch.from_numpy(plan.places).to(device))
+    in_steps = (
+        layout.in_steps(inputs),
+        layout.in_steps(targets),
+        layout.in_steps(layout.row_weights),
+    )
+    for step, (seen, wanted, weights) in enumerate(zip(*in_steps, strict=True)):
+        active, width = weights.shape
+        linear.activate(active, step)
+        wanted = wanted.flatten(0, 1)
+        outputs = linear.module(seen.flatten(0, 1))
         losses = task.loss(outputs, wanted)
         if losses.shape != (active * width,):
             raise DataError(
                 f"loss must give one value per example, shape ({active * width},), got "
                 f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
             )
-        torch.autograd.backward(losses, weights[step, :active].reshape(-1))
+        torch.autograd.backward(losses, weights.flatten())
         values.take(step, 0, losses.detach().view(active, width), outputs.detach(), wanted)
     return LinearTrained(linear, values.means())

@@ -1,8 +1,7 @@
-"""The data of simulated sites: loaded when first needed, the least recent ones forgotten."""
+"""The data of simulated sites: loaded when first needed, the oldest ones forgotten."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,7 @@ class SiteSamples:
 
 
 class SiteData:
-    """Loads clients' data through the task, and keeps those that were used last.
+    """Loads clients' data through the task, and keeps those that were loaded last.
 
     A client whose data are rows of tensors that others use too costs its row numbers only.
     """
@@ -76,7 +75,7 @@ class SiteData:
     def __init__(self, task: Task, clients: SimulatedClients) -> None:
         self._task = task
         self._clients = clients
-        self._kept: OrderedDict[int, tuple[SiteSamples, int]] = OrderedDict()
+        self._kept: dict[int, tuple[SiteSamples, int]] = {}
         self._bytes = 0
 
     def of(self, client: int) -> SiteSamples:
@@ -85,9 +84,9 @@ class SiteData:
         Raises:
             DataError: the task gives something else than data; whatever the task's code raises.
         """
-        if client in self._kept:
-            self._kept.move_to_end(client)
-            return self._kept[client][0]
+        kept = self._kept.get(client)
+        if kept is not None:
+            return kept[0]
         data = self._task.client_data(site_of(self._clients.context_of(client)))
         if not isinstance(data, ClientData):
             raise DataError(
@@ -101,6 +100,6 @@ class SiteData:
         self._kept[client] = samples, size
         self._bytes += size
         while self._bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
-            _, (_, dropped) = self._kept.popitem(last=False)
+            _, dropped = self._kept.pop(next(iter(self._kept)))
             self._bytes -= dropped
         return samples

@@ -107,17 +107,17 @@ class _Training:
             seeds = [derive(settings.seed, parts[0], client, parts[1]) for client in clients]
             self._dropout = ClientDropout(seeds, self._device)
         self._rows = torch.from_numpy(self._plan.rows).to(self._device)
-        self._values = ExampleValues(task, self._plan, self._device)
-        self._weights = self._values.weights()
+        self._values = ExampleValues(task, self._plan.layout)
+        self._weights = self._plan.layout.weights
 
     def run(self) -> StackedTrained:
-        plan = self._plan
-        for step in range(plan.rows.shape[1]):
+        layout = self._plan.layout
+        for step, active in enumerate(layout.active):
             if self._stacked.mixes_examples:
-                for low, high, size in plan.runs(step):
+                for low, high, size in layout.runs(step):
                     self._step(step, low, high, size)
             else:
-                self._step(step, 0, plan.active(step), plan.rows.shape[2])
+                self._step(step, 0, active, layout.width)
         starts = {**self._stacked.trained, **self._stacked.buffers}
         rows = {**self._params, **self._buffers}
         return StackedTrained(starts, rows, self._values.means())
@@ -131,7 +131,7 @@ class _Training:
         params = {name: tensor[low:high] for name, tensor in self._params.items()}
         buffers = {name: tensor[low:high] for name, tensor in self._buffers.items()}
         weights = self._weights[low:high, number, :size]
-        own = self._plan.sizes[low:high, number].tolist()
+        own = self._plan.layout.sizes[low:high, number].tolist()
         with self._dropout.of(low, own) if self._dropout else nullcontext():
             made = self._stacked.step(params, buffers, inputs, targets, weights)
         outputs, flat = made.outputs.flatten(0, 1), targets.flatten(0, 1)

@@ -23,12 +23,14 @@ from ..clients import SimulatedClients
 from .cohort_data import CohortData
 from .contract import Executor, Teller, error_reply
 from .example_values import Trained
+from .known_cohort import KnownCohort, Loaded
 from .linear_training import LinearModules, is_linear, train_linear
-from .site_data import SiteData, SiteSamples
+from .site_data import SiteData
 from .stacked_evaluation import evaluate_stacked
 from .stacked_module import StackedModule
 from .stacked_replies import CohortReplies
 from .stacked_training import train_stacked
+from .step_threads import step_threads
 
 __all__ = ["VectorizedExecutor"]
 
@@ -38,8 +40,6 @@ GPU_SHARE = 4
 """On a GPU a chunk may take one part in so many of the free memory."""
 COPIES = 4
 """Params, gradients, their products, and what differentiation keeps: each this often."""
-
-Loaded = list[tuple[int, SiteSamples]]
 
 
 class VectorizedExecutor:
@@ -66,6 +66,7 @@ class VectorizedExecutor:
         self._device = torch.device(device)
         self._module = WarmModule(task, device)
         self._data = SiteData(task, clients)
+        self._known = KnownCohort()
         self._other = other
         self._teller = teller or Teller()
         self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
@@ -91,9 +92,13 @@ class VectorizedExecutor:
         arrays = order.content.array_records["arrays"]
         module = self._module.with_params(arrays, seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
-        loaded: Loaded = []
-        yield from self._load(order, replies, loaded)
-        loaded.sort(key=lambda each: -each[1].train.count)
+        loaded = self._known.find(order.clients)
+        if loaded is None:
+            loaded = []
+            yield from self._load(order, replies, loaded)
+            loaded.sort(key=lambda each: -each[1].train.count)
+            if len(loaded) == len(order.clients):
+                self._known.remember(order.clients, loaded)
         while loaded:
             chunk: Loaded = loaded
             try:
@@ -114,14 +119,13 @@ class VectorizedExecutor:
         replies: CohortReplies,
     ) -> Iterator[Message]:
         clients = [client for client, _ in chunk]
-        data = CohortData.of(
-            [data.train for _, data in chunk],
-            device=self._device,
-            epochs=settings.epochs,
-            seeds=clients,
-        )
-        trained = self._train_on(data, stacked, settings, clients)
-        yield from replies.add(stacked, trained, clients, data.counts.tolist())
+        data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
+        with step_threads(stacked, data, settings):
+            trained = self._train_on(data, stacked, settings, clients)
+            answers = replies.add(stacked, trained, clients, data.counts.tolist())
+            if self.combines:  # it adds everything up now, and yields only what failed
+                answers = iter(list(answers))
+        yield from answers
 
     def _stacked_module(
         self, module: torch.nn.Module, loaded: Loaded, settings: TrainingSettings

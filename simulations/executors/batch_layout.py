@@ -1,0 +1,119 @@
+"""How the batches of a cohort's clients are cut: the same in every round of the same cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["BatchLayout", "Step", "layout_of"]
+
+Indices = NDArray[np.int64]
+Step = tuple[int, int, int, int]
+"""(step, first client, clients, batch): what has been trained on in one go."""
+
+KEPT_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """How many samples each client's each batch has.
+
+    Shapes: `sizes` (clients, steps), 0 after a client's last step; `own` and `weights` (clients,
+        steps, batch): whether there is a sample, and what its loss counts in its step: the inverse
+        of its batch's size, and 0 for padding; `active` (steps,): how many clients make a step.
+        Clients come in the order of their counts, the largest first: so those that still train
+        are always the first ones. `places` (rows,): where in (clients, steps, batch) the batches
+        of all that train lie, step after step.
+    """
+
+    sizes: Indices
+    own: torch.Tensor
+    weights: torch.Tensor
+    active: list[int]
+    width: int
+    places: Indices
+    row_weights: torch.Tensor
+    """`weights` of `places`."""
+    _placed: dict[tuple[Step, ...], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def in_steps(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Cut what is given for `places` into steps: (clients, batch, ...) each."""
+        parts = torch.split(rows, [active * self.width for active in self.active])
+        return [part.view(-1, self.width, *part.shape[1:]) for part in parts]
+
+    def by_row(self, values: torch.Tensor) -> torch.Tensor:
+        """Return each client's value (clients,) for every one of `places`."""
+        return torch.cat([values[:active].repeat_interleave(self.width) for active in self.active])
+
+    def runs(self, step: int) -> list[tuple[int, int, int]]:
+        """Return (low, high, size): neighbouring clients with batches of the same size."""
+        sizes = self.sizes[: self.active[step], step]
+        ends = [*(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
+        starts = [0, *ends[:-1]]
+        return [
+            (low, high, int(sizes[low]))
+            for low, high in zip(starts, ends, strict=True)
+            if high > low
+        ]
+
+    def sums(self, steps: Sequence[Step], values: torch.Tensor) -> torch.Tensor:
+        """Return each client's sums over its samples, in float64, one order for all.
+
+        Shapes: `values` (kinds, samples): those of the steps one after another, padding
+            included; the result is (kinds, clients).
+        """
+        key = tuple(steps)
+        if key not in self._placed:
+            self._placed.clear()
+            self._placed[key] = self._places_of(key)
+        places, own = self._placed[key]
+        table = torch.zeros(len(values), self.own.numel(), device=values.device)
+        table[:, places] = values.float().where(own, 0.0)
+        return table.view(len(values), len(self.sizes), -1).sum(2, dtype=torch.float64)
+
+    def _places_of(self, steps: Sequence[Step]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where in a table like `own` the values of these steps belong, and whether they
+        are samples'."""
+        numbers = torch.arange(self.own.numel(), device=self.own.device).view(self.own.shape)
+        places = torch.cat(
+            [numbers[low : low + rows, step, :batch].flatten() for step, low, rows, batch in steps]
+        )
+        return places, self.own.flatten()[places]
+
+
+def layout_of(
+    counts: Indices, *, batch_size: int, epochs: int, device: torch.device
+) -> BatchLayout:
+    """Return the layout for clients with these numbers of samples, the largest first."""
+    return _layout(counts.astype(np.int64).tobytes(), batch_size, epochs, device)
+
+
+@lru_cache(maxsize=KEPT_MAX)
+def _layout(counts_: bytes, batch_size: int, epochs: int, device: torch.device) -> BatchLayout:
+    counts = np.frombuffer(counts_, np.int64)
+    batches = -(-counts // batch_size)
+    most, width = int(batches.max()), min(batch_size, int(counts.max()))
+    in_epoch = np.clip(counts[:, None] - np.arange(most) * batch_size, 0, width)
+    sizes = np.zeros((len(counts), epochs * most), np.int64)
+    for count in set(batches.tolist()):  # clients with as many batches are in step
+        alike = np.flatnonzero(batches == count)
+        sizes[alike, : epochs * count] = np.tile(in_epoch[alike, :count], epochs)
+    own = torch.from_numpy(np.arange(width) < sizes[:, :, None]).to(device)
+    trains = np.broadcast_to(sizes[:, :, None] > 0, own.shape)
+    numbers = np.arange(own.numel()).reshape(own.shape)
+    places = numbers.transpose(1, 0, 2)[trains.transpose(1, 0, 2)]
+    weights = own.float() / own.sum(2, keepdim=True).clamp(min=1)
+    return BatchLayout(
+        sizes=sizes,
+        own=own,
+        weights=weights,
+        active=np.count_nonzero(sizes, axis=0).tolist(),
+        width=width,
+        places=places,
+        row_weights=weights.flatten()[torch.from_numpy(places).to(device)],
+    )
