@@ -72,12 +72,13 @@ def test_a_process_dies_in_the_middle_of_sessions(fleet: Federation, who: str) -
     assert all(row["clients"] == CLIENTS and row["failures"] == 0 for row in rows), rows
 
 
-def begun(fleet: Federation, run: int, kind: str) -> int:
-    """Return in how many rounds of a run this step of a training session has begun."""
+def has_begun(fleet: Federation, run: int, number: int, kind: str) -> bool:
+    """Return whether a step of a round has begun; a round that is over is forgotten."""
     journal = sqlite3.connect(f"file:{fleet.server_dir / 'journal.sqlite'}?mode=ro", uri=True)
     try:
-        query = "SELECT COUNT(*) FROM steps WHERE run_id = ? AND key LIKE ?"
-        return int(journal.execute(query, (run, f"%/{kind}/0")).fetchone()[0])
+        query = "SELECT COUNT(*) FROM steps WHERE run_id = ? AND key = ?"
+        (count,) = journal.execute(query, (run, f"{number}/{kind}/0")).fetchone()
+        return bool(count) or len(fleet.rounds(run)) >= number
     finally:
         journal.close()
 
@@ -85,19 +86,20 @@ def begun(fleet: Federation, run: int, kind: str) -> int:
 @pytest.mark.parametrize("who", ["worker", "daemon"])
 def test_the_server_dies_between_the_vectors_and_the_sum(fleet: Federation, who: str) -> None:
     """In each of R2 to R4: the session goes on or ends, and no model is of another sum."""
-    run = fleet.submit(*SECURE, "run.rounds=4", "evaluation.every=0")
     plain = fleet.submit(*SETTINGS, "run.rounds=4", "evaluation.every=0")
+    assert fleet.wait_for_end(plain)["status"] == "finished"
+    run = fleet.submit(*SECURE, "run.rounds=4", "evaluation.every=0")
     for number, step in enumerate(("vector", "confirm", "unmask"), 1):
         kind = f"query.secure_{step}"
-        wait_until(lambda n=number, k=kind: begun(fleet, run, k) >= n, f"{kind} of round {number}")
+        wait_until(lambda n=number, k=kind: has_begun(fleet, run, n, k), f"{kind}, round {number}")
         if who == "worker":
             for pid in fleet.workers():
                 kill_9(pid)
         else:
             fleet.server.kill()
             fleet.start_server()
-    assert fleet.wait_for_end(run)["status"] == "finished"
-    assert fleet.wait_for_end(plain)["status"] == "finished"
+    summary = fleet.wait_for_end(run)
+    assert summary["status"] == "finished", summary
     rows = fleet.rounds(run)
     assert [row["clients"] for row in rows] == [CLIENTS] * 4, rows
     expected = load_file(fleet.run_dir(plain) / "model.safetensors")
