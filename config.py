@@ -60,7 +60,7 @@ __all__ = [
 
 FILE_NAME = "meadow.toml"
 SECURE_CLIENTS_MIN = 3
-SECURE_CLIENTS_MAX = 100
+SECURE_CLIENTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,9 @@ def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
         if broken:
             refuse(_said(given, where, *keys), keys[0], what)
     try:
-        build_secure_terms(config, metrics=()).plan(clients=_drawn(config), length=1)
+        terms = build_secure_terms(config, metrics=())
+        for clients in _group_sizes(_drawn(config), terms.group_size):
+            terms.plan(clients=clients, length=1)
     except ConfigError as error:
         key = "privacy.secure_aggregation"
         said = _said(given, where, f"{key}.corrupt_fraction", f"{key}.enabled")
@@ -217,9 +219,15 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong beside secure aggregation: whether, which keys, and why."""
     run, simulation, enabled = config.run, config.simulation, "privacy.secure_aggregation.enabled"
     alone = "= true shows the server nothing but sums of updates, and"
+    groups = config.privacy.secure_aggregation.group_size
     single = (
-        f"{alone} strategy {config.strategy.name!r} needs every single one; choose another "
-        "strategy, or set enabled to false"
+        f"{alone} strategy {config.strategy.name!r} needs every single one; set group_size to let "
+        "it take sums of groups for single updates, choose another strategy, or set enabled to "
+        "false"
+    )
+    small = (
+        f"= {run.min_clients} must be >= privacy.secure_aggregation.group_size = {groups}: a "
+        "smaller cohort is no group"
     )
     norms = (
         f"{alone} run.update_norm_max is about single ones; remove it: every value is clipped to "
@@ -239,7 +247,12 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     )
     clock = "does not know the messages of secure sums; remove it, or set enabled to false"
     return [
-        (not build_algorithm(config).linear, (enabled, "strategy.name"), single),
+        (not build_algorithm(config).linear and groups is None, (enabled, "strategy.name"), single),
+        (
+            groups is not None and run.min_clients < groups,
+            ("run.min_clients", "privacy.secure_aggregation.group_size"),
+            small,
+        ),
         (run.update_norm_max is not None, (enabled, "run.update_norm_max"), norms),
         (run.min_clients < SECURE_CLIENTS_MIN, ("run.min_clients", enabled), few),
         (_drawn(config) > SECURE_CLIENTS_MAX, ("run.cohort", "simulation.clients", enabled), many),
@@ -257,6 +270,12 @@ def _drawn(config: Config) -> int:
     run, clients = config.run, config.simulation.clients
     drawn = run.cohort if isinstance(run.cohort, int) else round(run.cohort * clients)
     return min(clients, max(drawn, run.min_clients))
+
+
+def _group_sizes(clients: int, least: int | None) -> set[int]:
+    """Return how many clients the smallest and the largest group of a cohort have."""
+    count = max(1, clients // least) if least else 1
+    return {clients // count, -(-clients // count)}
 
 
 def _said(given: Settings, where: str, *keys: str) -> str:
@@ -306,6 +325,7 @@ def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms
         weight_max=chosen.weight_max,
         metrics=tuple(sorted(metrics)),
         metrics_max=chosen.metrics_max,
+        group_size=chosen.group_size,
     )
 
 

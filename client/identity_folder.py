@@ -121,6 +121,26 @@ class IdentityFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise IdentityError(f"{self.folder} cannot be used: {error}; enrol again") from error
 
+    def shown(self) -> KeyPair:
+        """Return the key and certificate in use, and change nothing: the agent may be renewing.
+
+        Raises:
+            IdentityError: there are none that fit together.
+        """
+        try:
+            certificate_pem = self._certificate.read_bytes()
+            for path in (self._key, self._next_key):
+                if path.exists() and _belong_together(key := path.read_bytes(), certificate_pem):
+                    return KeyPair(key_pem=key, certificate_pem=certificate_pem)
+        except (OSError, ValueError) as error:
+            raise IdentityError(f"{self.folder} cannot be used: {error}; enrol again") from error
+        raise IdentityError(f"{self._key} does not belong to {self._certificate}; enrol again")
+
+    @property
+    def ca_pem(self) -> bytes:
+        """The authority that is believed since enrolment."""
+        return self._ca.read_bytes()
+
     def replace(self, other: IdentityFolder) -> ClientIdentity:
         """Take the place and the name of another identity folder."""
         shutil.rmtree(other.folder, ignore_errors=True)

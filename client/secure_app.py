@@ -22,12 +22,14 @@ from ..errors import (
 )
 from ..flower import arrays_to_params, params_to_arrays, rebuild_message, tensors_of
 from ..privacy.secagg.steps import Step
+from ..privacy.secure_announcement import Announcement, bind
 from ..privacy.secure_kinds import ANSWERS, IDENTITY, SUFFIX, is_secure
-from ..privacy.secure_terms import MASKED, RECORD, SECURE_SUM_FAILED, Announcement, bind
+from ..privacy.secure_terms import MASKED, RECORD, SECURE_SUM_FAILED
 from ..privacy.secure_vector import VectorLayout
 from ..strategies.combined import EXAMPLES_KEY
 from ..strategies.metrics import scalars_of
 from .secure_identity import Identify, SecureIdentity, pinned_identity
+from .secure_nonce import draw_nonce, spend_nonce
 from .secure_past import Past
 from .secure_session import KeptSession
 
@@ -76,7 +78,9 @@ class _SecureApp(ClientApp):
 
     def _introduce(self, context: Context) -> RecordDict:
         identity = self._identify(context)
-        return RecordDict({RECORD: ConfigRecord({"key": identity.public_key})})
+        about = ConfigRecord({"key": identity.public_key, "certificate": identity.certificate})
+        about["nonce"] = draw_nonce(context.state, identity.entropy)
+        return RecordDict({RECORD: about})
 
     def _begin(self, category: str, message: Message, context: Context) -> RecordDict:
         """Check what is planned, execute the instruction, and join the session."""
@@ -90,8 +94,9 @@ class _SecureApp(ClientApp):
         plan = announcement.terms.plan(clients=len(announcement.keys), length=layout.length)
         identity.minimum.require(plan.topology)
         _require_member(identity, announcement)
-        identity.accept(announcement.keys)
         Past(context.state).require_new(category, binding)
+        spend_nonce(context.state, announcement.nonces[identity.node])
+        identity.accept(announcement)
         vector, examples = self._update(category, message, context, layout)
         said = KeptSession.begin(
             context.state,

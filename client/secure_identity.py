@@ -4,13 +4,14 @@ A sum protects a client from the server only if the public keys of the others ar
 invents them, invents the clients. How far keys can be trusted depends on where they come from:
 
     known_peers        from the owner, who has them from the other owners
+    require_certified  from the server, certified by its authority (`secure_certificate`)
     pinned_peers       from the server, and never changed afterwards
     simulated_identity from the seed of a simulation, where nothing is secret
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, MutableMapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -22,11 +23,11 @@ from ..errors import SecureAggregationError
 from ..privacy.entropy import Entropy, system_entropy
 from ..privacy.secagg import Minimum
 from ..privacy.secagg.keys import KEY_BYTES
+from ..privacy.secure_announcement import Announcement
 
 __all__ = [
     "Accept",
     "Identify",
-    "PeerKeys",
     "SecureIdentity",
     "known_peers",
     "pinned_identity",
@@ -34,10 +35,7 @@ __all__ = [
     "simulated_identity",
 ]
 
-PeerKeys = Mapping[int, bytes]
-"""Long-term Ed25519 public keys by node id."""
-
-Accept = Callable[[PeerKeys], None]
+Accept = Callable[[Announcement], None]
 """Raises SecureAggregationError if a cohort's keys are not those of clients that one knows."""
 
 OWN_KEY = "meadow-secure-identity"
@@ -52,6 +50,7 @@ class SecureIdentity:
         node: its node id.
         key: its long-term signing key.
         accept: decides about a cohort's keys.
+        certificate: what others may believe its key for; nothing under plain Flower.
         minimum: what it insists on, whatever a server plans.
         entropy: where the secrets of a session come from.
     """
@@ -59,6 +58,7 @@ class SecureIdentity:
     node: int
     key: Ed25519PrivateKey = field(repr=False)
     accept: Accept
+    certificate: bytes = b""
     minimum: Minimum = field(default_factory=Minimum)
     entropy: Entropy = system_entropy
 
@@ -75,8 +75,8 @@ Identify = Callable[[Context], SecureIdentity]
 def known_peers(known: Collection[bytes]) -> Accept:
     """Return what accepts cohorts of clients whose keys the owner has listed, and no others."""
 
-    def accept(cohort: PeerKeys) -> None:
-        for node, key in cohort.items():
+    def accept(cohort: Announcement) -> None:
+        for node, key in cohort.keys.items():
             if key not in known:
                 raise SecureAggregationError(
                     f"client {node} has the key {key.hex()}, which is none of the known peers'"
@@ -94,13 +94,13 @@ def pinned_peers(pins: MutableMapping[str, Any]) -> Accept:
         One that has lied about it from the start is not.
     """
 
-    def accept(cohort: PeerKeys) -> None:
-        for node, key in cohort.items():
+    def accept(cohort: Announcement) -> None:
+        for node, key in cohort.keys.items():
             if pins.get(str(node), key) != key:
                 raise SecureAggregationError(
                     f"client {node} has another key than the one it had at first"
                 )
-        for node, key in cohort.items():
+        for node, key in cohort.keys.items():
             pins[str(node)] = key
 
     return accept
@@ -144,8 +144,8 @@ def simulated_identity(seed: int) -> Identify:
     def key_of(node: int) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(secret(node))
 
-    def accept(cohort: PeerKeys) -> None:
-        for node, key in cohort.items():
+    def accept(cohort: Announcement) -> None:
+        for node, key in cohort.keys.items():
             if key_of(node).public_key().public_bytes_raw() != key:
                 raise SecureAggregationError(f"simulated client {node} has a key of its own")
 

@@ -2,12 +2,14 @@
 
 identity/signing.key   our long-term Ed25519 key, 32 bytes; it lasts as long as the identity
 identity/peers.json    the others' public keys, as they were when they were first seen; if the
-                       owner lists known_peers, this file is not used
+                       owner lists known_peers, neither this file nor the others' certificates are
+                       looked at
 """
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,8 +20,11 @@ from ..errors import SecureAggregationError
 from ..privacy.entropy import system_entropy
 from ..privacy.secagg import Minimum
 from ..privacy.secagg.keys import KEY_BYTES
+from ..privacy.secure_announcement import Announcement
 from ..transport.durable import write_file
-from .secure_identity import Accept, Identify, PeerKeys, SecureIdentity, known_peers, pinned_peers
+from .identity_folder import IdentityFolder
+from .secure_certificate import certify_key, require_certified
+from .secure_identity import Accept, Identify, SecureIdentity, known_peers, pinned_peers
 
 __all__ = ["owned_identity", "peer_of", "pins_of", "signing_key"]
 
@@ -73,11 +78,16 @@ def owned_identity(directory: Path, *, node: int) -> Identify:
 
     def identify(context: Context) -> SecureIdentity:
         policy = load_client_config(directory).policy
-        key = signing_key(directory)
+        key, enrolled = signing_key(directory), IdentityFolder(directory)
         return SecureIdentity(
             node=node,
             key=key,
-            accept=_accept(directory, policy, key),
+            accept=_accept(directory, policy, key, enrolled.ca_pem),
+            certificate=certify_key(
+                key.public_key().public_bytes_raw(),
+                node=node,
+                pair=enrolled.shown(),
+            ),
             minimum=Minimum(
                 clients=max(CLIENTS_MIN, policy.min_cohort),
                 survivors=policy.min_survivors,
@@ -88,12 +98,13 @@ def owned_identity(directory: Path, *, node: int) -> Identify:
     return identify
 
 
-def _accept(directory: Path, policy: PolicyConfig, own: Ed25519PrivateKey) -> Accept:
+def _accept(directory: Path, policy: PolicyConfig, own: Ed25519PrivateKey, ca_pem: bytes) -> Accept:
     if policy.known_peers:
         listed = {bytes.fromhex(peer.removeprefix(PEER_PREFIX)) for peer in policy.known_peers}
         return known_peers(listed | {own.public_key().public_bytes_raw()})
 
-    def accept(cohort: PeerKeys) -> None:
+    def accept(cohort: Announcement) -> None:
+        require_certified(cohort, ca_pem=ca_pem, now=datetime.now(UTC))
         pins = {node: bytes.fromhex(key) for node, key in pins_of(directory).items()}
         before = dict(pins)
         pinned_peers(pins)(cohort)

@@ -26,7 +26,7 @@ from ..flower import params_to_arrays, tensors_of
 from ..privacy.entropy import Entropy
 from ..privacy.secagg import Binding, ClientSession
 from ..privacy.secagg.steps import Step
-from ..privacy.secure_terms import Announcement, name_of
+from ..privacy.secure_announcement import Announcement, name_of
 from .secure_identity import SecureIdentity
 from .secure_past import Past
 
@@ -104,6 +104,7 @@ class KeptSession:
             round=announcement.round,
             model=said["model"],
             configuration=said["configuration"],
+            beacon=said["beacon"],
         )
         return cls(
             state=state,
@@ -193,6 +194,7 @@ class KeptSession:
             "category": self.category,
             "model": self.binding.model,
             "configuration": self.binding.configuration,
+            "beacon": self.binding.beacon,
             "length": self.length,
             "seed": self.seed,
             "weight": self.weight,

@@ -1,4 +1,6 @@
-"""One secure round over a Flower grid: instructions in, one reply that stands for everybody out.
+"""One secure round over a Flower grid: instructions in, one reply a sum out.
+
+All groups of a round take each step together, in one exchange with their clients.
 
 The server has no secrets, and what it sends follows from what it heard: a server that was
 restarted, and whose grid repeats the answers that were recorded, goes on with the same session.
@@ -6,45 +8,39 @@ restarted, and whose grid repeats the answers that were recorded, goes on with t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from ..errors import NOTHING_TO_EVALUATE, ConfigError, ProtocolError, SecureAggregationError
-from ..flower import arrays_to_params, params_to_arrays, tensors_of
+from ..errors import ConfigError, SecureAggregationError
+from ..flower import arrays_to_params
 from ..strategies.algorithm import Params
-from ..strategies.combined import CLIENTS_KEY, EXAMPLES_KEY
-from .secagg import Plan, SecureSum, ServerSession
+from ..strategies.combined import clients_of
 from .secagg.keys import KEY_BYTES
-from .secagg.topology import CLIENTS_MIN, COMPLETE_MAX
+from .secagg.topology import CLIENTS_MIN
+from .secure_announcement import CERTIFICATE_BYTES_MAX, NONCE_BYTES, Announcement
+from .secure_group import SecureGroup, draw_groups, session_id
 from .secure_kinds import ANSWERS, IDENTITY, SUFFIX
-from .secure_terms import (
-    MASKED,
-    RECORD,
-    SECURE_SUM_FAILED,
-    Announcement,
-    SecureTerms,
-    bind,
-    name_of,
-)
+from .secure_terms import RECORD, SECURE_SUM_FAILED, SecureTerms
 from .secure_vector import VectorLayout
 
-__all__ = ["SecureExchange"]
+__all__ = ["CLIENTS_MAX", "SecureExchange"]
 
-VERSION = 1
-OVERHEAD_BYTES_MAX = 4096
-"""What a masked vector's message may have beside the vector."""
+VERSION = 2
+CLIENTS_MAX = 10_000
+"""The largest cohort: everybody is told everybody's keys."""
+
+Member = tuple[bytes, bytes, bytes]
+"""A client's long-term key, its nonce and its certificate."""
 
 
 class SecureExchange:
-    """The server's side of one secure sum, of a train or an evaluate instruction.
+    """The server's side of one secure round, of a train or an evaluate instruction.
 
     Attributes:
-        failures: why a client is not in the sum, or did not help to unmask it, by node id.
+        failures: why a client is in no sum, or did not help to unmask it, by node id.
         suspects: clients in whose messages something was wrong.
     """
 
@@ -55,84 +51,124 @@ class SecureExchange:
         *,
         terms: SecureTerms,
         timeout: float | None,
+        seed: int = 0,
     ) -> None:
-        self._grid, self._terms, self._timeout = grid, terms, timeout
+        """`seed` decides who is in a group with whom."""
+        self._grid, self._terms, self._timeout, self._seed = grid, terms, timeout, seed
         self._instructions = {message.metadata.dst_node_id: message for message in instructions}
         head = instructions[0]
         self._head, self._content = head.metadata, head.content
         self._category = head.metadata.message_type
-        self._params = _params_of(self._content) if self._category == "train" else {}
-        self._layout = VectorLayout(self._params, terms)
-        self._weight_max = 0
+        params = _params_of(self._content) if self._category == "train" else {}
+        self._layout = VectorLayout(params, terms)
         self.failures: dict[int, str] = {}
-        self.suspects: tuple[str, ...] = ()
+        self.suspects: list[str] = []
 
     def run(self) -> list[Message]:
-        """Return the combined reply and an error for everybody else; only errors without a sum."""
+        """Return a combined reply for each sum and an error for everybody who is in none."""
+        replies: list[Message] = []
         try:
-            result = self._sum()
-            self.suspects = result.suspects
-            included = sorted(int(name) for name in result.clients)
-            combined = self._combined(result, included)
+            groups = self._groups()
+            for group in self._through_all_steps(groups):
+                replies += self._try(group, lambda group: group.replies(self._instructions)) or []
+                self.suspects += group.suspects
         except (ConfigError, SecureAggregationError) as error:
-            text = f"there is no secure sum: {error}"
-            return [
-                self._refusal(node, self.failures.get(node, text)) for node in self._instructions
-            ]
-        others = self._instructions.keys() - set(included)
-        return combined + [
-            self._refusal(node, self.failures.get(node, "no answer")) for node in sorted(others)
+            self._give_up(self._instructions, error)
+        included = {client for reply in replies for client in _stands_for(reply)}
+        others = sorted(self._instructions.keys() - included)
+        return replies + [
+            self._refusal(node, self.failures.get(node, "no answer")) for node in others
         ]
 
-    # ------------------------------------------------------------------ the session
+    # ------------------------------------------------------------------ the sessions
 
-    def _sum(self) -> SecureSum:
-        announcement = self._announcement()
-        plan = self._terms.plan(clients=len(announcement.keys), length=self._layout.length)
-        self._weight_max = plan.encoding.weight_max
-        binding = bind(
-            announcement, run_id=self._head.run_id, category=self._category, content=self._content
+    def _groups(self) -> list[SecureGroup]:
+        """Ask who everybody is, and return the sessions that there will be."""
+        members, number = self._members(), self._round()
+        groups = draw_groups(
+            list(members),
+            size=self._terms.group_size,
+            seed=self._seed,
+            about=(self._category, number),
         )
-        session = ServerSession(plan=plan, roster=announcement.roster, binding=binding)
-        instruction = RecordDict({**self._content, RECORD: announcement.record()})
-        nodes = sorted(announcement.keys)
-        begun = self._ask(self._category + SUFFIX, dict.fromkeys(nodes, instruction))
-        self._collect(session, plan, begun)
-        for kind in ANSWERS:
-            heard = session.close_round()
-            contents = {
-                int(name): _content_of(announcement.session, heard[name])
-                for name in sorted(heard, key=int)
-            }
-            self._collect(session, plan, self._ask(kind, contents))
-        return session.sum()
+        return [
+            SecureGroup(
+                Announcement(
+                    session=session_id(self._head, number, nodes),
+                    round=number,
+                    keys={node: members[node][0] for node in nodes},
+                    nonces={node: members[node][1] for node in nodes},
+                    certificates={node: members[node][2] for node in nodes if members[node][2]},
+                    terms=self._terms,
+                ),
+                self._layout,
+                head=self._head,
+                content=self._content,
+            )
+            for nodes in groups
+        ]
 
-    def _announcement(self) -> Announcement:
-        """Ask who everybody is, and return what the session will be."""
-        if len(self._instructions) > COMPLETE_MAX:
+    def _through_all_steps(self, groups: list[SecureGroup]) -> list[SecureGroup]:
+        """Take the groups from step to step, and return those that are left."""
+        begun = {node: group.instruction for group in groups for node in group.nodes}
+        self._collect(groups, self._ask(self._category + SUFFIX, begun))
+        for kind in ANSWERS:
+            contents: dict[int, RecordDict] = {}
+            left = []
+            for group in groups:
+                if (messages := self._try(group, SecureGroup.next_messages)) is not None:
+                    contents |= messages
+                    left.append(group)
+            if not left:
+                return []
+            groups = left
+            self._collect(groups, self._ask(kind, dict(sorted(contents.items()))))
+        return groups
+
+    def _try(self, group: SecureGroup, step: Callable[[SecureGroup], Any]) -> Any:
+        """Let a group take a step; None if that ends its session, for all of its clients."""
+        try:
+            return step(group)
+        except SecureAggregationError as error:
+            self._give_up(group.nodes, error)
+            return None
+        finally:
+            self.failures |= group.failures
+
+    def _collect(
+        self, groups: list[SecureGroup], answers: Iterator[tuple[int, RecordDict]]
+    ) -> None:
+        group_of = {node: group for group in groups for node in group.nodes}
+        for node, content in answers:
+            group_of[node].collect(node, content)
+
+    def _members(self) -> dict[int, Member]:
+        """Ask everybody for its key, a nonce and its certificate."""
+        if len(self._instructions) > CLIENTS_MAX:
             raise ConfigError(
-                f"a secure sum is of at most {COMPLETE_MAX} clients, got {len(self._instructions)}; "
-                "lower run.cohort"
+                f"secure sums are of at most {CLIENTS_MAX} clients, got "
+                f"{len(self._instructions)}; lower run.cohort"
             )
         question = RecordDict({RECORD: ConfigRecord({"version": VERSION})})
         asked = dict.fromkeys(sorted(self._instructions), question)
-        keys: dict[int, bytes] = {}
+        members: dict[int, Member] = {}
+        known: set[bytes] = set()
         for node, content in self._ask(IDENTITY, asked):
-            key = content.config_records.get(RECORD, ConfigRecord()).get("key")
-            if type(key) is not bytes or len(key) != KEY_BYTES:
-                self.failures[node] = "its public key is malformed"
-            elif key in keys.values():
+            member = _member_in(content)
+            if member is None:
+                self.failures[node] = (
+                    f"what it says of itself is malformed, or of another version than {VERSION}"
+                )
+            elif member[0] in known:
                 self.failures[node] = "it has the public key of another client"
             else:
-                keys[node] = key
-        if len(keys) < CLIENTS_MIN:
+                members[node] = member
+                known.add(member[0])
+        if len(members) < CLIENTS_MIN:
             raise SecureAggregationError(
-                f"only {len(keys)} clients can take part, and {CLIENTS_MIN} are needed"
+                f"only {len(members)} clients can take part, and {CLIENTS_MIN} are needed"
             )
-        number = self._round()
-        head = (self._head.run_id, self._category, self._head.group_id, number, sorted(keys))
-        session = sha256(b"meadow secure session 1\0" + repr(head).encode()).digest()
-        return Announcement(session=session, round=number, keys=keys, terms=self._terms)
+        return members
 
     def _round(self) -> int:
         for record in self._content.config_records.values():
@@ -144,16 +180,6 @@ class SecureExchange:
                 f'a secure round has a number, "server-round" or its group; {group!r} is none'
             )
         return int(group)
-
-    def _collect(
-        self, session: ServerSession, plan: Plan, answers: Iterator[tuple[int, RecordDict]]
-    ) -> None:
-        """Give a round's answers to the session; a client whose answer is refused is out."""
-        for node, content in answers:
-            try:
-                session.collect(name_of(node), _message_in(content, plan))
-            except (SecureAggregationError, ProtocolError) as error:
-                self.failures[node] = str(error)
 
     def _ask(
         self, kind: str, contents: Mapping[int, RecordDict]
@@ -174,28 +200,12 @@ class SecureExchange:
         for node in waiting:
             self.failures.setdefault(node, "no answer")
 
-    # ------------------------------------------------------------------ replies
-
-    def _combined(self, result: SecureSum, nodes: list[int]) -> list[Message]:
-        """Return the reply that stands for everybody in the sum."""
-        if result.weight == 0 and self._category == "evaluate":
-            nothing = Error(NOTHING_TO_EVALUATE, "no client has anything to evaluate")
-            return [Message(nothing, reply_to=self._instructions[node]) for node in nodes]
-        if not 0 < result.weight <= len(nodes) * self._weight_max:
-            raise SecureAggregationError(
-                f"the clients' weights add up to {result.weight}: one did not follow the protocol"
-            )
-        params, means = self._layout.mean(result.vector, result.weight)
-        metrics: dict[str, Any] = {EXAMPLES_KEY: result.weight}
-        metrics |= {name: np.nan if mean is None else mean for name, mean in means.items()}
-        content = RecordDict({"metrics": MetricRecord({**metrics, CLIENTS_KEY: nodes})})
-        if self._category == "train":
-            content["arrays"] = params_to_arrays(params)
-        return [Message(content, reply_to=self._instructions[nodes[0]])]
+    def _give_up(self, nodes: Sequence[int] | Mapping[int, Message], error: Exception) -> None:
+        for node in nodes:
+            self.failures.setdefault(node, f"there is no secure sum: {error}")
 
     def _refusal(self, node: int, reason: str) -> Message:
-        error = Error(SECURE_SUM_FAILED, reason)
-        return Message(error, reply_to=self._instructions[node])
+        return Message(Error(SECURE_SUM_FAILED, reason), reply_to=self._instructions[node])
 
 
 def _params_of(content: RecordDict) -> Params:
@@ -205,24 +215,17 @@ def _params_of(content: RecordDict) -> Params:
     return arrays_to_params(next(iter(records.values())))
 
 
-def _content_of(session: bytes, message: bytes) -> RecordDict:
-    return RecordDict({RECORD: ConfigRecord({"session": session, "message": message})})
+def _member_in(content: RecordDict) -> Member | None:
+    """Return what a client says of itself; None if it is malformed."""
+    record = content.config_records.get(RECORD, ConfigRecord())
+    key, nonce, certificate = (record.get(name) for name in ("key", "nonce", "certificate"))
+    if type(key) is not bytes or type(nonce) is not bytes or len(key) != KEY_BYTES:
+        return None
+    certificate = certificate if type(certificate) is bytes else b""
+    if len(nonce) != NONCE_BYTES or len(certificate) > CERTIFICATE_BYTES_MAX:
+        return None
+    return key, nonce, certificate
 
 
-def _message_in(content: RecordDict, plan: Plan) -> bytes:
-    """Return what a client's answer says; a masked vector comes as an array of bytes."""
-    if MASKED in content.array_records:
-        tensors = tensors_of(content.array_records[MASKED])
-        tensor = tensors.get(MASKED)
-        size_max = plan.encoding.wire_bytes + OVERHEAD_BYTES_MAX
-        if tensor is None or tensor.dtype != np.uint8 or not _fits(tensor.shape, size_max):
-            raise SecureAggregationError("a masked vector is not an array of so many bytes")
-        return tensor.numpy().tobytes()
-    message = content.config_records.get(RECORD, ConfigRecord()).get("message")
-    if type(message) is not bytes:
-        raise SecureAggregationError("an answer has no message")
-    return message
-
-
-def _fits(shape: tuple[int, ...], size_max: int) -> bool:
-    return len(shape) == 1 and shape[0] <= size_max
+def _stands_for(reply: Message) -> Sequence[int]:
+    return [reply.metadata.src_node_id] if reply.has_error() else clients_of(reply)

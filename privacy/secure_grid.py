@@ -5,6 +5,9 @@
 Every train and evaluate instruction becomes a secure sum with the clients of its cohort, who must
 run `meadow.client.secure_app.secure_app`. The strategy gets one reply that stands for all of them
 (`strategies.combined`), and error replies of whoever is not in it, so every linear strategy works.
+
+With `SecureTerms(group_size=g)` the cohort is divided at random, and the strategy gets one reply
+for each group of at least g clients: what needs single updates, as a median does, takes those.
 """
 
 from __future__ import annotations
@@ -43,14 +46,23 @@ class SecureAggregationGrid(Grid):
         terms: SecureTerms,
         *,
         tell: Tell = lambda kind, detail: None,
+        seed: int = 0,
     ) -> None:
-        """`tell` hears "secure_sum" after every sum, and "secure_suspects" of lying clients."""
-        self._grid, self._terms, self._tell = grid, terms, tell
+        """`tell` hears "secure_sum" after every round, and "secure_suspects" of lying clients.
+
+        `seed` decides the groups, if there are any.
+        """
+        self._grid, self._terms, self._tell, self._seed = grid, terms, tell, seed
 
     def __getattr__(self, name: str) -> Any:
         if name == "_grid":  # not there yet: somebody copies this object
             raise AttributeError(name)
         return getattr(self._grid, name)
+
+    @property
+    def combines_in_groups(self) -> bool:
+        """Whether there are several replies, each of a group."""
+        return self._terms.group_size is not None
 
     # ------------------------------------------------------------------ Flower's interface
 
@@ -107,7 +119,9 @@ class SecureAggregationGrid(Grid):
         if len(kinds) > 1 or not kinds < {*SUMMED, ""}:
             raise RunError(f"messages of the types {sorted(kinds)} cannot be summed together")
         _require_alike(batch)
-        exchange = SecureExchange(self._grid, batch, terms=self._terms, timeout=timeout)
+        exchange = SecureExchange(
+            self._grid, batch, terms=self._terms, timeout=timeout, seed=self._seed
+        )
         replies = exchange.run()
         self._report(batch, exchange)
         return iter(replies)

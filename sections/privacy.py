@@ -56,6 +56,14 @@ class SecureAggregationConfig:
         at_most=1e9,
         only=_SECURE,
     )
+    group_size: int | None = setting(
+        None,
+        "a sum for each group of at least so many clients, drawn at random every round: a "
+        "strategy that needs single updates takes the groups'; if absent one sum of the cohort",
+        at_least=3,
+        at_most=10_000,
+        only=_SECURE,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

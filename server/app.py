@@ -68,6 +68,7 @@ def _secured(
         grid,
         build_secure_terms(config, metrics=["loss", *task.metrics]),
         tell=recorder.event if recorder is not None else lambda kind, detail: None,
+        seed=config.run.seed,
     )
 
 

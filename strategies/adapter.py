@@ -23,7 +23,14 @@ from .algorithm import Algorithm, State
 from .broadcast import Broadcast
 from .checks import fault_in
 from .cohort import wait_for_clients
-from .grids import combines_updates, forget_round, is_stopping, recall_cohort, traffic_bytes
+from .grids import (
+    combines_in_groups,
+    combines_updates,
+    forget_round,
+    is_stopping,
+    recall_cohort,
+    traffic_bytes,
+)
 from .metrics import Metrics, scalars_of
 from .plan import RoundPlan
 from .progress import Progress
@@ -291,7 +298,8 @@ class FederatedStrategy(Strategy):
         self._arrays = params_to_arrays(params)
 
     def _refuse_misfit(self, grid: Grid) -> None:
-        if combines_updates(grid) and not self._algorithm.linear:
+        alone = combines_updates(grid) and not combines_in_groups(grid)
+        if alone and not self._algorithm.linear:
             raise ConfigError(
                 f"{self._algorithm.name} needs every single update, but {type(grid).__name__} "
                 "adds updates up: use a linear algorithm or another grid"

@@ -7,6 +7,8 @@ forget(group_id)          hears that a round is durable: its messages are no lon
 bytes_sent                all bytes so far, and
 bytes_received            likewise
 combines_updates: bool    whether a reply may stand for many clients
+combines_in_groups: bool  whether such replies come one a group, with groups drawn at random:
+                          then what needs single updates takes a group's for one
 
 `virtual_time.py` has what a grid with a virtual clock does beside.
 """
@@ -18,6 +20,7 @@ from collections.abc import Iterable
 from flwr.serverapp import Grid
 
 __all__ = [
+    "combines_in_groups",
     "combines_updates",
     "forget_round",
     "is_stopping",
@@ -64,3 +67,8 @@ def traffic_bytes(grid: Grid) -> tuple[int, int]:
 def combines_updates(grid: Grid) -> bool:
     """Return whether a reply may stand for many clients."""
     return bool(getattr(grid, "combines_updates", False))
+
+
+def combines_in_groups(grid: Grid) -> bool:
+    """Return whether replies that stand for many clients come one a group."""
+    return bool(getattr(grid, "combines_in_groups", False))

@@ -219,8 +219,23 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ),
     (
         "secure sums of too many",
-        f"{SECURE}[run]\nmin_clients = 3\n[simulation]\nclients = 101",
-        ["run.cohort draws 101 clients", "at most 100"],
+        f"{SECURE}[run]\nmin_clients = 3\n[simulation]\nclients = 10001",
+        ["run.cohort draws 10001 clients", "at most 10000"],
+    ),
+    (
+        "secure sums of more than a complete graph",
+        f"{SECURE}[run]\nmin_clients = 3\n[simulation]\nclients = 600",
+        ["privacy.secure_aggregation is not safe", "no ring of 600 clients", "lower corrupt"],
+    ),
+    (
+        "secure groups larger than a cohort",
+        f"{SECURE}group_size = 5\n[run]\nmin_clients = 4\n[simulation]\nclients = 20",
+        ["run.min_clients = 4 must be >= privacy.secure_aggregation.group_size = 5"],
+    ),
+    (
+        "secure groups of two",
+        f"{SECURE}group_size = 2\n[run]\nmin_clients = 4",
+        ["privacy.secure_aggregation.group_size", ">= 3"],
     ),
     (
         "secure sums elsewhere",

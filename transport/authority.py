@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -23,8 +22,8 @@ from .identity import (
     Role,
     check_client_name,
     fingerprint_of,
-    identity_of,
     read_certificate,
+    verify_issued,
 )
 from .keys import KeyPair, new_key, pem_of, read_key, requested_key
 
@@ -110,12 +109,7 @@ class Authority:
         Raises:
             IdentityError: it did not, or it is no certificate.
         """
-        certificate = read_certificate(certificate_pem)
-        try:
-            certificate.verify_directly_issued_by(read_certificate(self.certificate_pem))
-        except (ValueError, TypeError, InvalidSignature):
-            raise IdentityError("a certificate was issued by another authority") from None
-        return identity_of(certificate_pem)
+        return verify_issued(certificate_pem, self.certificate_pem)
 
     def _issue(
         self,

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
@@ -30,6 +30,7 @@ __all__ = [
     "match_fingerprint",
     "peer_identity",
     "read_certificate",
+    "verify_issued",
 ]
 
 Role = Literal["client", "admin", "server"]
@@ -131,6 +132,20 @@ def identity_of(certificate_pem: bytes) -> Identity:
         not_after=certificate.not_valid_after_utc,
         fingerprint=certificate.fingerprint(hashes.SHA256()).hex(),
     )
+
+
+def verify_issued(certificate_pem: bytes, ca_pem: bytes) -> Identity:
+    """Return who a certificate is for, if this authority issued it.
+
+    Raises:
+        IdentityError: it did not, or it is no certificate.
+    """
+    certificate = read_certificate(certificate_pem)
+    try:
+        certificate.verify_directly_issued_by(read_certificate(ca_pem))
+    except (ValueError, TypeError, InvalidSignature):
+        raise IdentityError("a certificate was issued by another authority") from None
+    return identity_of(certificate_pem)
 
 
 def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, replace
 
 from ...errors import ConfigError
 from .encoding import Encoding
-from .topology import COMPLETE_MAX, Topology, choose_topology
+from .topology import Topology, choose_topology
 
 __all__ = ["Minimum", "Plan", "plan_secure_sum"]
 
@@ -81,20 +81,24 @@ def plan_secure_sum(
     value_bits: int = 16,
     weight_max: int = 1,
     clip: float = 1.0,
-    complete_max: int = COMPLETE_MAX,
+    complete_max: int | None = None,
+    grinding_bits: int = 0,
 ) -> Plan:
     """Return the plan of a secure sum of `clients` vectors of `length` values.
 
     `corrupt` and `dropout` are the fractions of clients that may collude with the server, and
-    that may drop out; see `Topology` and `Encoding` for the rest. Cohorts above `complete_max`
-    use the ring.
+    that may drop out; see `choose_topology` and `Encoding` for the rest.
 
     Raises:
         ConfigError: no such plan is safe, or a sum could overflow.
     """
     return Plan(
         topology=choose_topology(
-            clients=clients, corrupt=corrupt, dropout=dropout, complete_max=complete_max
+            clients=clients,
+            corrupt=corrupt,
+            dropout=dropout,
+            complete_max=complete_max,
+            grinding_bits=grinding_bits,
         ),
         encoding=Encoding(
             length=length, bits=bits, value_bits=value_bits, weight_max=weight_max, clip=clip

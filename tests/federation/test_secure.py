@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,6 +70,65 @@ def test_a_process_dies_in_the_middle_of_sessions(fleet: Federation, who: str) -
     rows = fleet.rounds(run)
     assert [row["round"] for row in rows] == list(range(1, 9))
     assert all(row["clients"] == CLIENTS and row["failures"] == 0 for row in rows), rows
+
+
+def has_begun(fleet: Federation, run: int, number: int, kind: str) -> bool:
+    """Return whether a step of a round has begun; a round that is over is forgotten."""
+    journal = sqlite3.connect(f"file:{fleet.server_dir / 'journal.sqlite'}?mode=ro", uri=True)
+    try:
+        query = "SELECT COUNT(*) FROM steps WHERE run_id = ? AND key = ?"
+        (count,) = journal.execute(query, (run, f"{number}/{kind}/0")).fetchone()
+        return bool(count) or len(fleet.rounds(run)) >= number
+    finally:
+        journal.close()
+
+
+@pytest.mark.parametrize("who", ["worker", "daemon"])
+def test_the_server_dies_between_the_vectors_and_the_sum(fleet: Federation, who: str) -> None:
+    """In each of R2 to R4: the session goes on or ends, and no model is of another sum."""
+    plain = fleet.submit(*SETTINGS, "run.rounds=4", "evaluation.every=0")
+    assert fleet.wait_for_end(plain)["status"] == "finished"
+    run = fleet.submit(*SECURE, "run.rounds=4", "evaluation.every=0")
+    for number, step in enumerate(("vector", "confirm", "unmask"), 1):
+        kind = f"query.secure_{step}"
+        wait_until(lambda n=number, k=kind: has_begun(fleet, run, n, k), f"{kind}, round {number}")
+        if who == "worker":
+            for pid in fleet.workers():
+                kill_9(pid)
+        else:
+            fleet.server.kill()
+            fleet.start_server()
+    summary = fleet.wait_for_end(run)
+    assert summary["status"] == "finished", summary
+    rows = fleet.rounds(run)
+    assert [row["clients"] for row in rows] == [CLIENTS] * 4, rows
+    expected = load_file(fleet.run_dir(plain) / "model.safetensors")
+    for name, values in load_file(fleet.run_dir(run) / "model.safetensors").items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("key", "least", "says"),
+    [
+        ("min_cohort", CLIENTS + 1, "smaller|cohort"),
+        ("min_survivors", CLIENTS, "the fewest clients in a sum"),
+        ("min_colluders", 2, "colluding clients withstood"),
+    ],
+)
+def test_an_owners_own_bounds(fleet: Federation, key: str, least: int, says: str) -> None:
+    """A client whose owner wants more than the run gives is not in it, and says why."""
+    policy = fleet.client_dir(0) / "client.toml"
+    before = policy.read_text()
+    policy.write_text(f"{before}\nrequire_secure_aggregation = true\n{key} = {least}\n")
+    try:
+        run = fleet.submit(*SECURE, "run.rounds=1", "run.min_clients=3")
+        assert fleet.wait_for_end(run)["status"] == "finished"
+        [row] = fleet.rounds(run)
+        assert (row["clients"], row["failures"]) == (CLIENTS - 1, 1)
+        told = fleet.server.log.read_text() + fleet.clients[0].log.read_text()
+        assert re.search(says, told)
+    finally:
+        policy.write_text(before)
 
 
 def test_an_owner_who_wants_nothing_but_sums(fleet: Federation) -> None:

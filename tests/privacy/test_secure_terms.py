@@ -11,11 +11,13 @@ from flwr.app import ConfigRecord, RecordDict
 
 from meadow.errors import ConfigError, SecureAggregationError
 from meadow.flower import params_to_arrays
-from meadow.privacy.secure_terms import Announcement, SecureTerms, bind
+from meadow.privacy.secure_announcement import Announcement, bind
+from meadow.privacy.secure_terms import SecureTerms
 
 TERMS = SecureTerms(clip=0.25, weight_max=100, metrics=("accuracy", "loss"))
 KEYS = {node: bytes([place]) * 32 for place, node in enumerate((3, 7, 2**64 - 1))}
-TOLD = Announcement(session=b"s" * 32, round=4, keys=KEYS, terms=TERMS)
+NONCES = {node: bytes([place + 9]) * 32 for place, node in enumerate(KEYS)}
+TOLD = Announcement(session=b"s" * 32, round=4, keys=KEYS, nonces=NONCES, terms=TERMS)
 
 
 def content(**config: Any) -> RecordDict:

@@ -13,8 +13,8 @@ from meadow.client.secure_identity import pinned_identity, simulated_identity
 from meadow.errors import RefusedError
 from meadow.flower import params_to_arrays
 from meadow.privacy.secagg import Minimum
+from meadow.privacy.secure_announcement import Announcement
 from meadow.privacy.secure_kinds import ANSWERS, IDENTITY
-from meadow.privacy.secure_terms import Announcement
 
 from .arena import KINDS, STEPS, TERMS, Arena, combined, model, plain_app, reasons, require_mean
 
@@ -85,7 +85,7 @@ def test_what_leaves_a_client() -> None:
             assert set(message.content.keys()) == {"masked"}
             continue
         (record,) = message.content.values()
-        assert set(record) <= {"session", "message", "key"}
+        assert set(record) <= {"session", "message", "key", "nonce", "certificate"}
 
 
 @pytest.mark.parametrize("kind", STEPS)

@@ -1,0 +1,171 @@
+"""What the server says of a secure sum when it begins, and what both sides bind it to.
+
+The beacon, which decides the ring of a large cohort, is a hash of a fresh nonce of every client.
+A client takes part only if its own is among them, so nobody knows the ring before it has spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, fields
+from hashlib import sha256
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+from ..errors import SecureAggregationError
+from ..flower import tensors_of
+from .secagg import Binding, Roster
+from .secagg.keys import KEY_BYTES
+from .secure_terms import RECORD, SecureTerms
+
+__all__ = [
+    "CERTIFICATE_BYTES_MAX",
+    "NODE_BYTES",
+    "NONCE_BYTES",
+    "Announcement",
+    "bind",
+    "name_of",
+]
+
+NODE_BYTES = 8
+NONCE_BYTES = 32
+CERTIFICATE_BYTES_MAX = 4096
+BLOCK = 65_536
+_TERMS = {entry.name: entry.name.replace("_", "-") for entry in fields(SecureTerms)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announcement:
+    """What the server says of a session when it begins."""
+
+    session: bytes
+    round: int
+    keys: Mapping[int, bytes]
+    """The long-term public key of every client of the cohort, by node id."""
+    nonces: Mapping[int, bytes]
+    """What every client has drawn for this session alone."""
+    terms: SecureTerms
+    certificates: Mapping[int, bytes] = field(default_factory=dict)
+    """What binds a key to its client's enrolment, of the clients that have it."""
+
+    @property
+    def roster(self) -> Roster:
+        """The cohort as `secagg` knows it."""
+        return Roster.of({name_of(node): key for node, key in self.keys.items()})
+
+    def record(self) -> ConfigRecord:
+        """Return the record that says all of it."""
+        said: dict[str, Any] = {
+            wire: value
+            for wire, value in zip(_TERMS.values(), astuple(self.terms), strict=True)
+            if value is not None
+        }
+        said["metrics"] = "\n".join(self.terms.metrics)
+        nodes = sorted(self.keys)
+        said["nodes"] = b"".join(node.to_bytes(NODE_BYTES, "big") for node in nodes)
+        said["keys"] = b"".join(self.keys[node] for node in nodes)
+        said["nonces"] = b"".join(self.nonces[node] for node in nodes)
+        if any(self.certificates.values()):
+            said["certificates"] = [self.certificates.get(node, b"") for node in nodes]
+        return ConfigRecord({**said, "session": self.session, "round": self.round})
+
+    @classmethod
+    def read(cls, record: ConfigRecord) -> Announcement:
+        """Return what a record says.
+
+        Raises:
+            SecureAggregationError: it is malformed, or lists a client twice.
+        """
+        try:
+            said: Any = dict(record)
+            nodes = [int.from_bytes(each, "big") for each in _cut(said["nodes"], NODE_BYTES)]
+            if nodes != sorted(set(nodes)):
+                raise ValueError("its nodes are not sorted and different")
+            keys, nonces = _cut(said["keys"], KEY_BYTES), _cut(said["nonces"], NONCE_BYTES)
+            certificates = said.get("certificates", [b""] * len(nodes))
+            if any(type(each) is not bytes for each in certificates):
+                raise ValueError("its certificates are not bytes")
+            terms = {name: said[wire] for name, wire in _TERMS.items() if wire in said}
+            terms["metrics"] = tuple(filter(None, said["metrics"].split("\n")))
+            session, number = said["session"], said["round"]
+            if type(session) is not bytes or type(number) is not int:
+                raise ValueError("its session or round is of another type")
+            return cls(
+                session=session,
+                round=number,
+                keys=dict(zip(nodes, keys, strict=True)),
+                nonces=dict(zip(nodes, nonces, strict=True)),
+                terms=SecureTerms(**terms),
+                certificates={
+                    node: each for node, each in zip(nodes, certificates, strict=True) if each
+                },
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SecureAggregationError(f"an announcement cannot be read: {error}") from None
+
+
+def name_of(node: int) -> str:
+    """Return what a client is called in a roster."""
+    return str(node)
+
+
+def bind(announcement: Announcement, *, run_id: int, category: str, content: RecordDict) -> Binding:
+    """Return what a session is bound to, from what this side itself has seen.
+
+    `content` is the instruction's: its params are the binding's model, and the rest of it, the
+    run and the terms are the configuration.
+    """
+    digest = sha256(b"meadow secure round 1\0")
+    for part in (run_id, category, astuple(announcement.terms)):
+        _add(digest, repr(part).encode())
+    for name in sorted(content.keys()):
+        record = content[name]
+        if name != RECORD and not isinstance(record, ArrayRecord):
+            _add(digest, repr((name, sorted(record.items()))).encode())
+    return Binding(
+        session=announcement.session,
+        round=announcement.round,
+        model=_digest_of_arrays(content),
+        configuration=digest.digest(),
+        beacon=_beacon(announcement, run_id),
+    )
+
+
+def _beacon(announcement: Announcement, run_id: int) -> bytes:
+    digest = sha256(b"meadow secure beacon 1\0")
+    _add(digest, repr((run_id, announcement.round)).encode() + announcement.session)
+    for node in sorted(announcement.keys):
+        member = node.to_bytes(NODE_BYTES, "big") + announcement.keys[node]
+        _add(digest, member + announcement.nonces[node])
+    return digest.digest()
+
+
+def _cut(joined: bytes, size: int) -> list[bytes]:
+    """Return the pieces of equal size that were joined.
+
+    Raises:
+        ValueError: the last one is shorter.
+    """
+    if len(joined) % size:
+        raise ValueError(f"{len(joined)} bytes are not pieces of {size}")
+    return [joined[at : at + size] for at in range(0, len(joined), size)]
+
+
+def _digest_of_arrays(content: RecordDict) -> bytes:
+    digest = sha256()
+    for record_name in sorted(content.array_records):
+        tensors = tensors_of(content.array_records[record_name])
+        for name in sorted(tensors):
+            tensor, size = tensors[name], 1
+            for length in tensor.shape:
+                size *= length
+            about = (record_name, name, tensor.dtype.name, tuple(map(int, tensor.shape)))
+            _add(digest, repr(about).encode())
+            for start in range(0, size, BLOCK):
+                digest.update(tensor[start : start + BLOCK].tobytes())
+    return digest.digest()
+
+
+def _add(digest: Any, part: bytes) -> None:
+    digest.update(len(part).to_bytes(8, "big") + part)
