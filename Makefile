@@ -25,7 +25,7 @@ demo: $(READY)
 	@$(BIN)/meadow demo
 
 test: $(READY)
-	@$(BIN)/python -m pytest -q --durations=10
+	@$(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile
 
 check: $(READY) build/names/meadow
 	@$(BIN)/ruff check .
