@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,11 +193,48 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
             ),
         ),
     ]
-    for broken, keys, what in rules:
+    for broken, keys, what in [*rules, *_strategy_rules(config)]:
         if broken:
             refuse(_said(given, where, *keys), keys[0], what)
     if config.privacy.secure_aggregation.enabled:
         _check_secure_sums(config, given, where)
+
+
+def _strategy_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
+    """Return what is wrong beside [strategy]: whether, which keys, and why."""
+    from .strategies.catalogue import CATALOGUE
+
+    name, training = config.strategy.name, config.training
+    entry, algorithm = CATALOGUE[name], build_algorithm(config)
+    optimizer = (
+        f'= "{training.optimizer}" does not go with strategy.name = "{name}", which knows the steps '
+        'of its clients by their gradients; set it to "sgd"'
+    )
+    momentum = (
+        f'= {training.momentum:g} does not go with strategy.name = "{name}", which takes a step for '
+        "the learning rate times a gradient; set it to 0"
+    )
+    norm = (
+        f'= {config.run.update_norm_max} is about params alone, and strategy.name = "{name}" sends '
+        f"{', '.join(algorithm.companions)} too; remove it, or choose another strategy"
+    )
+    return [
+        (
+            entry.optimizer != "any" and training.optimizer != "sgd",
+            ("training.optimizer", "strategy.name"),
+            optimizer,
+        ),
+        (
+            entry.optimizer == "plain sgd" and training.momentum > 0,
+            ("training.momentum", "strategy.name"),
+            momentum,
+        ),
+        (
+            bool(algorithm.companions) and config.run.update_norm_max is not None,
+            ("run.update_norm_max", "strategy.name"),
+            norm,
+        ),
+    ]
 
 
 def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
@@ -215,11 +252,17 @@ def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
 
 def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong beside secure aggregation: whether, which keys, and why."""
+    from .strategies.catalogue import CATALOGUE
+
     run, simulation, enabled = config.run, config.simulation, "privacy.secure_aggregation.enabled"
     alone = "= true shows the server nothing but sums of updates, and"
     single = (
         f"{alone} strategy {config.strategy.name!r} needs every single one; choose another "
         "strategy, or set enabled to false"
+    )
+    numbers = (
+        f'{alone} clients of strategy.name = "{config.strategy.name}" send numbers that clipping '
+        "would change; choose another strategy, or set enabled to false"
     )
     norms = (
         f"{alone} run.update_norm_max is about single ones; remove it: every value is clipped to "
@@ -240,6 +283,7 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     clock = "does not know the messages of secure sums; remove it, or set enabled to false"
     return [
         (not build_algorithm(config).linear, (enabled, "strategy.name"), single),
+        (not CATALOGUE[config.strategy.name].clippable, (enabled, "strategy.name"), numbers),
         (run.update_norm_max is not None, (enabled, "run.update_norm_max"), norms),
         (run.min_clients < SECURE_CLIENTS_MIN, ("run.min_clients", enabled), few),
         (_drawn(config) > SECURE_CLIENTS_MAX, ("run.cohort", "simulation.clients", enabled), many),
@@ -276,20 +320,19 @@ def config_to_toml(config: Config) -> str:
 
 def build_algorithm(config: Config) -> Algorithm:
     """Return the algorithm that [strategy] names, with its arguments."""
-    from .strategies.fedavg import fedavg
-    from .strategies.fedprox import fedprox
+    from .strategies.catalogue import CATALOGUE
 
-    chosen = config.strategy
-    if chosen.name == "fedprox":
-        return fedprox(proximal_mu=chosen.proximal_mu)
-    return fedavg(
-        server_optimizer=chosen.server_optimizer,
-        server_learning_rate=chosen.server_learning_rate,
-        server_momentum=chosen.server_momentum,
-        beta_1=chosen.beta_1,
-        beta_2=chosen.beta_2,
-        tau=chosen.tau,
-    )
+    return CATALOGUE[config.strategy.name].build(_strategy_arguments(config))
+
+
+def _strategy_arguments(config: Config) -> dict[str, Any]:
+    """Return what [strategy] says, and what follows from the rest where it says nothing."""
+    said = {entry.name: getattr(config.strategy, entry.name) for entry in fields(config.strategy)}
+    if said["participation"] is None:
+        cohort = config.run.cohort
+        fraction = cohort if isinstance(cohort, float) else cohort / config.simulation.clients
+        said["participation"] = min(1.0, fraction)
+    return said
 
 
 def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms:

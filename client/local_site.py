@@ -13,11 +13,15 @@ from ..evaluation import evaluate
 from ..flower import params_to_arrays
 from ..module_params import params_of_module
 from ..task import ClientData, Site, Task
+from .local_algorithms import local_algorithm
+from .local_session import LocalSession, without_companions
 from .trainer import train
 from .training_settings import TrainingSettings
 from .warm_module import WarmModule
 
 if TYPE_CHECKING:
+    import torch
+
     from ..task import Data
 
 __all__ = ["LocalSite"]
@@ -36,16 +40,34 @@ class LocalSite:
         self._copies = copies
         self._data: ClientData | None = None
 
-    def train(self, message: Message, *, client: int) -> Message:
-        """Train from the message's params; the reply has the new ones and "num-examples"."""
+    def train(self, message: Message, *, client: int, state: RecordDict) -> Message:
+        """Train from the message's params; the reply has the new ones and "num-examples".
+
+        `state` is what the client keeps between messages: some algorithms change it.
+        """
         settings = TrainingSettings.of(_config(message))
-        module = self._module.with_params(_arrays(message), seed=settings.seed)
-        data = self._loaded().train
+        arrays, algorithm = _arrays(message), local_algorithm(settings)
+        module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
+        data, loss = self._loaded().train, 0.0
+        session = None
+        if settings.algorithm != "plain":
+            session = LocalSession(algorithm, module, arrays, state)
+        if algorithm.needs_losses:
+            loss = self._means(module, data, settings)[1]["loss"]
         examples, means = train(
-            self._task, module, data, settings, client=client, device=self._device
+            self._task,
+            module,
+            data,
+            settings,
+            client=client,
+            device=self._device,
+            session=session,
         )
         metrics = MetricRecord({"num-examples": examples, **means})
-        arrays = params_to_arrays(params_of_module(module, copy=self._copies))
+        if session is None:
+            arrays = params_to_arrays(params_of_module(module, copy=self._copies))
+        else:
+            arrays = session.finish(loss=loss, copy=self._copies)
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     def evaluate(self, message: Message) -> Message:
@@ -56,11 +78,16 @@ class LocalSite:
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
         module = self._module.with_params(_arrays(message), seed=settings.seed)
-        examples, means = evaluate(
-            self._task, module, data, batch_size=settings.batch_size, device=self._device
-        )
+        examples, means = self._means(module, data, settings)
         metrics = MetricRecord({"num-examples": examples, **means})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def _means(
+        self, module: torch.nn.Module, data: Data, settings: TrainingSettings
+    ) -> tuple[int, dict[str, float]]:
+        return evaluate(
+            self._task, module, data, batch_size=settings.batch_size, device=self._device
+        )
 
     def count(self, message: Message) -> Message:
         """Say how many samples there are."""

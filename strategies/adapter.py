@@ -19,10 +19,11 @@ from flwr.serverapp.strategy import Strategy
 
 from ..errors import ConfigError, QuorumError, RunError
 from ..flower import arrays_to_params, params_to_arrays, tensors_of
-from .algorithm import Algorithm, State
+from .algorithm import Algorithm, Params, State
 from .broadcast import Broadcast
 from .checks import fault_in
 from .cohort import wait_for_clients
+from .companions import refuse_clashes
 from .grids import combines_updates, forget_round, is_stopping, recall_cohort, traffic_bytes
 from .metrics import Metrics, scalars_of
 from .plan import RoundPlan
@@ -81,18 +82,20 @@ class FederatedStrategy(Strategy):
             self._adopt(arrays, server_round)
         cohort = self._cohort_of(server_round, grid)
         self._combined = combines_updates(grid)
+        sent = self._algorithm.sent(self._state)
         self._replies = TrainingReplies(
             number=server_round,
             cohort=cohort,
-            params=self._state.params,
+            params=sent,
             algorithm=self._algorithm,
             plan=self._plan,
             combined=self._combined,
             tell=self._tell,
         )
         self._tell("round_started", {"round": server_round, "clients": len(cohort)})
+        content = self._record_of(sent)
         extra = self._algorithm.client_config
-        return _broadcast(MessageType.TRAIN, server_round, cohort, self._arrays, config, extra)
+        return _broadcast(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -166,6 +169,7 @@ class FederatedStrategy(Strategy):
             ConfigError: the algorithm and the grid, or the checkpoint and the model, do not fit.
         """
         self._refuse_misfit(grid)
+        refuse_clashes(initial_arrays, self._algorithm.companions, algorithm=self._algorithm.name)
         initial = self._restore(initial_arrays, evaluate_fn)
         begin_after(grid, self._history)
         status: Status = "finished"
@@ -289,6 +293,9 @@ class FederatedStrategy(Strategy):
         else:
             self._state = replace(self._state, params=params)
         self._arrays = params_to_arrays(params)
+
+    def _record_of(self, sent: Params) -> ArrayRecord:
+        return self._arrays if sent is self._state.params else params_to_arrays(sent)
 
     def _refuse_misfit(self, grid: Grid) -> None:
         if combines_updates(grid) and not self._algorithm.linear:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 
+from ...client.local_algorithms import local_algorithm
+from ...client.local_session import without_companions
 from ...client.training_settings import TrainingSettings
 from ...client.warm_module import WarmModule
 from ...errors import NOTHING_TO_EVALUATE, DataError
@@ -28,6 +31,7 @@ from .site_data import SiteData, SiteSamples
 from .stacked_evaluation import evaluate_stacked
 from .stacked_module import StackedModule
 from .stacked_replies import CohortReplies
+from .stacked_session import StackedSession
 from .stacked_training import train_stacked
 
 __all__ = ["VectorizedExecutor"]
@@ -66,6 +70,7 @@ class VectorizedExecutor:
         self._device = torch.device(device)
         self._module = WarmModule(task, device)
         self._data = SiteData(task, clients)
+        self._clients = clients
         self._other = other
         self._teller = teller or Teller()
         self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
@@ -88,8 +93,8 @@ class VectorizedExecutor:
 
     def _train(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(order.content.config_records["config"])
-        arrays = order.content.array_records["arrays"]
-        module = self._module.with_params(arrays, seed=settings.seed)
+        arrays, algorithm = order.content.array_records["arrays"], local_algorithm(settings)
+        module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
         loaded: Loaded = []
         yield from self._load(order, replies, loaded)
@@ -114,14 +119,46 @@ class VectorizedExecutor:
         replies: CohortReplies,
     ) -> Iterator[Message]:
         clients = [client for client, _ in chunk]
+        session, losses = self._session_of(chunk, stacked, settings, replies)
         data = CohortData.of(
             [data.train for _, data in chunk],
             device=self._device,
             epochs=settings.epochs,
             seeds=clients,
         )
-        trained = self._train_on(data, stacked, settings, clients)
+        if session is None:
+            trained = self._train_on(data, stacked, settings, clients)
+        else:
+            trained = train_stacked(
+                self._task,
+                stacked,
+                data,
+                settings,
+                clients=clients,
+                session=session,
+                losses=losses,
+            )
+            session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
         yield from replies.add(stacked, trained, clients, data.counts.tolist())
+
+    def _session_of(
+        self,
+        chunk: Loaded,
+        stacked: StackedModule,
+        settings: TrainingSettings,
+        replies: CohortReplies,
+    ) -> tuple[StackedSession | None, torch.Tensor | None]:
+        """Return the algorithm's part of the round, and the losses before it, if it needs them."""
+        if settings.algorithm == "plain":
+            return None, None
+        algorithm, losses = local_algorithm(settings), None
+        clients = [client for client, _ in chunk]
+        session = StackedSession(algorithm, stacked, replies.arrays, clients, self._clients)
+        if algorithm.needs_losses:
+            parts = [data.train for _, data in chunk]
+            _, means = evaluate_stacked(self._task, stacked.module, parts, device=self._device)
+            losses = torch.from_numpy(means["loss"]).to(self._device)
+        return session, losses
 
     def _stacked_module(
         self, module: torch.nn.Module, loaded: Loaded, settings: TrainingSettings

@@ -1,0 +1,118 @@
+"""All algorithms by the names that `strategy.name` has for them, with what each asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .afl import afl
+from .algorithm import Algorithm
+from .fedavg import fedavg
+from .feddyn import feddyn
+from .fedlion import fedlion
+from .fednova import fednova
+from .fedprox import fedprox
+from .qfedavg import qfedavg
+from .scaffold import scaffold
+
+__all__ = ["CATALOGUE", "Entry"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An algorithm, and what it asks for.
+
+    Attributes:
+        builder: makes it; the module that it is in names the paper.
+        arguments: its argument -> the key of [strategy] that says it.
+        purpose: what it is for, in a sentence.
+        client: what a client does beside training.
+        keeps: what a client keeps from round to round.
+        optimizer: which local optimizers it goes with.
+        clippable: whether what clients send survives the clipping of secure aggregation: changes
+            of params and the like do, counts do not.
+    """
+
+    builder: Callable[..., Algorithm]
+    arguments: Mapping[str, str]
+    purpose: str
+    client: str = "nothing"
+    keeps: str = "nothing"
+    optimizer: Literal["any", "sgd", "plain sgd"] = "any"
+    clippable: bool = True
+
+    def build(self, said: Mapping[str, Any]) -> Algorithm:
+        """Return the algorithm with the arguments that the keys of [strategy] say.
+
+        Raises:
+            ConfigError: an argument is out of its bounds.
+        """
+        return self.builder(**{name: said[key] for name, key in self.arguments.items()})
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+CATALOGUE: Mapping[str, Entry] = {
+    "fedavg": Entry(
+        builder=fedavg,
+        arguments=_same(
+            "server_optimizer", "server_learning_rate", "server_momentum", "beta_1", "beta_2", "tau"
+        ),
+        purpose="the mean of the clients' params, and a server optimizer's step there",
+    ),
+    "fedprox": Entry(
+        builder=fedprox,
+        arguments=_same("proximal_mu"),
+        purpose="clients that make many or unequal steps stay near the global params",
+        client="a proximal term in the gradient",
+    ),
+    "scaffold": Entry(
+        builder=scaffold,
+        arguments=_same("server_learning_rate", "participation"),
+        purpose="clients with very different data do not drift apart",
+        client="control variates in the gradient",
+        keeps="a control variate as large as the params",
+        optimizer="plain sgd",
+    ),
+    "fednova": Entry(
+        builder=fednova,
+        arguments=_same("server_learning_rate"),
+        purpose="clients with more data or epochs do not pull harder by making more steps",
+        client="its change is divided by its steps",
+        optimizer="sgd",
+        clippable=False,
+    ),
+    "feddyn": Entry(
+        builder=feddyn,
+        arguments={"alpha": "dynamic_alpha", "participation": "participation"},
+        purpose="clients' optima are drawn to the global one, however long they train",
+        client="a linear and a proximal term in the gradient",
+        keeps="a gradient as large as the params",
+    ),
+    "qfedavg": Entry(
+        builder=qfedavg,
+        arguments={"q": "fairness_q"},
+        purpose="accuracy is spread more evenly over the clients",
+        client="its loss is measured before it trains",
+        optimizer="sgd",
+        clippable=False,
+    ),
+    "afl": Entry(
+        builder=afl,
+        arguments=_same("mixture_learning_rate"),
+        purpose="the worst mixture of the clients is served as well as can be",
+        client="its loss is measured before it trains",
+        keeps="one number",
+        clippable=False,
+    ),
+    "fedlion": Entry(
+        builder=fedlion,
+        arguments={"beta_1": "lion_beta_1", "beta_2": "lion_beta_2"},
+        purpose="an adaptive method whose clients' changes are whole multiples of a step",
+        client="it trains with Lion, from a shared momentum",
+        optimizer="sgd",
+    ),
+}
