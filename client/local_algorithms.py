@@ -145,7 +145,7 @@ class FedDyn(LocalAlgorithm):
         for name in end.learned:
             key = companion("gradient", name)
             kept[key] = next_gradient(end.kept[key], end.change_of(name), alpha=alpha)
-        one = torch.ones_like(end.steps, dtype=torch.float32)
+        one = torch.ones_like(end.steps, dtype=torch.int8)
         learned = {
             companion(LEARNED, name): one if owner in end.learned else torch.zeros_like(one)
             for name, owner in end.owners.items()

@@ -24,10 +24,9 @@ class Entry:
     """An algorithm, and what it asks for.
 
     Attributes:
-        builder: makes it; the module that it is in names the paper.
+        builder: makes it; its module says what it is for, and names the paper.
         arguments: its argument -> the key of [strategy] that says it.
-        purpose: what it is for, in a sentence.
-        client: what a client does beside training.
+        client: what a client does beside training, as the rest of a sentence; empty for nothing.
         keeps: what a client keeps from round to round.
         optimizer: which local optimizers it goes with.
         clippable: whether what clients send survives the clipping of secure aggregation: changes
@@ -36,8 +35,7 @@ class Entry:
 
     builder: Callable[..., Algorithm]
     arguments: Mapping[str, str]
-    purpose: str
-    client: str = "nothing"
+    client: str = ""
     keeps: str = "nothing"
     optimizer: Literal["any", "sgd", "plain sgd"] = "any"
     clippable: bool = True
@@ -61,58 +59,50 @@ CATALOGUE: Mapping[str, Entry] = {
         arguments=_same(
             "server_optimizer", "server_learning_rate", "server_momentum", "beta_1", "beta_2", "tau"
         ),
-        purpose="the mean of the clients' params, and a server optimizer's step there",
     ),
     "fedprox": Entry(
         builder=fedprox,
         arguments=_same("proximal_mu"),
-        purpose="clients that make many or unequal steps stay near the global params",
-        client="a proximal term in the gradient",
+        client="adds a proximal term to its gradients",
     ),
     "scaffold": Entry(
         builder=scaffold,
         arguments=_same("server_learning_rate", "participation"),
-        purpose="clients with very different data do not drift apart",
-        client="control variates in the gradient",
+        client="adds control variates to its gradients",
         keeps="a control variate as large as the params",
         optimizer="plain sgd",
     ),
     "fednova": Entry(
         builder=fednova,
         arguments=_same("server_learning_rate"),
-        purpose="clients with more data or epochs do not pull harder by making more steps",
-        client="its change is divided by its steps",
+        client="divides its change by its steps, and counts them",
         optimizer="sgd",
         clippable=False,
     ),
     "feddyn": Entry(
         builder=feddyn,
         arguments={"alpha": "dynamic_alpha", "participation": "participation"},
-        purpose="clients' optima are drawn to the global one, however long they train",
-        client="a linear and a proximal term in the gradient",
+        client="adds a linear and a proximal term to its gradients",
         keeps="a gradient as large as the params",
     ),
     "qfedavg": Entry(
         builder=qfedavg,
         arguments={"q": "fairness_q"},
-        purpose="accuracy is spread more evenly over the clients",
-        client="its loss is measured before it trains",
+        client="measures its loss before",
         optimizer="sgd",
         clippable=False,
     ),
     "afl": Entry(
         builder=afl,
         arguments=_same("mixture_learning_rate"),
-        purpose="the worst mixture of the clients is served as well as can be",
-        client="its loss is measured before it trains",
+        client="measures its loss before",
         keeps="one number",
         clippable=False,
     ),
     "fedlion": Entry(
         builder=fedlion,
         arguments={"beta_1": "lion_beta_1", "beta_2": "lion_beta_2"},
-        purpose="an adaptive method whose clients' changes are whole multiples of a step",
-        client="it trains with Lion, from a shared momentum",
+        client="steps by Lion, from a shared momentum",
         optimizer="sgd",
     ),
 }

@@ -7,6 +7,7 @@ regularization" (2021), algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,14 +48,15 @@ def feddyn(*, alpha: float = 0.01, participation: float = 1.0) -> Algorithm:
     step = ServerOptimizer(slots=("drift",), rule=rule)
 
     def sent(state: State) -> Params:
-        learned = {companion(LEARNED, name): np.zeros((), np.float32) for name in state.params}
+        learned = {companion(LEARNED, name): np.zeros((), np.int8) for name in state.params}
         return {**state.params, **learned}
 
     def apply(state: State, aggregate: Aggregate) -> State:
-        number, params = state.round + 1, {}
+        number = state.round + 1
+        params: dict[str, NDArray[Any]] = {}
         drift = dict(state.slots["drift"])
         for name, learned in of_kind(LEARNED, aggregate.mean).items():
-            if not learned > 0.5:
+            if not learned:
                 params[name] = aggregate.mean[name]
                 continue
             mean = {name: aggregate.mean[name]}

@@ -6,7 +6,10 @@ heterogeneous federated optimization" (2020), equation 6.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from .algorithm import Aggregate, Algorithm, Params, State
 from .companions import companion, of_kind
@@ -40,7 +43,8 @@ def fednova(*, server_learning_rate: float | None = None) -> Algorithm:
         return {**state.params, **steps}
 
     def apply(state: State, aggregate: Aggregate) -> State:
-        number, params = state.round + 1, {}
+        number = state.round + 1
+        params: dict[str, NDArray[Any]] = {}
         for name, value in of_kind(STEPS, aggregate.mean).items():
             step = sgd(learning_rate=rate * positive("the clients' numbers of steps", value))
             old, mean = {name: state.params[name]}, {name: aggregate.mean[name]}

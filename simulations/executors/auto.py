@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
 
@@ -84,7 +85,11 @@ def _trainings(config: Config) -> float:
 def _order(app: App, config: Config, count: int) -> Broadcast:
     params = params_of_module(build_module(app.load_task(), config.run.seed))
     algorithm = build_algorithm(config)
-    asked = {**training_record(config), **algorithm.client_config, "server-round": 1}
+    asked: dict[str, Any] = {
+        **training_record(config),
+        **algorithm.client_config,
+        "server-round": 1,
+    }
     sent = params_to_arrays(algorithm.sent(algorithm.init(params)))
     content = RecordDict({"arrays": sent, "config": ConfigRecord(asked)})
     cohort = range(1, min(count, SLICE) + 1)
