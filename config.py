@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAg
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
 from .sections.simulation import DevicesConfig, SimulationConfig
 from .sections.strategy import StrategyConfig
+from .sections.strategy_rules import is_clippable, strategy_algorithm, strategy_rules
 from .sections.training import TrainingConfig
 from .settings import Settings, refuse
 from .settings_sources import (
@@ -53,6 +54,7 @@ __all__ = [
     "build_partition",
     "build_secure_terms",
     "config_to_toml",
+    "evaluation_record",
     "load_config",
     "make_config",
     "training_record",
@@ -193,48 +195,11 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
             ),
         ),
     ]
-    for broken, keys, what in [*rules, *_strategy_rules(config)]:
+    for broken, keys, what in [*rules, *strategy_rules(config.strategy, config.training, run)]:
         if broken:
             refuse(_said(given, where, *keys), keys[0], what)
     if config.privacy.secure_aggregation.enabled:
         _check_secure_sums(config, given, where)
-
-
-def _strategy_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
-    """Return what is wrong beside [strategy]: whether, which keys, and why."""
-    from .strategies.catalogue import CATALOGUE
-
-    name, training = config.strategy.name, config.training
-    entry, algorithm = CATALOGUE[name], build_algorithm(config)
-    optimizer = (
-        f'= "{training.optimizer}" does not go with strategy.name = "{name}", which knows the steps '
-        'of its clients by their gradients; set it to "sgd"'
-    )
-    momentum = (
-        f'= {training.momentum:g} does not go with strategy.name = "{name}", which takes a step for '
-        "the learning rate times a gradient; set it to 0"
-    )
-    norm = (
-        f'= {config.run.update_norm_max} is about params alone, and strategy.name = "{name}" sends '
-        f"{', '.join(algorithm.companions)} too; remove it, or choose another strategy"
-    )
-    return [
-        (
-            entry.optimizer != "any" and training.optimizer != "sgd",
-            ("training.optimizer", "strategy.name"),
-            optimizer,
-        ),
-        (
-            entry.optimizer == "plain sgd" and training.momentum > 0,
-            ("training.momentum", "strategy.name"),
-            momentum,
-        ),
-        (
-            bool(algorithm.companions) and config.run.update_norm_max is not None,
-            ("run.update_norm_max", "strategy.name"),
-            norm,
-        ),
-    ]
 
 
 def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
@@ -252,8 +217,6 @@ def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
 
 def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong beside secure aggregation: whether, which keys, and why."""
-    from .strategies.catalogue import CATALOGUE
-
     run, simulation, enabled = config.run, config.simulation, "privacy.secure_aggregation.enabled"
     alone = "= true shows the server nothing but sums of updates, and"
     single = (
@@ -283,7 +246,7 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     clock = "does not know the messages of secure sums; remove it, or set enabled to false"
     return [
         (not build_algorithm(config).linear, (enabled, "strategy.name"), single),
-        (not CATALOGUE[config.strategy.name].clippable, (enabled, "strategy.name"), numbers),
+        (not is_clippable(config.strategy), (enabled, "strategy.name"), numbers),
         (run.update_norm_max is not None, (enabled, "run.update_norm_max"), norms),
         (run.min_clients < SECURE_CLIENTS_MIN, ("run.min_clients", enabled), few),
         (_drawn(config) > SECURE_CLIENTS_MAX, ("run.cohort", "simulation.clients", enabled), many),
@@ -320,19 +283,9 @@ def config_to_toml(config: Config) -> str:
 
 def build_algorithm(config: Config) -> Algorithm:
     """Return the algorithm that [strategy] names, with its arguments."""
-    from .strategies.catalogue import CATALOGUE
-
-    return CATALOGUE[config.strategy.name].build(_strategy_arguments(config))
-
-
-def _strategy_arguments(config: Config) -> dict[str, Any]:
-    """Return what [strategy] says, and what follows from the rest where it says nothing."""
-    said = {entry.name: getattr(config.strategy, entry.name) for entry in fields(config.strategy)}
-    if said["participation"] is None:
-        cohort = config.run.cohort
-        fraction = cohort if isinstance(cohort, float) else cohort / config.simulation.clients
-        said["participation"] = min(1.0, fraction)
-    return said
+    run, simulated = config.run, config.simulation.clients
+    share = run.cohort if isinstance(run.cohort, float) else run.cohort / simulated
+    return strategy_algorithm(config.strategy, seed=run.seed, share=min(1.0, share))
 
 
 def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms:
@@ -362,6 +315,13 @@ def build_partition(config: Config) -> Partition:
         min_samples=chosen.min_samples,
         noise_variance=chosen.noise_variance,
     )
+
+
+def evaluation_record(config: Config) -> dict[str, int | float | str]:
+    """Return the entries of an evaluate instruction's ConfigRecord that the configuration decides."""
+    if epochs := config.evaluation.tuning_epochs:
+        return {**training_record(config), "tuning-epochs": epochs}
+    return {"batch-size": config.training.batch_size, "seed": config.run.seed}
 
 
 def training_record(config: Config) -> dict[str, int | float | str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -16,17 +16,29 @@ from ..errors import DataError
 from ..evaluation import ExampleMeans
 from ..randomness import seeded
 from ..seeds import derive, spread
-from .local_session import LocalSession
 from .objectives import proximal
-from .optimizers import LocalOptimizer
+from .optimizers import LocalOptimizer, Slots
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
     from ..task import Data, Task
 
-__all__ = ["choose_device", "train"]
+__all__ = ["Session", "choose_device", "train"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Session(Protocol):
+    """What an algorithm does in a client's training.
+
+    Attributes:
+        slots: what the optimizer begins with; None: with new ones.
+    """
+
+    slots: Slots | None
+
+    def correct(self) -> None:
+        """Correct the gradients of the step that is about to be made."""
 
 
 def choose_device(wanted: str) -> str:
@@ -59,12 +71,12 @@ def train(
     *,
     client: int,
     device: str,
-    session: LocalSession | None = None,
+    session: Session | None = None,
 ) -> tuple[int, dict[str, float]]:
     """Train `module` in place; returns the number of samples seen in an epoch, and the means of
     "loss" and the task's metrics over all examples, as they were before each step.
 
-    `session` is the algorithm's part of the round, if it asks for more than training.
+    `session` is the algorithm's part in the steps, if it asks for more than training.
     Guarantees: the same params, data, settings and client give the same bits in any process
         that has as many threads and the same kind of device; no global generator is left
         changed.
@@ -91,7 +103,7 @@ class _Local:
         settings: TrainingSettings,
         client: int,
         device: str,
-        session: LocalSession | None,
+        session: Session | None,
     ) -> None:
         self._task = task
         self._module = module

@@ -14,7 +14,10 @@ __all__ = ["TrainingSettings"]
 Optimizer = Literal["sgd", "adam", "adamw", "lion"]
 Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["fp32", "bf16", "fp16"]
-LocalAlgorithm = Literal["plain", "scaffold", "fednova", "feddyn", "qfedavg", "afl", "fedlion"]
+LocalAlgorithm = Literal[
+    "plain", "scaffold", "fednova", "feddyn", "qfedavg", "afl", "fedlion",
+    "fedper", "fedrep", "ditto", "ifca",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,9 @@ class TrainingSettings:
     dynamic_alpha: float = 0.01
     fairness_q: float = 0.0
     mixture_learning_rate: float = 0.0
+    ditto_lambda: float = 0.0
+    head_epochs: int = 1
+    tuning_epochs: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> TrainingSettings:
@@ -70,12 +76,12 @@ class TrainingSettings:
 
     def _check(self) -> None:
         for name in ("epochs", "batch_size", "schedule_rounds", "step_rounds", "server_round",
-                     "accumulation_steps"):  # fmt: skip
+                     "accumulation_steps", "head_epochs"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ProtocolError(f"{name} must be >= 1, got {getattr(self, name)}")
         for name in ("learning_rate", "momentum", "weight_decay", "gradient_clip_norm",
                      "proximal_mu", "epsilon", "dynamic_alpha", "fairness_q",
-                     "mixture_learning_rate"):  # fmt: skip
+                     "mixture_learning_rate", "ditto_lambda", "tuning_epochs"):  # fmt: skip
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ProtocolError(f"{name} must be finite and >= 0, got {value}")

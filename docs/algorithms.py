@@ -22,6 +22,11 @@ run over gRPC and under Flower with Meadow's client app, and on every executor o
 [simulation](simulation.md). An algorithm that keeps something at its clients needs clients that
 come back: with ten thousand of which each is seen once, it is no better than FedAvg.
 
+"In one tensor" says whether the executor `vectorized` trains a cohort at once; where it cannot, it
+runs the clients one by one and says why. Where clients have params of their own, evaluations report
+the common ones' metrics and those of the clients', as `personal-loss`;
+`[evaluation] tuning_epochs` does so for any algorithm.
+
 What travels beside the params adds up like them, so that updates may be summed on the way: in a
 worker process, in a vectorized cohort, under secure aggregation.
 """
@@ -46,24 +51,33 @@ def table() -> str:
         "clients keep",
         "travels beside the params",
         "local optimizer",
+        "in one tensor",
         "secure aggregation",
         "`run.update_norm_max`",
     ]
     head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     rows = []
     for name, entry in CATALOGUE.items():
-        beside = ", ".join(entry.builder().companions) or "nothing"
+        beside = ", ".join(kinds_of(entry)) or "nothing"
         fits = ["yes" if goes_with(name, settings) else "no" for settings in (SECURE, NORM)]
-        cells = [f"`{name}`", entry.keeps, beside, OPTIMIZERS[entry.optimizer], *fits]
+        stacks = "no" if entry.personal else "yes"
+        cells = [f"`{name}`", entry.keeps, beside, OPTIMIZERS[entry.optimizer], stacks, *fits]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*head, *rows])
+
+
+def kinds_of(entry: Entry) -> list[str]:
+    """Return the kinds of companions of an algorithm; clusters are one kind here."""
+    kinds = entry.builder(**entry.example).companions
+    return list(dict.fromkeys(re.sub(r"-\d+$", "s", kind) for kind in kinds))
 
 
 def goes_with(name: str, settings: Settings) -> bool:
     """Return whether a configuration with this algorithm and these settings is accepted."""
     run = {"min_clients": 3, **settings.get("run", {})}
     try:
-        make_config({**settings, "run": run, "strategy": {"name": name}})
+        strategy = {"name": name, **CATALOGUE[name].example}
+        make_config({**settings, "run": run, "strategy": strategy})
     except ConfigError:
         return False
     return True
@@ -74,11 +88,12 @@ def section(name: str, entry: Entry) -> str:
     module = inspect.cleandoc(inspect.getmodule(entry.builder).__doc__ or "")  # type: ignore[union-attr]
     about, _, source = module.partition("Source: ")
     title, _, what = about.partition(": ")
-    keys = ", ".join(f"`{key}`" for key in sorted(set(entry.arguments.values())))
+    arguments = set(entry.arguments.values()) - {"seed"}
+    keys = ", ".join(f"`{key}`" for key in sorted(arguments))
     lines = [
         f"## {title}",
         sentence(what),
-        f'`name = "{name}"`, with {keys}.',
+        f'`name = "{name}"`' + (f", with {keys}." if keys else "."),
         f"A client {entry.client}." if entry.client else "",
         f"Source: {sentence(source)}",
     ]

@@ -18,7 +18,19 @@ class StrategyConfig:
     """[strategy]: the algorithm, and its arguments."""
 
     name: Literal[
-        "fedavg", "fedprox", "scaffold", "fednova", "feddyn", "qfedavg", "afl", "fedlion"
+        "fedavg",
+        "fedprox",
+        "scaffold",
+        "fednova",
+        "feddyn",
+        "qfedavg",
+        "afl",
+        "fedlion",
+        "fedper",
+        "fedrep",
+        "fedbn",
+        "ditto",
+        "ifca",
     ] = setting("fedavg", "the algorithm; docs/algorithms.md says what each is for")
     server_optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = setting(
         "sgd",
@@ -94,4 +106,31 @@ class StrategyConfig:
     )
     lion_beta_2: float = setting(
         0.99, "decay of FedLion's momentum", at_least=0, below=1, only={"name": ("fedlion",)}
+    )
+    private: tuple[str, ...] = setting(
+        (),
+        "patterns of the tensors that are the clients' own, as `head.*`; they never leave them",
+        only={"name": ("fedper", "fedrep")},
+    )
+    head_epochs: int = setting(
+        1,
+        "epochs of the private layers alone, before the shared ones train",
+        at_least=1,
+        at_most=10**6,
+        only={"name": ("fedrep",)},
+    )
+    ditto_lambda: float = setting(
+        0.1,
+        "how strongly a client's own params are pulled towards the common ones",
+        at_least=0,
+        only={"name": ("ditto",)},
+    )
+    clusters: int = setting(
+        2, "how many models IFCA trains", at_least=2, at_most=64, only={"name": ("ifca",)}
+    )
+    cluster_spread: float = setting(
+        0.5,
+        "how far from each other they begin, in standard deviations of a tensor",
+        above=0,
+        only={"name": ("ifca",)},
     )

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from ..config import Config, build_algorithm, build_secure_terms, training_record
+from ..config import (
+    Config,
+    build_algorithm,
+    build_secure_terms,
+    evaluation_record,
+    training_record,
+)
 from ..flower import params_to_arrays
 from ..privacy.secure_grid import SecureAggregationGrid
 from ..strategies.adapter import FederatedStrategy, RunResult
@@ -51,9 +57,7 @@ def run_rounds(
         initial_arrays(task, config.run.seed),
         num_rounds=config.run.rounds,
         train_config=ConfigRecord(dict(training_record(config))),
-        evaluate_config=ConfigRecord(
-            {"batch-size": config.training.batch_size, "seed": config.run.seed}
-        ),
+        evaluate_config=ConfigRecord(dict(evaluation_record(config))),
         evaluate_fn=CentralEvaluation(
             task, batch_size=config.training.batch_size, seed=config.run.seed
         ),
@@ -64,9 +68,12 @@ def _secured(
     grid: Grid, task: Task, config: Config, recorder: Recorder | None
 ) -> SecureAggregationGrid:
     """Return a grid that shows the strategy nothing but sums."""
+    metrics = ["loss", *task.metrics]
+    if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
+        metrics += [f"personal-{name}" for name in metrics]
     return SecureAggregationGrid(
         grid,
-        build_secure_terms(config, metrics=["loss", *task.metrics]),
+        build_secure_terms(config, metrics=metrics),
         tell=recorder.event if recorder is not None else lambda kind, detail: None,
     )
 

@@ -131,8 +131,12 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Broadcast:
         """Return the instructions to evaluate, for the clients whose updates counted."""
-        clients = self._contributors
-        return _broadcast(MessageType.EVALUATE, server_round, clients, arrays, config, {})
+        clients, algorithm = self._contributors, self._algorithm
+        evaluated = algorithm.evaluated(self._state)
+        if evaluated is not self._state.params:
+            arrays = params_to_arrays(evaluated)
+        extra = algorithm.evaluate_config
+        return _broadcast(MessageType.EVALUATE, server_round, clients, arrays, config, extra)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

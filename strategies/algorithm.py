@@ -97,6 +97,8 @@ class Algorithm:
     has the aggregate's mean. Beside or instead of params it may have `companions`."""
     evaluated: Callable[[State], Params] = params_of
     """What the clients are sent to evaluate."""
+    evaluate_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+    """As `client_config`, for evaluations: of an algorithm with personal params."""
     companions: tuple[str, ...] = ()
     """The kinds of companions among what is sent: "control" for names as control/weight."""
     linear: bool = True

