@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import ConfigError
 from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
+from .sections.selection import SelectionConfig
 from .sections.simulation import DevicesConfig, SimulationConfig
 from .sections.strategy import StrategyConfig
 from .sections.strategy_rules import is_clippable, strategy_algorithm, strategy_rules
@@ -47,6 +48,7 @@ __all__ = [
     "PrivacyConfig",
     "RunConfig",
     "SecureAggregationConfig",
+    "SelectionConfig",
     "SimulationConfig",
     "StrategyConfig",
     "TrainingConfig",
@@ -71,6 +73,7 @@ class Config:
 
     app: AppConfig = field(default_factory=AppConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -223,6 +226,10 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
         f"{alone} strategy {config.strategy.name!r} needs every single one; choose another "
         "strategy, or set enabled to false"
     )
+    chosen = (
+        f'{alone} selection.kind = "{config.selection.kind}" is by what single clients report; set '
+        'it to "uniform", or enabled to false'
+    )
     numbers = (
         f'{alone} clients of strategy.name = "{config.strategy.name}" send numbers that clipping '
         "would change; choose another strategy, or set enabled to false"
@@ -246,6 +253,7 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     clock = "does not know the messages of secure sums; remove it, or set enabled to false"
     return [
         (not build_algorithm(config).linear, (enabled, "strategy.name"), single),
+        (config.selection.kind != "uniform", (enabled, "selection.kind"), chosen),
         (not is_clippable(config.strategy), (enabled, "strategy.name"), numbers),
         (run.update_norm_max is not None, (enabled, "run.update_norm_max"), norms),
         (run.min_clients < SECURE_CLIENTS_MIN, ("run.min_clients", enabled), few),

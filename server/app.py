@@ -19,6 +19,7 @@ from ..privacy.secure_grid import SecureAggregationGrid
 from ..strategies.adapter import FederatedStrategy, RunResult
 from ..strategies.plan import EarlyStopping, RoundPlan
 from ..strategies.recorder import Recorder
+from ..strategies.selection import Selection
 from .central import CentralEvaluation
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def initial_arrays(task: Task, seed: int) -> ArrayRecord:
 
 
 def _plan(config: Config) -> RoundPlan:
-    run, stopping = config.run, config.run.early_stopping
+    run, stopping, chosen = config.run, config.run.early_stopping, config.selection
     return RoundPlan(
         cohort=run.cohort,
         min_clients=run.min_clients,
@@ -98,4 +99,7 @@ def _plan(config: Config) -> RoundPlan:
         else EarlyStopping(metric=stopping.metric, mode=stopping.mode, patience=stopping.patience),
         update_norm_max=run.update_norm_max,
         update_norm_policy=run.update_norm_policy,
+        selection=Selection(
+            kind=chosen.kind, candidates=chosen.candidates, exploration=chosen.exploration
+        ),
     )

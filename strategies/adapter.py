@@ -22,6 +22,7 @@ from ..flower import arrays_to_params, params_to_arrays, tensors_of
 from .algorithm import Algorithm, Params, State
 from .broadcast import Broadcast
 from .checks import fault_in
+from .client_memory import ClientMemory, with_memory, without_memory
 from .cohort import wait_for_clients
 from .companions import refuse_clashes
 from .grids import combines_updates, forget_round, is_stopping, recall_cohort, traffic_bytes
@@ -65,6 +66,7 @@ class FederatedStrategy(Strategy):
         self._replies: TrainingReplies | None = None
         self._contributors: Sequence[int] = ()
         self._table = RoundTable()
+        self._memory = ClientMemory.empty()
         self._combined = False
         self._progress = Progress()
         self._history: list[Row] = []
@@ -125,6 +127,8 @@ class FederatedStrategy(Strategy):
             round=server_round, train=collected.table, failed=sorted(collected.failures)
         )
         self._state, self._arrays = state, arrays
+        if self._plan.selection.kind != "uniform":
+            self._memory = self._memory.after(collected.table, server_round)
         return arrays, metric_record(collected.metrics())
 
     def configure_evaluate(
@@ -257,7 +261,7 @@ class FederatedStrategy(Strategy):
         history = [*self._history, row]
         if self._recorder is not None:
             checkpoint = Checkpoint(
-                state=self._state,
+                state=with_memory(self._state, self._memory),
                 best=progress.best,
                 stale_rounds=progress.stale_rounds,
                 history=history,
@@ -273,11 +277,11 @@ class FederatedStrategy(Strategy):
     def _restore(self, initial_arrays: ArrayRecord, evaluate_fn: Evaluate | None) -> Metrics:
         """Begin, or continue from the newest checkpoint; return the metrics before round 1."""
         self._adopt(initial_arrays, 1)
-        self._progress, self._history = Progress(), []
+        self._progress, self._history, self._memory = Progress(), [], ClientMemory.empty()
         checkpoint = self._recorder.resume() if self._recorder is not None else None
         if checkpoint is None:
             return self._evaluate_centrally(0, evaluate_fn) if self._plan.evaluate_every else {}
-        state = checkpoint.state
+        state, self._memory = without_memory(checkpoint.state)
         if _form_of(state) != _form_of(self._state):
             raise ConfigError(
                 f"the checkpoint of round {state.round} belongs to another model or server "
@@ -319,7 +323,7 @@ class FederatedStrategy(Strategy):
         )
         if len(present) < needed:
             raise QuorumError(f"round {number}: {len(present)} of {needed} clients are connected")
-        return draw_on(grid, present, self._plan, number)
+        return draw_on(grid, present, self._plan, self._memory, number)
 
     def _evaluate_centrally(self, number: int, evaluate_fn: Evaluate | None) -> Metrics:
         return scalars_of(evaluate_fn(number, self._arrays)) if evaluate_fn else {}
