@@ -31,7 +31,7 @@ def simulated(folder: Path, *settings: str) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["fednova", "afl", "fedlion"])
+@pytest.mark.parametrize("name", ["fednova", "afl", "ditto"])
 def test_the_model_is_the_simulations(fleet: Federation, tmp_path: Path, name: str) -> None:
     """A real federation's bytes are those of the simulation, whatever the algorithm keeps."""
     strategy = f"strategy.name={name}"
@@ -39,6 +39,15 @@ def test_the_model_is_the_simulations(fleet: Federation, tmp_path: Path, name: s
     summary = fleet.wait_for_end(run)
     assert summary["status"] == "finished", summary
     assert fleet.model(run) == simulated(tmp_path / "simulated", strategy)
+
+
+def test_personal_metrics_come_from_the_agents(fleet: Federation) -> None:
+    """Private layers stay with the agents, which measure what they make of the common ones."""
+    private = 'strategy.private=["2.*"]'
+    run = fleet.submit(*SETTINGS, "strategy.name=fedper", private, "evaluation.every=2")
+    assert fleet.wait_for_end(run)["status"] == "finished"
+    found = fleet.rounds(run)[-1]["evaluate"]
+    assert found["personal-accuracy"] > found["accuracy"]
 
 
 def test_what_agents_keep_survives_them(fleet: Federation, tmp_path: Path) -> None:
