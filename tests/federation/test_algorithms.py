@@ -31,7 +31,7 @@ def simulated(folder: Path, *settings: str) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["fednova", "afl", "ditto"])
+@pytest.mark.parametrize("name", ["fednova", "ditto"])
 def test_the_model_is_the_simulations(fleet: Federation, tmp_path: Path, name: str) -> None:
     """A real federation's bytes are those of the simulation, whatever the algorithm keeps."""
     strategy = f"strategy.name={name}"
