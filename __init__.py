@@ -16,8 +16,19 @@ if TYPE_CHECKING:
     from .errors import MeadowError
     from .server.app import server_app
     from .strategies.adapter import FederatedStrategy
+    from .strategies.afl import afl
+    from .strategies.ditto import ditto
     from .strategies.fedavg import fedavg
+    from .strategies.fedbn import fedbn
+    from .strategies.feddyn import feddyn
+    from .strategies.fedlion import fedlion
+    from .strategies.fednova import fednova
+    from .strategies.fedper import fedper
     from .strategies.fedprox import fedprox
+    from .strategies.fedrep import fedrep
+    from .strategies.ifca import ifca
+    from .strategies.qfedavg import qfedavg
+    from .strategies.scaffold import scaffold
     from .task import ClientData, Site, Task
 
 __version__ = "0.1.0"
@@ -29,12 +40,23 @@ __all__ = [
     "MeadowError",
     "Site",
     "Task",
+    "afl",
     "client_app",
     "datasets",
+    "ditto",
     "fedavg",
+    "fedbn",
+    "feddyn",
+    "fedlion",
+    "fednova",
+    "fedper",
     "fedprox",
+    "fedrep",
+    "ifca",
     "load_config",
     "make_config",
+    "qfedavg",
+    "scaffold",
     "server_app",
 ]
 
@@ -45,11 +67,22 @@ _HOMES = {
     "MeadowError": ".errors",
     "Site": ".task",
     "Task": ".task",
+    "afl": ".strategies.afl",
     "client_app": ".client.app",
+    "ditto": ".strategies.ditto",
     "fedavg": ".strategies.fedavg",
+    "fedbn": ".strategies.fedbn",
+    "feddyn": ".strategies.feddyn",
+    "fedlion": ".strategies.fedlion",
+    "fednova": ".strategies.fednova",
+    "fedper": ".strategies.fedper",
     "fedprox": ".strategies.fedprox",
+    "fedrep": ".strategies.fedrep",
+    "ifca": ".strategies.ifca",
     "load_config": ".config",
     "make_config": ".config",
+    "qfedavg": ".strategies.qfedavg",
+    "scaffold": ".strategies.scaffold",
     "server_app": ".server.app",
 }
 

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from .errors import ConfigError
 from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
+from .sections.selection import SelectionConfig
 from .sections.simulation import DevicesConfig, SimulationConfig
 from .sections.strategy import StrategyConfig
+from .sections.strategy_rules import is_clippable, strategy_algorithm, strategy_rules
 from .sections.training import TrainingConfig
 from .settings import Settings, refuse
 from .settings_sources import (
@@ -46,6 +48,7 @@ __all__ = [
     "PrivacyConfig",
     "RunConfig",
     "SecureAggregationConfig",
+    "SelectionConfig",
     "SimulationConfig",
     "StrategyConfig",
     "TrainingConfig",
@@ -53,6 +56,7 @@ __all__ = [
     "build_partition",
     "build_secure_terms",
     "config_to_toml",
+    "evaluation_record",
     "load_config",
     "make_config",
     "training_record",
@@ -69,6 +73,7 @@ class Config:
 
     app: AppConfig = field(default_factory=AppConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -193,7 +198,7 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
             ),
         ),
     ]
-    for broken, keys, what in rules:
+    for broken, keys, what in [*rules, *strategy_rules(config.strategy, config.training, run)]:
         if broken:
             refuse(_said(given, where, *keys), keys[0], what)
     if config.privacy.secure_aggregation.enabled:
@@ -229,6 +234,14 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
         f"= {run.min_clients} must be >= privacy.secure_aggregation.group_size = {groups}: a "
         "smaller cohort is no group"
     )
+    chosen = (
+        f'{alone} selection.kind = "{config.selection.kind}" is by what single clients report; set '
+        'it to "uniform", or enabled to false'
+    )
+    numbers = (
+        f'{alone} clients of strategy.name = "{config.strategy.name}" send numbers that clipping '
+        "would change; choose another strategy, or set enabled to false"
+    )
     norms = (
         f"{alone} run.update_norm_max is about single ones; remove it: every value is clipped to "
         "privacy.secure_aggregation.clip by the client"
@@ -253,6 +266,8 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             ("run.min_clients", "privacy.secure_aggregation.group_size"),
             small,
         ),
+        (config.selection.kind != "uniform", (enabled, "selection.kind"), chosen),
+        (not is_clippable(config.strategy), (enabled, "strategy.name"), numbers),
         (run.update_norm_max is not None, (enabled, "run.update_norm_max"), norms),
         (run.min_clients < SECURE_CLIENTS_MIN, ("run.min_clients", enabled), few),
         (_drawn(config) > SECURE_CLIENTS_MAX, ("run.cohort", "simulation.clients", enabled), many),
@@ -295,20 +310,9 @@ def config_to_toml(config: Config) -> str:
 
 def build_algorithm(config: Config) -> Algorithm:
     """Return the algorithm that [strategy] names, with its arguments."""
-    from .strategies.fedavg import fedavg
-    from .strategies.fedprox import fedprox
-
-    chosen = config.strategy
-    if chosen.name == "fedprox":
-        return fedprox(proximal_mu=chosen.proximal_mu)
-    return fedavg(
-        server_optimizer=chosen.server_optimizer,
-        server_learning_rate=chosen.server_learning_rate,
-        server_momentum=chosen.server_momentum,
-        beta_1=chosen.beta_1,
-        beta_2=chosen.beta_2,
-        tau=chosen.tau,
-    )
+    run, simulated = config.run, config.simulation.clients
+    share = run.cohort if isinstance(run.cohort, float) else run.cohort / simulated
+    return strategy_algorithm(config.strategy, seed=run.seed, share=min(1.0, share))
 
 
 def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms:
@@ -339,6 +343,13 @@ def build_partition(config: Config) -> Partition:
         min_samples=chosen.min_samples,
         noise_variance=chosen.noise_variance,
     )
+
+
+def evaluation_record(config: Config) -> dict[str, int | float | str]:
+    """Return the entries of an evaluate instruction's ConfigRecord that the configuration decides."""
+    if epochs := config.evaluation.tuning_epochs:
+        return {**training_record(config), "tuning-epochs": epochs}
+    return {"batch-size": config.training.batch_size, "seed": config.run.seed}
 
 
 def training_record(config: Config) -> dict[str, int | float | str]:

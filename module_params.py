@@ -17,7 +17,14 @@ from .seeds import derive
 if TYPE_CHECKING:
     from .task import Task
 
-__all__ = ["build_module", "load_params", "params_of_module", "to_array"]
+__all__ = [
+    "build_module",
+    "load_params",
+    "owners_of",
+    "params_of_module",
+    "to_array",
+    "to_tensor",
+]
 
 # Dtypes that NumPy lacks: the integer of the same width that both can view, and its name.
 _FOREIGN: dict[torch.dtype, tuple[torch.dtype, Any]] = {
@@ -79,7 +86,7 @@ def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> 
             if missing or extra
             else "the params are not in this model's order"
         )
-    sources = {name: _to_tensor(array) for name, array in params.items()}
+    sources = {name: to_tensor(array) for name, array in params.items()}
     for name, source in sources.items():
         target = targets[name]
         if source.shape != target.shape or source.dtype != target.dtype:
@@ -91,7 +98,15 @@ def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> 
         targets[name].copy_(source)
 
 
-def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
+def owners_of(module: torch.nn.Module) -> dict[str, str]:
+    """Return, for each name of the state_dict, the param or buffer that it is: tied weights have
+    several names, and are known by the first."""
+    named = [*module.named_parameters(), *module.named_buffers()]
+    names = {id(tensor): name for name, tensor in reversed(named)}
+    return {name: names[id(t)] for name, t in module.state_dict(keep_vars=True).items()}
+
+
+def to_tensor(array: NDArray[Any]) -> torch.Tensor:
     """Return a tensor over an array's memory; it is only read."""
     if array.dtype in _BACK:
         dtype, via = _BACK[array.dtype]

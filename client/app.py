@@ -41,11 +41,11 @@ def client_app(task: Task, *, device: str | None = None, copies: bool = True) ->
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return sites.of(context).train(message, client=context.node_id)
+        return sites.of(context).train(message, client=context.node_id, state=context.state)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return sites.of(context).evaluate(message)
+        return sites.of(context).evaluate(message, client=context.node_id, state=context.state)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:

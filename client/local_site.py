@@ -10,9 +10,12 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from ..batches import samples_in
 from ..errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
 from ..evaluation import evaluate
-from ..flower import params_to_arrays
+from ..flower import arrays_to_params, params_to_arrays
 from ..module_params import params_of_module
 from ..task import ClientData, Site, Task
+from .local_algorithms import local_algorithm
+from .local_session import LocalSession, without_companions
+from .personal import PERSONAL, Personal, PersonalBench, evaluate_own
 from .trainer import train
 from .training_settings import TrainingSettings
 from .warm_module import WarmModule
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from ..task import Data
 
 __all__ = ["LocalSite"]
+
+
+Trained = tuple[int, dict[str, float], ArrayRecord]
+"""How many examples there were, the metrics, and the arrays of the reply."""
 
 
 class LocalSite:
@@ -36,29 +43,86 @@ class LocalSite:
         self._copies = copies
         self._data: ClientData | None = None
 
-    def train(self, message: Message, *, client: int) -> Message:
-        """Train from the message's params; the reply has the new ones and "num-examples"."""
+    def train(self, message: Message, *, client: int, state: RecordDict) -> Message:
+        """Train from the message's params; the reply has the new ones and "num-examples".
+
+        `state` is what the client keeps between messages: some algorithms change it.
+        """
         settings = TrainingSettings.of(_config(message))
-        module = self._module.with_params(_arrays(message), seed=settings.seed)
-        data = self._loaded().train
-        examples, means = train(
-            self._task, module, data, settings, client=client, device=self._device
-        )
+        answer = self._train_personal if settings.algorithm in PERSONAL else self._train
+        examples, means, arrays = answer(_arrays(message), settings, client, state)
         metrics = MetricRecord({"num-examples": examples, **means})
-        arrays = params_to_arrays(params_of_module(module, copy=self._copies))
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
-    def evaluate(self, message: Message) -> Message:
-        """Evaluate the message's params on this site's test data, if it has any."""
+    def _train(
+        self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
+    ) -> Trained:
+        algorithm, data, session = local_algorithm(settings), self._loaded().train, None
+        module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
+        loss = 0.0
+        if settings.algorithm != "plain":
+            session = LocalSession(algorithm, module, arrays, state)
+        if algorithm.needs_losses:
+            _, before = evaluate(
+                self._task, module, data, batch_size=settings.batch_size, device=self._device
+            )
+            loss = before["loss"]
+        examples, means = train(
+            self._task,
+            module,
+            data,
+            settings,
+            client=client,
+            device=self._device,
+            session=session,
+        )
+        if session is None:
+            return examples, means, params_to_arrays(params_of_module(module, copy=self._copies))
+        return examples, means, session.finish(loss=loss, copy=self._copies)
+
+    def _train_personal(
+        self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
+    ) -> Trained:
+        bench, data = self._bench(settings, client, state), self._loaded().train
+        personal = PERSONAL[settings.algorithm]
+        examples, means, params = personal.train(bench, arrays_to_params(arrays), data)
+        return examples, means, params_to_arrays(params)
+
+    def _bench(self, settings: TrainingSettings, client: int, state: RecordDict) -> PersonalBench:
+        return PersonalBench(
+            task=self._task,
+            module=self._module,
+            device=self._device,
+            client=client,
+            settings=settings,
+            state=state,
+        )
+
+    def evaluate(self, message: Message, *, client: int, state: RecordDict) -> Message:
+        """Evaluate the message's params on this site's test data, if it has any.
+
+        Where clients have params of their own, or are asked to tune the common ones to their
+        training data, the metrics of those are there too, as "personal-loss".
+        """
         settings = TrainingSettings.of(_config(message))
         data = self._loaded().test
         if data is None or not samples_in(data):
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
-        module = self._module.with_params(_arrays(message), seed=settings.seed)
-        examples, means = evaluate(
-            self._task, module, data, batch_size=settings.batch_size, device=self._device
-        )
+        personal = PERSONAL.get(settings.algorithm)
+        if personal is None and not settings.tuning_epochs:
+            module = self._module.with_params(_arrays(message), seed=settings.seed)
+            examples, means = evaluate(
+                self._task, module, data, batch_size=settings.batch_size, device=self._device
+            )
+        else:
+            examples, means = evaluate_own(
+                self._bench(settings, client, state),
+                personal or Personal(),
+                arrays_to_params(_arrays(message)),
+                train_data=self._loaded().train,
+                test_data=data,
+            )
         metrics = MetricRecord({"num-examples": examples, **means})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

@@ -21,7 +21,7 @@ Slots = Sequence[list[torch.Tensor]]
 
 def new_slots(params: Tensors, settings: TrainingSettings) -> Slots:
     """Return the slots before the first step: zeros in the shapes of the params."""
-    count = 2 if settings.optimizer != "sgd" else int(settings.momentum > 0)
+    count = {"sgd": int(settings.momentum > 0), "lion": 1}.get(settings.optimizer, 2)
     return [[torch.zeros_like(param) for param in params] for _ in range(count)]
 
 
@@ -33,13 +33,14 @@ def descend(
 
     `step` counts from 1.
     Source: momentum as in Sutskever et al. 2013 with the learning rate outside of it, Kingma and
-        Ba 2015 (Adam, algorithm 1), Loshchilov and Hutter 2019 (AdamW, algorithm 2).
+        Ba 2015 (Adam, algorithm 1), Loshchilov and Hutter 2019 (AdamW, algorithm 2), Chen et al.
+        2023 (Lion, algorithm 2).
     """
     if not params:
         return
     rate, decay = settings.learning_rate_now(), settings.weight_decay
     params, gradients = list(params), list(gradients)
-    if settings.optimizer == "adamw" and decay:
+    if settings.optimizer in ("adamw", "lion") and decay:
         torch._foreach_mul_(params, 1 - rate * decay)
     elif decay:
         torch._foreach_add_(gradients, params, alpha=decay)
@@ -49,6 +50,11 @@ def descend(
             torch._foreach_add_(slots[0], gradients)
             gradients = slots[0]
         torch._foreach_add_(params, gradients, alpha=-rate)
+        return
+    if settings.optimizer == "lion":
+        towards = torch._foreach_lerp(slots[0], gradients, 1 - settings.beta_1)
+        torch._foreach_add_(params, torch._foreach_sign(towards), alpha=-rate)
+        torch._foreach_lerp_(slots[0], gradients, 1 - settings.beta_2)
         return
     first, second = slots
     torch._foreach_lerp_(first, gradients, 1 - settings.beta_1)
@@ -69,11 +75,17 @@ class LocalOptimizer:
         param_groups: what torch's GradScaler looks at.
     """
 
-    def __init__(self, params: list[torch.nn.Parameter], settings: TrainingSettings) -> None:
+    def __init__(
+        self,
+        params: list[torch.nn.Parameter],
+        settings: TrainingSettings,
+        slots: Slots | None = None,
+    ) -> None:
+        """Begin with these slots, which the steps change, instead of new ones."""
         self.param_groups = [{"params": params}]
         self._params = params
         self._settings = settings
-        self._slots = new_slots(params, settings)
+        self._slots = new_slots(params, settings) if slots is None else slots
         self._steps = 0
 
     def zero_grad(self) -> None:

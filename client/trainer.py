@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -17,15 +17,28 @@ from ..evaluation import ExampleMeans
 from ..randomness import seeded
 from ..seeds import derive, spread
 from .objectives import proximal
-from .optimizers import LocalOptimizer
+from .optimizers import LocalOptimizer, Slots
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
     from ..task import Data, Task
 
-__all__ = ["choose_device", "train"]
+__all__ = ["Session", "choose_device", "train"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Session(Protocol):
+    """What an algorithm does in a client's training.
+
+    Attributes:
+        slots: what the optimizer begins with; None: with new ones.
+    """
+
+    slots: Slots | None
+
+    def correct(self) -> None:
+        """Correct the gradients of the step that is about to be made."""
 
 
 def choose_device(wanted: str) -> str:
@@ -58,10 +71,12 @@ def train(
     *,
     client: int,
     device: str,
+    session: Session | None = None,
 ) -> tuple[int, dict[str, float]]:
     """Train `module` in place; returns the number of samples seen in an epoch, and the means of
     "loss" and the task's metrics over all examples, as they were before each step.
 
+    `session` is the algorithm's part in the steps, if it asks for more than training.
     Guarantees: the same params, data, settings and client give the same bits in any process
         that has as many threads and the same kind of device; no global generator is left
         changed.
@@ -69,7 +84,7 @@ def train(
         DataError: the data are empty or not what the task needs, or the loss is not finite.
     """
     with seeded(derive(settings.seed, settings.server_round, client, "training"), device):
-        return _Local(task, module, settings, client, device).run(data)
+        return _Local(task, module, settings, client, device, session).run(data)
 
 
 def batch_order_seed(settings: TrainingSettings, client: int) -> int:
@@ -88,6 +103,7 @@ class _Local:
         settings: TrainingSettings,
         client: int,
         device: str,
+        session: Session | None,
     ) -> None:
         self._task = task
         self._module = module
@@ -96,7 +112,9 @@ class _Local:
         self._device = torch.device(device)
         self._params = [p for p in module.parameters() if p.requires_grad]
         self._starts = [p.detach().clone() for p in self._params] if settings.proximal_mu else []
-        self._optimizer = LocalOptimizer(self._params, settings)
+        self._session = session
+        slots = session.slots if session is not None else None
+        self._optimizer = LocalOptimizer(self._params, settings, slots)
         scaled = settings.precision == "fp16"
         self._scaler = torch.amp.GradScaler(self._device.type) if scaled else None
         self._means = ExampleMeans(task)
@@ -158,6 +176,8 @@ class _Local:
         for param, start in zip(self._params, self._starts, strict=False):
             if param.grad is not None:
                 param.grad = proximal(param.grad, param.detach(), start, mu=settings.proximal_mu)
+        if self._session is not None:
+            self._session.correct()
         if settings.gradient_clip_norm:
             torch.nn.utils.clip_grad_norm_(self._params, settings.gradient_clip_norm)
 

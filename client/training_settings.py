@@ -11,9 +11,13 @@ from ..errors import ProtocolError
 
 __all__ = ["TrainingSettings"]
 
-Optimizer = Literal["sgd", "adam", "adamw"]
+Optimizer = Literal["sgd", "adam", "adamw", "lion"]
 Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["fp32", "bf16", "fp16"]
+LocalAlgorithm = Literal[
+    "plain", "scaffold", "fednova", "feddyn", "qfedavg", "afl", "fedlion",
+    "fedper", "fedrep", "ditto", "ifca",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,13 @@ class TrainingSettings:
     seed: int = 0
     server_round: int = 1
     proximal_mu: float = 0.0
+    algorithm: LocalAlgorithm = "plain"
+    dynamic_alpha: float = 0.01
+    fairness_q: float = 0.0
+    mixture_learning_rate: float = 0.0
+    ditto_lambda: float = 0.0
+    head_epochs: int = 1
+    tuning_epochs: int = 0
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> TrainingSettings:
@@ -63,11 +74,12 @@ class TrainingSettings:
 
     def _check(self) -> None:
         for name in ("epochs", "batch_size", "schedule_rounds", "step_rounds", "server_round",
-                     "accumulation_steps"):  # fmt: skip
+                     "accumulation_steps", "head_epochs"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ProtocolError(f"{name} must be >= 1, got {getattr(self, name)}")
         for name in ("learning_rate", "momentum", "weight_decay", "gradient_clip_norm",
-                     "proximal_mu", "epsilon"):  # fmt: skip
+                     "proximal_mu", "epsilon", "dynamic_alpha", "fairness_q",
+                     "mixture_learning_rate", "ditto_lambda", "tuning_epochs"):  # fmt: skip
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ProtocolError(f"{name} must be finite and >= 0, got {value}")
@@ -75,7 +87,8 @@ class TrainingSettings:
             if not 0 <= getattr(self, name) <= 1:
                 raise ProtocolError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule),
-                           ("precision", Precision)):  # fmt: skip
+                           ("precision", Precision),
+                           ("algorithm", LocalAlgorithm)):  # fmt: skip
             if getattr(self, name) not in get_args(kind):
                 raise ProtocolError(f"{name} must be one of {get_args(kind)}")
 

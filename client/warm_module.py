@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from flwr.app import ArrayRecord
 
-from ..flower import arrays_to_params
-from ..module_params import build_module, load_params
+from ..flower import arrays_to_params, params_to_arrays
+from ..module_params import build_module, load_params, params_of_module
+from ..strategies.algorithm import Params
 from ..task import Task
 
 __all__ = ["WarmModule"]
@@ -24,8 +25,20 @@ class WarmModule:
         self._device = device
         self._seed: int | None = None
         self._module: torch.nn.Module | None = None
+        self._built: Params = {}
+        """The params before the first round, once somebody needs them."""
         self._unsent: dict[str, torch.Tensor] = {}
         """Buffers that are not part of the params (`persistent=False`), as they were built."""
+
+    def with_some(self, params: Params, *, seed: int) -> torch.nn.Module:
+        """Return the module with these params, and the others as they were built.
+
+        Raises:
+            ProtocolError: a tensor is another model's.
+        """
+        if not self._built or seed != self._seed:
+            self._built = params_of_module(build_module(self._task, seed))
+        return self.with_params(params_to_arrays({**self._built, **params}), seed=seed)
 
     def with_params(self, arrays: ArrayRecord, *, seed: int) -> torch.nn.Module:
         """Return the module with these params; `seed` is the run's, and decides what is not sent.

@@ -72,3 +72,10 @@ class EvaluationConfig:
     """[evaluation]: on the clients' test data, and on the server's if the task has any."""
 
     every: int = setting(1, "rounds between evaluations; 0 is never", at_least=0, at_most=10**6)
+    tuning_epochs: int = setting(
+        0,
+        "clients also train the evaluated params on their own data for so many epochs, and measure "
+        "them then, as personal- metrics; nothing of that is kept",
+        at_least=0,
+        at_most=10**6,
+    )

@@ -17,7 +17,21 @@ _FEDAVG = {"name": ("fedavg",)}
 class StrategyConfig:
     """[strategy]: the algorithm, and its arguments."""
 
-    name: Literal["fedavg", "fedprox"] = setting("fedavg", "the algorithm")
+    name: Literal[
+        "fedavg",
+        "fedprox",
+        "scaffold",
+        "fednova",
+        "feddyn",
+        "qfedavg",
+        "afl",
+        "fedlion",
+        "fedper",
+        "fedrep",
+        "fedbn",
+        "ditto",
+        "ifca",
+    ] = setting("fedavg", "the algorithm; docs/algorithms.md says what each is for")
     server_optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = setting(
         "sgd",
         "how the server applies the mean update: sgd is FedAvg (FedAvgM with momentum), the "
@@ -28,7 +42,7 @@ class StrategyConfig:
         None,
         "the server optimizer's step; if absent 1 for sgd, 0.01 for yogi, else 0.1",
         above=0,
-        only=_FEDAVG,
+        only={"name": ("fedavg", "scaffold", "fednova")},
     )
     server_momentum: float | None = setting(
         None,
@@ -59,4 +73,64 @@ class StrategyConfig:
     )
     proximal_mu: float = setting(
         0.01, "FedProx's pull towards the global params", at_least=0, only={"name": ("fedprox",)}
+    )
+    participation: float | None = setting(
+        None,
+        "the share of all clients that trains in a round; if absent `run.cohort`, and where that "
+        "is a number of clients, its share of `simulation.clients`",
+        above=0,
+        at_most=1,
+        only={"name": ("scaffold", "feddyn")},
+    )
+    dynamic_alpha: float = setting(
+        0.01, "FedDyn's regularisation", above=0, only={"name": ("feddyn",)}
+    )
+    fairness_q: float = setting(
+        0.2,
+        "q-FedAvg's q: how much more clients with a larger loss count; 0 is FedAvg",
+        at_least=0,
+        only={"name": ("qfedavg",)},
+    )
+    mixture_learning_rate: float = setting(
+        0.1,
+        "how fast AFL's mixture moves to the clients with the largest loss; 0 is FedAvg",
+        at_least=0,
+        only={"name": ("afl",)},
+    )
+    lion_beta_1: float = setting(
+        0.9,
+        "how much of FedLion's momentum is in a step's sign",
+        at_least=0,
+        below=1,
+        only={"name": ("fedlion",)},
+    )
+    lion_beta_2: float = setting(
+        0.99, "decay of FedLion's momentum", at_least=0, below=1, only={"name": ("fedlion",)}
+    )
+    private: tuple[str, ...] = setting(
+        (),
+        "patterns of the tensors that are the clients' own, as `head.*`; they never leave them",
+        only={"name": ("fedper", "fedrep")},
+    )
+    head_epochs: int = setting(
+        1,
+        "epochs of the private layers alone, before the shared ones train",
+        at_least=1,
+        at_most=10**6,
+        only={"name": ("fedrep",)},
+    )
+    ditto_lambda: float = setting(
+        0.1,
+        "how strongly a client's own params are pulled towards the common ones",
+        at_least=0,
+        only={"name": ("ditto",)},
+    )
+    clusters: int = setting(
+        2, "how many models IFCA trains", at_least=2, at_most=64, only={"name": ("ifca",)}
+    )
+    cluster_spread: float = setting(
+        0.5,
+        "how far from each other they begin, in standard deviations of a tensor",
+        above=0,
+        only={"name": ("ifca",)},
     )

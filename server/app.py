@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from ..config import Config, build_algorithm, build_secure_terms, training_record
+from ..config import (
+    Config,
+    build_algorithm,
+    build_secure_terms,
+    evaluation_record,
+    training_record,
+)
 from ..flower import params_to_arrays
 from ..privacy.secure_grid import SecureAggregationGrid
 from ..strategies.adapter import FederatedStrategy, RunResult
 from ..strategies.plan import EarlyStopping, RoundPlan
 from ..strategies.recorder import Recorder
+from ..strategies.selection import Selection
 from .central import CentralEvaluation
 
 if TYPE_CHECKING:
@@ -51,9 +58,7 @@ def run_rounds(
         initial_arrays(task, config.run.seed),
         num_rounds=config.run.rounds,
         train_config=ConfigRecord(dict(training_record(config))),
-        evaluate_config=ConfigRecord(
-            {"batch-size": config.training.batch_size, "seed": config.run.seed}
-        ),
+        evaluate_config=ConfigRecord(dict(evaluation_record(config))),
         evaluate_fn=CentralEvaluation(
             task, batch_size=config.training.batch_size, seed=config.run.seed
         ),
@@ -64,9 +69,12 @@ def _secured(
     grid: Grid, task: Task, config: Config, recorder: Recorder | None
 ) -> SecureAggregationGrid:
     """Return a grid that shows the strategy nothing but sums."""
+    metrics = ["loss", *task.metrics]
+    if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
+        metrics += [f"personal-{name}" for name in metrics]
     return SecureAggregationGrid(
         grid,
-        build_secure_terms(config, metrics=["loss", *task.metrics]),
+        build_secure_terms(config, metrics=metrics),
         tell=recorder.event if recorder is not None else lambda kind, detail: None,
         seed=config.run.seed,
     )
@@ -80,7 +88,7 @@ def initial_arrays(task: Task, seed: int) -> ArrayRecord:
 
 
 def _plan(config: Config) -> RoundPlan:
-    run, stopping = config.run, config.run.early_stopping
+    run, stopping, chosen = config.run, config.run.early_stopping, config.selection
     return RoundPlan(
         cohort=run.cohort,
         min_clients=run.min_clients,
@@ -92,4 +100,7 @@ def _plan(config: Config) -> RoundPlan:
         else EarlyStopping(metric=stopping.metric, mode=stopping.mode, patience=stopping.patience),
         update_norm_max=run.update_norm_max,
         update_norm_policy=run.update_norm_policy,
+        selection=Selection(
+            kind=chosen.kind, candidates=chosen.candidates, exploration=chosen.exploration
+        ),
     )

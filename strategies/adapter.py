@@ -19,10 +19,12 @@ from flwr.serverapp.strategy import Strategy
 
 from ..errors import ConfigError, QuorumError, RunError
 from ..flower import arrays_to_params, params_to_arrays, tensors_of
-from .algorithm import Algorithm, State
+from .algorithm import Algorithm, Params, State
 from .broadcast import Broadcast
 from .checks import fault_in
+from .client_memory import ClientMemory, with_memory, without_memory
 from .cohort import wait_for_clients
+from .companions import refuse_clashes
 from .grids import (
     combines_in_groups,
     combines_updates,
@@ -71,6 +73,7 @@ class FederatedStrategy(Strategy):
         self._replies: TrainingReplies | None = None
         self._contributors: Sequence[int] = ()
         self._table = RoundTable()
+        self._memory = ClientMemory.empty()
         self._combined = False
         self._progress = Progress()
         self._history: list[Row] = []
@@ -88,18 +91,20 @@ class FederatedStrategy(Strategy):
             self._adopt(arrays, server_round)
         cohort = self._cohort_of(server_round, grid)
         self._combined = combines_updates(grid)
+        sent = self._algorithm.sent(self._state)
         self._replies = TrainingReplies(
             number=server_round,
             cohort=cohort,
-            params=self._state.params,
+            params=sent,
             algorithm=self._algorithm,
             plan=self._plan,
             combined=self._combined,
             tell=self._tell,
         )
         self._tell("round_started", {"round": server_round, "clients": len(cohort)})
+        content = self._record_of(sent)
         extra = self._algorithm.client_config
-        return _broadcast(MessageType.TRAIN, server_round, cohort, self._arrays, config, extra)
+        return _broadcast(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -129,14 +134,20 @@ class FederatedStrategy(Strategy):
             round=server_round, train=collected.table, failed=sorted(collected.failures)
         )
         self._state, self._arrays = state, arrays
+        if self._plan.selection.kind != "uniform":
+            self._memory = self._memory.after(collected.table, server_round)
         return arrays, metric_record(collected.metrics())
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Broadcast:
         """Return the instructions to evaluate, for the clients whose updates counted."""
-        clients = self._contributors
-        return _broadcast(MessageType.EVALUATE, server_round, clients, arrays, config, {})
+        clients, algorithm = self._contributors, self._algorithm
+        evaluated = algorithm.evaluated(self._state)
+        if evaluated is not self._state.params:
+            arrays = params_to_arrays(evaluated)
+        extra = algorithm.evaluate_config
+        return _broadcast(MessageType.EVALUATE, server_round, clients, arrays, config, extra)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -173,6 +184,7 @@ class FederatedStrategy(Strategy):
             ConfigError: the algorithm and the grid, or the checkpoint and the model, do not fit.
         """
         self._refuse_misfit(grid)
+        refuse_clashes(initial_arrays, self._algorithm.companions, algorithm=self._algorithm.name)
         initial = self._restore(initial_arrays, evaluate_fn)
         begin_after(grid, self._history)
         status: Status = "finished"
@@ -256,7 +268,7 @@ class FederatedStrategy(Strategy):
         history = [*self._history, row]
         if self._recorder is not None:
             checkpoint = Checkpoint(
-                state=self._state,
+                state=with_memory(self._state, self._memory),
                 best=progress.best,
                 stale_rounds=progress.stale_rounds,
                 history=history,
@@ -272,11 +284,11 @@ class FederatedStrategy(Strategy):
     def _restore(self, initial_arrays: ArrayRecord, evaluate_fn: Evaluate | None) -> Metrics:
         """Begin, or continue from the newest checkpoint; return the metrics before round 1."""
         self._adopt(initial_arrays, 1)
-        self._progress, self._history = Progress(), []
+        self._progress, self._history, self._memory = Progress(), [], ClientMemory.empty()
         checkpoint = self._recorder.resume() if self._recorder is not None else None
         if checkpoint is None:
             return self._evaluate_centrally(0, evaluate_fn) if self._plan.evaluate_every else {}
-        state = checkpoint.state
+        state, self._memory = without_memory(checkpoint.state)
         if _form_of(state) != _form_of(self._state):
             raise ConfigError(
                 f"the checkpoint of round {state.round} belongs to another model or server "
@@ -297,6 +309,9 @@ class FederatedStrategy(Strategy):
             self._state = replace(self._state, params=params)
         self._arrays = params_to_arrays(params)
 
+    def _record_of(self, sent: Params) -> ArrayRecord:
+        return self._arrays if sent is self._state.params else params_to_arrays(sent)
+
     def _refuse_misfit(self, grid: Grid) -> None:
         alone = combines_updates(grid) and not combines_in_groups(grid)
         if alone and not self._algorithm.linear:
@@ -316,7 +331,7 @@ class FederatedStrategy(Strategy):
         )
         if len(present) < needed:
             raise QuorumError(f"round {number}: {len(present)} of {needed} clients are connected")
-        return draw_on(grid, present, self._plan, number)
+        return draw_on(grid, present, self._plan, self._memory, number)
 
     def _evaluate_centrally(self, number: int, evaluate_fn: Evaluate | None) -> Metrics:
         return scalars_of(evaluate_fn(number, self._arrays)) if evaluate_fn else {}

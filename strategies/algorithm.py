@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..flower import FlatTensor
 
-__all__ = ["Aggregate", "Aggregator", "Algorithm", "Params", "State", "Update"]
+__all__ = ["Aggregate", "Aggregator", "Algorithm", "Params", "State", "Update", "params_of"]
 
 A = TypeVar("A")
 
@@ -53,8 +53,8 @@ class Aggregate:
 class State:
     """An algorithm's state between rounds; everything a checkpoint must hold.
 
-    `slots` are the server optimizer's arrays, by name ("momentum", "second_moment"), each with
-    the params' names and shapes.
+    `slots` are what the server keeps beside the params, by name: the server optimizer's arrays
+    ("momentum", "second_moment"), with the params' names and shapes, or an algorithm's own.
     """
 
     params: Params
@@ -77,6 +77,11 @@ class Aggregator(Protocol[A]):
     def finish(self, accumulator: A) -> Aggregate: ...
 
 
+def params_of(state: State) -> Params:
+    """Return the params: what most algorithms send, and nothing else."""
+    return state.params
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """A federated algorithm: `init(params) -> state`, `apply(state, aggregate) -> state`."""
@@ -87,5 +92,14 @@ class Algorithm:
     aggregator: Aggregator[Any]
     client_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     """Keys for the clients' ConfigRecord: the local objective, e.g. {"proximal-mu": 0.1}."""
+    sent: Callable[[State], Params] = params_of
+    """What the clients are sent to train: replies have the same names, shapes and dtypes, and so
+    has the aggregate's mean. Beside or instead of params it may have `companions`."""
+    evaluated: Callable[[State], Params] = params_of
+    """What the clients are sent to evaluate."""
+    evaluate_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+    """As `client_config`, for evaluations: of an algorithm with personal params."""
+    companions: tuple[str, ...] = ()
+    """The kinds of companions among what is sent: "control" for names as control/weight."""
     linear: bool = True
     """False if it needs every single update: then nothing may add updates up on the way."""

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from ..seeds import Words, derive, spread
 from .grids import is_stopping, wait_without_polling
 
-__all__ = ["draw_cohort", "wait_for_clients"]
+__all__ = ["draw_cohort", "size_of_cohort", "wait_for_clients"]
 
 POLL_S = 0.2
 
@@ -34,9 +34,7 @@ def draw_cohort(
     if not isinstance(clients, range):
         clients = np.unique(np.fromiter(clients, dtype=np.uint64))
     present = cast(Sequence[int], clients)
-    # 100 * 0.29 is 28.999...: a fraction that rounding has made smaller is meant as written
-    wanted = cohort if isinstance(cohort, int) else int(len(present) * cohort + 1e-9)
-    size = min(len(present), max(wanted, at_least))
+    size = size_of_cohort(len(present), cohort=cohort, at_least=at_least)
     if size < len(present):
         ranking = Ranking(int(max(present[0], present[-1])), derive(seed, "cohort", round_number))
         if isinstance(present, range):
@@ -44,6 +42,13 @@ def draw_cohort(
         ids = np.asarray(present)
         return sorted(ids[np.argsort(ranking.of(ids), kind="stable")[:size]].tolist())
     return [int(client) for client in present]
+
+
+def size_of_cohort(present: int, *, cohort: float, at_least: int) -> int:
+    """Return how many of the clients that are there take part; see `draw_cohort`."""
+    # 100 * 0.29 is 28.999...: a fraction that rounding has made smaller is meant as written
+    wanted = cohort if isinstance(cohort, int) else int(present * cohort + 1e-9)
+    return min(present, max(wanted, at_least))
 
 
 def _lowest_of_range(present: range, ranking: Ranking, size: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Federated averaging, with any server optimizer.
+"""FedAvg: the mean of the clients' params, and a step of any server optimizer there.
 
 Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of
 deep networks from decentralized data" (2017), algorithm 1. `server_optimizers.py` names the

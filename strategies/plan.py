@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import ConfigError
 from .bounds import require_choice, require_number, require_whole
+from .selection import Selection
 
 __all__ = ["EarlyStopping", "RoundPlan"]
 
@@ -54,6 +55,7 @@ class RoundPlan:
         early_stopping: when to stop before the last round.
         update_norm_max: the largest L2 norm of a client's change of the params (floating-point
             tensors only); None is no limit.
+        selection: how the cohort is drawn among the clients that are there.
         update_norm_policy: what happens to an update beyond it: "reject" refuses it, "clip"
             scales the change down to the limit.
     """
@@ -66,6 +68,7 @@ class RoundPlan:
     early_stopping: EarlyStopping | None = None
     update_norm_max: float | None = None
     update_norm_policy: Literal["reject", "clip"] = "reject"
+    selection: Selection = field(default_factory=Selection)
 
     def __post_init__(self) -> None:
         if isinstance(self.cohort, int):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .algorithm import Params
 from .bounds import require_number
 
-__all__ = ["ServerOptimizer", "adagrad", "adam", "is_floating", "sgd", "yogi"]
+__all__ = ["ServerOptimizer", "adagrad", "adam", "is_floating", "sgd", "yogi", "zeros_like"]
 
 Reals = NDArray[np.float64]
 Rule = Callable[[Reals, Reals, Sequence[Reals], int], tuple[Reals, Sequence[Reals]]]
@@ -46,10 +46,7 @@ class ServerOptimizer:
 
     def init(self, params: Params) -> dict[str, Params]:
         """Return the slots before the first round: zeros."""
-        return {
-            slot: {name: np.zeros(old.shape, _slot_dtype(old)) for name, old in params.items()}
-            for slot in self.slots
-        }
+        return {slot: zeros_like(params) for slot in self.slots}
 
     def apply(
         self, params: Params, mean: Params, slots: Mapping[str, Params], round_number: int
@@ -176,6 +173,11 @@ def _adaptive(
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype holds real or complex numbers, the small floats included."""
     return dtype.kind in "fc" or dtype.name.startswith(("bfloat", "float"))
+
+
+def zeros_like(params: Params) -> dict[str, NDArray[Any]]:
+    """Return a slot of zeros for these params."""
+    return {name: np.zeros(old.shape, _slot_dtype(old)) for name, old in params.items()}
 
 
 def _slot_dtype(values: NDArray[Any]) -> np.dtype[Any]:

@@ -9,12 +9,15 @@ late: Sequence[int]   who was too late for the last step
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from flwr.serverapp import Grid
 
-from .cohort import draw_cohort
+from .client_memory import ClientMemory
+from .cohort import draw_cohort, size_of_cohort
 from .plan import RoundPlan
 from .recorder import Row
+from .selection import select_cohort
 
 __all__ = ["begin_after", "draw_on", "late_on", "virtual_time_of"]
 
@@ -22,24 +25,25 @@ KEY = "virtual_s"
 """In a round's row: when it was over, on the grid's clock."""
 
 
-def draw_on(grid: Grid, present: Sequence[int], plan: RoundPlan, round_number: int) -> list[int]:
-    """Draw a round's cohort: by the grid if it knows who is there, else among `present`."""
+def draw_on(
+    grid: Grid, present: Sequence[int], plan: RoundPlan, memory: ClientMemory, round_number: int
+) -> list[int]:
+    """Draw a round's cohort among those who are there: the grid says who, if it knows."""
+    selection = plan.selection
+    if selection.kind == "uniform":
+        return _drawn(grid, present, plan, plan.cohort, round_number)
+    there = _drawn(grid, present, plan, 1.0, round_number)
+    size = size_of_cohort(len(there), cohort=plan.cohort, at_least=plan.min_clients)
+    return select_cohort(there, size, memory, selection, seed=plan.seed, round_number=round_number)
+
+
+def _drawn(
+    grid: Grid, present: Sequence[int], plan: RoundPlan, cohort: float, round_number: int
+) -> list[int]:
     draw = getattr(grid, "draw_cohort", None)
-    if callable(draw):
-        return list(
-            draw(
-                cohort=plan.cohort,
-                at_least=plan.min_clients,
-                seed=plan.seed,
-                round_number=round_number,
-            )
-        )
-    return draw_cohort(
-        present,
-        cohort=plan.cohort,
-        at_least=plan.min_clients,
-        seed=plan.seed,
-        round_number=round_number,
+    draw = draw if callable(draw) else partial(draw_cohort, present)
+    return list(
+        draw(cohort=cohort, at_least=plan.min_clients, seed=plan.seed, round_number=round_number)
     )
 
 

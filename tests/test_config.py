@@ -8,6 +8,7 @@ from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ from meadow.config import (
 )
 from meadow.errors import ConfigError
 from meadow.settings import settings_of
+from meadow.strategies.algorithm import Aggregate
+from meadow.strategies.catalogue import CATALOGUE
 
 SECURE = "[privacy.secure_aggregation]\nenabled = true\n"
 DESIGN = """
@@ -194,6 +197,36 @@ WRONG: list[tuple[str, str, list[str]]] = [
         "server optimizer with fedprox",
         '[strategy]\nname = "fedprox"\nbeta_1 = 0.5',
         ["strategy.beta_1", 'only for when strategy.name is "fedavg"'],
+    ),
+    (
+        "another's share",
+        '[strategy]\nname = "afl"\nparticipation = 0.5',
+        ["strategy.participation", '"scaffold" or "feddyn"', '"afl"'],
+    ),
+    (
+        "control variates of adam",
+        '[strategy]\nname = "scaffold"\n[training]\noptimizer = "adam"',
+        ["training.optimizer", '"scaffold"', 'set it to "sgd"'],
+    ),
+    (
+        "control variates with momentum",
+        '[strategy]\nname = "scaffold"\n[training]\nmomentum = 0.9',
+        ["training.momentum", '"scaffold"', "set it to 0"],
+    ),
+    (
+        "a norm of more than params",
+        '[strategy]\nname = "scaffold"\n[run]\nupdate_norm_max = 1',
+        ["run.update_norm_max", '"scaffold"', "sends control too"],
+    ),
+    (
+        "nothing private",
+        '[strategy]\nname = "fedper"',
+        ["strategy.private", "must be said", "private = ['out.*']"],
+    ),
+    (
+        "counts in secure sums",
+        f'[strategy]\nname = "fednova"\n[run]\nmin_clients = 3\n{SECURE}',
+        ["privacy.secure_aggregation.enabled", '"fednova"', "clipping would change"],
     ),
     (
         "momentum with adam",
@@ -457,6 +490,29 @@ def test_algorithms_are_built() -> None:
         assert build_algorithm(make_config({"strategy": {"server_optimizer": name}})).linear
     for arguments in ({"server_momentum": 0.9}, EVERYTHING["strategy"]):
         assert build_algorithm(make_config({"strategy": arguments})).name == "fedavg"
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_strategy_is_built_by_its_name(name: str) -> None:
+    """The catalogue and the configuration know the same names, and clients are told theirs."""
+    strategy = {"name": name, **CATALOGUE[name].example}
+    algorithm = build_algorithm(make_config({"strategy": strategy}))
+    assert algorithm.name == name
+
+
+@pytest.mark.parametrize(
+    ("run", "share"), [({"cohort": 0.5}, 0.5), ({"cohort": 5}, 0.25), ({"cohort": 1.0}, 1.0)]
+)
+def test_participation_follows_from_the_cohort(run: dict[str, Any], share: float) -> None:
+    """SCAFFOLD's |S| / N is what the cohort says, unless it is said."""
+    values = {"run": run, "strategy": {"name": "scaffold"}, "simulation": {"clients": 20}}
+    zero = {"at": np.zeros(1)}
+    ones = Aggregate(mean={"at": np.ones(1), "control/at": np.ones(1)}, weight=1.0, clients=2)
+    for said, expected in (({}, share), ({"participation": 0.125}, 0.125)):
+        config = make_config({**values, "strategy": {"name": "scaffold", **said}})
+        algorithm = build_algorithm(config)
+        state = algorithm.apply(algorithm.init(zero), ones)
+        assert state.slots["control"]["at"] == pytest.approx(expected)
 
 
 def test_partition_is_what_the_section_says() -> None:

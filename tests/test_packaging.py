@@ -132,10 +132,11 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
         assert made == (ROOT / "transport" / name).read_text(), f"{name}: run make proto"
 
 
-def test_configuration_page_is_current() -> None:
-    """docs/configuration.md lists the keys that the code has."""
-    page = runpy.run_path(str(ROOT / "docs" / "configuration.py"))["page"]()
-    assert page == (ROOT / "docs" / "configuration.md").read_text(), "run make docs"
+@pytest.mark.parametrize("name", ["configuration", "algorithms"])
+def test_pages_made_from_the_code_are_current(name: str) -> None:
+    """docs/configuration.md lists the keys that the code has, docs/algorithms.md the algorithms."""
+    page = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))["page"]()
+    assert page == (ROOT / "docs" / f"{name}.md").read_text(), "run make docs"
 
 
 def distribution(requirement: str) -> str:

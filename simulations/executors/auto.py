@@ -6,11 +6,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
 
 from ...apps import App
-from ...config import Config, training_record
+from ...config import Config, build_algorithm, training_record
 from ...flower import params_to_arrays
 from ...module_params import build_module, params_of_module
 from ...strategies.broadcast import Broadcast
@@ -83,8 +84,14 @@ def _trainings(config: Config) -> float:
 
 def _order(app: App, config: Config, count: int) -> Broadcast:
     params = params_of_module(build_module(app.load_task(), config.run.seed))
-    settings = ConfigRecord({**training_record(config), "server-round": 1})
-    content = RecordDict({"arrays": params_to_arrays(params), "config": settings})
+    algorithm = build_algorithm(config)
+    asked: dict[str, Any] = {
+        **training_record(config),
+        **algorithm.client_config,
+        "server-round": 1,
+    }
+    sent = params_to_arrays(algorithm.sent(algorithm.init(params)))
+    content = RecordDict({"arrays": sent, "config": ConfigRecord(asked)})
     cohort = range(1, min(count, SLICE) + 1)
     return Broadcast(content, MessageType.TRAIN, cohort, group_id="1", id_prefix="trial-")
 

@@ -13,6 +13,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 from ...errors import DataError
+from ...module_params import owners_of
 from ...randomness import seeded
 from ...task import Task
 from .client_dropout import dropout_calls
@@ -62,7 +63,7 @@ class StackedModule:
         self.buffers = dict(module.named_buffers())
         self._device = probe.device
         self.drops_out, self.mixes_examples, self.example_bytes = _examined(module, probe)
-        self.owners = _owners(module)
+        self.owners = owners_of(module)
         self._mapped = vmap(
             grad(self._loss_of_one, has_aux=True), in_dims=(0, 0, 0, 0, 0), randomness="different"
         )
@@ -114,13 +115,6 @@ class StackedModule:
 
 def _repeat(tensor: torch.Tensor, clients: int) -> torch.Tensor:
     return tensor.detach().unsqueeze(0).expand(clients, *tensor.shape).clone()
-
-
-def _owners(module: torch.nn.Module) -> dict[str, str]:
-    """Return which param or buffer each name of the state_dict stands for."""
-    named = [*module.named_parameters(), *module.named_buffers()]
-    names = {id(tensor): name for name, tensor in reversed(named)}
-    return {name: names[id(t)] for name, t in module.state_dict(keep_vars=True).items()}
 
 
 def _examined(module: torch.nn.Module, probe: torch.Tensor) -> tuple[bool, bool, int]:

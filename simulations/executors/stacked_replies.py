@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...client.training_settings import TrainingSettings
 from ...errors import DataError
-from ...flower import params_to_arrays
+from ...flower import arrays_to_params, params_to_arrays
 from ...module_params import params_of_module, to_array
 from ...strategies.broadcast import Broadcast
 from ...strategies.combined import EXAMPLES_KEY, ClientTable
@@ -27,7 +27,10 @@ class CohortReplies:
     """Takes a cohort's training chunk by chunk.
 
     The combined params are those before the round plus the mean change, weighted by the clients'
-    numbers of examples and summed in float64 over chunks.
+    numbers of examples and summed in float64 over chunks; and so are an algorithm's companions.
+
+    Attributes:
+        arrays: what the clients were sent.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class CohortReplies:
         self._order = order
         self._places = {client: place for place, client in enumerate(order.clients)}
         self._module = module
+        self.arrays = order.content.array_records["arrays"]
         self._settings = settings
         self._combine = combine
         self._teller = teller
@@ -84,8 +88,8 @@ class CohortReplies:
         total = float(record[EXAMPLES_KEY])  # type: ignore[arg-type]
         before = params_of_module(self._module)
         params = {}
-        for name, values in before.items():
-            change = self._sums.get(self._stacked.owners[name])
+        for name, values in {**arrays_to_params(self.arrays), **before}.items():
+            change = self._sums.get(self._stacked.owners.get(name, name))
             params[name] = values if change is None else _moved(values, change, total)
         yield self._reply(self._table.clients[0], params, record)
 
@@ -99,6 +103,9 @@ class CohortReplies:
                 self._module.state_dict().items(), stacked.owners.values(), strict=True
             )
         }
+        for name, array in self.arrays.items():
+            if name not in params:
+                params[name] = to_array(own[name], copy=True) if name in own else array.numpy()
         means = {name: float(values[row]) for name, values in trained.means.items()}
         return self._reply(client, params, MetricRecord({EXAMPLES_KEY: count, **means}))
 

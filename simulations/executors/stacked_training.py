@@ -24,6 +24,7 @@ from .client_dropout import ClientDropout
 from .cohort_data import BatchPlan, CohortData, plan_batches
 from .example_values import ExampleValues, Means
 from .stacked_module import StackedModule, Tensors
+from .stacked_session import StackedSession
 
 __all__ = ["plan_of", "train_stacked"]
 
@@ -65,14 +66,19 @@ def train_stacked(
     settings: TrainingSettings,
     *,
     clients: Sequence[int],
+    session: StackedSession | None = None,
+    losses: torch.Tensor | None = None,
 ) -> StackedTrained:
     """Train the clients (node ids, in the order of `data`) from the module's params.
+
+    `session` is the algorithm's part of the round, if it asks for more than training; `losses`
+    (clients,) are those before the round, if it needs them.
 
     Guarantees: each client's params are those of the sequential trainer within float rounding.
     Raises:
         DataError: the loss or a metric does not give one value an example.
     """
-    return _Training(task, stacked, data, settings, clients).run()
+    return _Training(task, stacked, data, settings, clients, session).run(losses)
 
 
 def plan_of(data: CohortData, settings: TrainingSettings, clients: Sequence[int]) -> BatchPlan:
@@ -94,13 +100,16 @@ class _Training:
         data: CohortData,
         settings: TrainingSettings,
         clients: Sequence[int],
+        session: StackedSession | None,
     ) -> None:
+        self._session = session
         self._stacked, self._data, self._settings = stacked, data, settings
         self._plan = plan_of(data, settings, clients)
         self._device = data.inputs.device
         self._params, self._buffers = stacked.stack(len(clients))
         self._starts = list(stacked.trained.values())
-        self._slots = new_slots(list(self._params.values()), settings)
+        begun = session.slots if session is not None else None
+        self._slots = new_slots(list(self._params.values()), settings) if begun is None else begun
         self._dropout: ClientDropout | None = None
         if stacked.drops_out:
             parts = (settings.server_round, "training")
@@ -110,7 +119,7 @@ class _Training:
         self._values = ExampleValues(task, self._plan.layout)
         self._weights = self._plan.layout.weights
 
-    def run(self) -> StackedTrained:
+    def run(self, losses: torch.Tensor | None) -> StackedTrained:
         layout = self._plan.layout
         for step, active in enumerate(layout.active):
             if self._stacked.mixes_examples:
@@ -120,6 +129,12 @@ class _Training:
                 self._step(step, 0, active, layout.width)
         starts = {**self._stacked.trained, **self._stacked.buffers}
         rows = {**self._params, **self._buffers}
+        if self._session is not None:
+            steps = torch.from_numpy(np.count_nonzero(layout.sizes, axis=1)).to(self._device)
+            starts |= self._session.starts
+            rows = self._session.answer(
+                rows, steps=steps, losses=torch.zeros(len(steps)) if losses is None else losses
+            )
         return StackedTrained(starts, rows, self._values.means())
 
     def _step(self, number: int, low: int, high: int, size: int) -> None:
@@ -136,7 +151,10 @@ class _Training:
             made = self._stacked.step(params, buffers, inputs, targets, weights)
         outputs, flat = made.outputs.flatten(0, 1), targets.flatten(0, 1)
         self._values.take(number, low, made.losses, outputs, flat)
-        gradients = self._corrected(list(params.values()), list(made.gradients.values()))
+        followed = made.gradients
+        if self._session is not None:
+            followed = self._session.corrected(params, followed, low, high)
+        gradients = self._corrected(list(params.values()), list(followed.values()))
         slots = [[tensor[low:high] for tensor in slot] for slot in self._slots]
         descend(list(params.values()), gradients, slots, self._settings, step=number + 1)
 

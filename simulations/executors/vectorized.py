@@ -10,9 +10,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from flwr.app import Error, Message, MessageType, RecordDict
 
+from ...client.local_algorithms import local_algorithm
+from ...client.local_session import without_companions
+from ...client.personal import PERSONAL
 from ...client.training_settings import TrainingSettings
 from ...client.warm_module import WarmModule
 from ...errors import NOTHING_TO_EVALUATE, DataError
@@ -29,6 +33,7 @@ from .site_data import SiteData
 from .stacked_evaluation import evaluate_stacked
 from .stacked_module import StackedModule
 from .stacked_replies import CohortReplies
+from .stacked_session import StackedSession
 from .stacked_training import train_stacked
 from .step_threads import step_threads
 
@@ -67,6 +72,7 @@ class VectorizedExecutor:
         self._module = WarmModule(task, device)
         self._data = SiteData(task, clients)
         self._known = KnownCohort()
+        self._clients = clients
         self._other = other
         self._teller = teller or Teller()
         self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
@@ -89,8 +95,12 @@ class VectorizedExecutor:
 
     def _train(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(order.content.config_records["config"])
-        arrays = order.content.array_records["arrays"]
-        module = self._module.with_params(arrays, seed=settings.seed)
+        if why := _personal(settings):
+            self._tell(DataError(why))
+            yield from self._other.execute(order)
+            return
+        arrays, algorithm = order.content.array_records["arrays"], local_algorithm(settings)
+        module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
         loaded = self._known.find(order.clients)
         if loaded is None:
@@ -121,11 +131,43 @@ class VectorizedExecutor:
         clients = [client for client, _ in chunk]
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
         with step_threads(stacked, data, settings):
-            trained = self._train_on(data, stacked, settings, clients)
+            session, losses = self._session_of(chunk, stacked, settings, replies)
+            if session is None:
+                trained = self._train_on(data, stacked, settings, clients)
+            else:
+                trained = train_stacked(
+                    self._task,
+                    stacked,
+                    data,
+                    settings,
+                    clients=clients,
+                    session=session,
+                    losses=losses,
+                )
+                session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
             answers = replies.add(stacked, trained, clients, data.counts.tolist())
             if self.combines:  # it adds everything up now, and yields only what failed
                 answers = iter(list(answers))
         yield from answers
+
+    def _session_of(
+        self,
+        chunk: Loaded,
+        stacked: StackedModule,
+        settings: TrainingSettings,
+        replies: CohortReplies,
+    ) -> tuple[StackedSession | None, torch.Tensor | None]:
+        """Return the algorithm's part of the round, and the losses before it, if it needs them."""
+        if settings.algorithm == "plain":
+            return None, None
+        algorithm, losses = local_algorithm(settings), None
+        clients = [client for client, _ in chunk]
+        session = StackedSession(algorithm, stacked, replies.arrays, clients, self._clients)
+        if algorithm.needs_losses:
+            parts = [data.train for _, data in chunk]
+            _, means = evaluate_stacked(self._task, stacked.module, parts, device=self._device)
+            losses = torch.from_numpy(means["loss"]).to(self._device)
+        return session, losses
 
     def _stacked_module(
         self, module: torch.nn.Module, loaded: Loaded, settings: TrainingSettings
@@ -170,6 +212,10 @@ class VectorizedExecutor:
 
     def _evaluate(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(order.content.config_records["config"])
+        if why := _personal(settings):
+            self._tell(DataError(why))
+            yield from self._other.execute(order)
+            return
         arrays = order.content.array_records["arrays"]
         module = self._module.with_params(arrays, seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
@@ -233,6 +279,15 @@ class VectorizedExecutor:
             if isinstance(layer, torch.nn.Module) and names.get(id(layer)):
                 where = f" (in the module {names[id(layer)]!r}, a {type(layer).__name__})"
         return f"{self._teller.explain(error)}{where}"
+
+
+def _personal(settings: TrainingSettings) -> str:
+    """Say why clients do not begin with the same params, where they do not."""
+    if settings.algorithm in PERSONAL:
+        return f"under strategy {settings.algorithm!r} clients have params of their own"
+    if settings.tuning_epochs:
+        return "evaluation.tuning_epochs > 0 trains every client's params anew"
+    return ""
 
 
 def _refuse(stacked: StackedModule, settings: TrainingSettings) -> None:

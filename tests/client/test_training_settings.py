@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from meadow.client.training_settings import TrainingSettings
-from meadow.config import make_config, training_record
+from meadow.config import evaluation_record, make_config, training_record
 from meadow.errors import ProtocolError
+from meadow.strategies.catalogue import CATALOGUE
 
 
 def test_every_key_that_a_server_sends_is_understood() -> None:
@@ -18,7 +19,11 @@ def test_every_key_that_a_server_sends_is_understood() -> None:
     record = training_record(make_config(values))
     settings = TrainingSettings.of({**record, "server-round": 4, "proximal-mu": 0.5})
     kebab = {name.replace("_", "-") for name in TrainingSettings.__dataclass_fields__}
-    assert set(record) | {"server-round", "proximal-mu"} == kebab
+    asked = {
+        key for entry in CATALOGUE.values() for key in entry.builder(**entry.example).client_config
+    }
+    tuned = evaluation_record(make_config({"evaluation": {"tuning_epochs": 1}}))
+    assert set(record) | asked | set(tuned) | {"server-round"} == kebab
     assert (settings.optimizer, settings.learning_rate, settings.epochs) == ("adamw", 0.02, 3)
     assert (settings.server_round, settings.proximal_mu) == (4, 0.5)
 
@@ -36,7 +41,7 @@ def test_other_peoples_keys_are_ignored() -> None:
         ({"batch-size": 2.0}, "batch-size must be of type int"),
         ({"learning-rate": math.nan}, "learning_rate must be finite"),
         ({"learning-rate": -0.1}, "learning_rate must be finite and >= 0"),
-        ({"optimizer": "lion"}, "optimizer must be one of"),
+        ({"optimizer": "rprop"}, "optimizer must be one of"),
         ({"precision": 16}, "precision must be of type str"),
         ({"beta-1": 1.5}, "beta_1 must be in"),
     ],

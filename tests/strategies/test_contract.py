@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from meadow.flower import params_to_arrays
 from meadow.strategies.adapter import FederatedStrategy
+from meadow.strategies.catalogue import CATALOGUE
+from meadow.strategies.companions import kind_of
 from meadow.strategies.fedavg import fedavg
 from meadow.strategies.fedprox import fedprox
 from meadow.strategies.plan import RoundPlan
@@ -31,14 +33,46 @@ EVERY = [
     pytest.param(lambda a=a, s=s: ALGORITHMS[a](SERVERS[s]), id=f"{a}-{s}")
     for a, s in itertools.product(ALGORITHMS, SERVERS)
 ]
+EVERY += [
+    pytest.param(lambda entry=entry: entry.builder(**entry.example), id=name)
+    for name, entry in CATALOGUE.items()
+    if name not in ALGORITHMS
+]
 ROUNDS = 4
+COUNTS = ("steps", "learned", "curvature", "mixture", "members")
+"""Kinds of companions that are numbers, which clients make larger."""
+
+
+def model_of(kit, dtype=np.float32):
+    """Return the kit's model with a norm and a head, which some algorithms keep at the clients."""
+    norm = {"norm.weight": np.ones(2, dtype), "norm.running_mean": np.zeros(2, dtype)}
+    return {**kit.model(dtype), **norm, "out.bias": np.ones(3, dtype)}
+
+
+def drift_of(kit):
+    """Return the kit's client, whose numbers are such as a client that trains would have."""
+
+    def client(message):
+        content = kit.drift(message)
+        for record in content.array_records.values():
+            for name in [name for name in record if kind_of(name, COUNTS)]:
+                before = message.content["arrays"][name].numpy()
+                counted = np.asarray(before + 1 + abs(record[name].numpy()), before.dtype)
+                record[name] = params_to_arrays({name: counted})[name]
+        return content
+
+    return client
 
 
 def run(kit, algorithm, *, recorder=None, rounds=ROUNDS, client=None, order=None, dtype=np.float32):
-    grid = kit.Grid(client or kit.drift, range(1, 8), order)
+    grid = kit.Grid(client or drift_of(kit), range(1, 8), order)
     plan = RoundPlan(cohort=5, seed=3)
     strategy = FederatedStrategy(algorithm, plan, recorder=recorder)
-    return strategy.start(grid, params_to_arrays(kit.model(dtype)), num_rounds=rounds)
+    return strategy.start(grid, params_to_arrays(model_of(kit, dtype)), num_rounds=rounds)
+
+
+def shapes(params):
+    return {name: (values.shape, values.dtype) for name, values in params.items()}
 
 
 def bytes_of(result):
@@ -48,11 +82,12 @@ def bytes_of(result):
 @pytest.mark.parametrize("build", EVERY)
 def test_apply_changes_nothing_that_it_is_given(kit, build):
     """State in, state out: the old state and the aggregate stay as they were."""
-    algorithm, params = build(), kit.model()
-    trained = {name: values + np.float32(1) for name, values in params.items()}
-    aggregator = algorithm.aggregator
-    total = aggregator.fold(aggregator.zero(params), [kit.update(1, 2.0, trained)])
-    aggregate, state = aggregator.finish(total), algorithm.init(params)
+    algorithm, params = build(), model_of(kit)
+    aggregator, state = algorithm.aggregator, algorithm.init(params)
+    sent = algorithm.sent(state)
+    trained = {name: np.asarray(values + 1, values.dtype) for name, values in sent.items()}
+    total = aggregator.fold(aggregator.zero(sent), [kit.update(1, 2.0, trained)])
+    aggregate = aggregator.finish(total)
     before = [kit.bytes_of(p) for p in (state.params, aggregate.mean, *state.slots.values())]
     after = algorithm.apply(state, aggregate)
     assert before == [
@@ -62,8 +97,11 @@ def test_apply_changes_nothing_that_it_is_given(kit, build):
     assert after.slots.keys() == state.slots.keys()
     for name, values in params.items():
         assert (after.params[name].dtype, after.params[name].shape) == (values.dtype, values.shape)
-        for slot in after.slots.values():
-            assert slot[name].shape == values.shape
+    for slot, held in after.slots.items():
+        assert shapes(held) == shapes(state.slots[slot])
+        if slot != "mixture":
+            assert shapes(held) == shapes(params)
+    assert shapes(algorithm.sent(after)) == shapes(sent)
 
 
 @pytest.mark.parametrize("build", EVERY)
@@ -94,7 +132,7 @@ def test_interrupted_within_a_round_is_uninterrupted(kit, build):
         if number == 3 and message.metadata.message_type == "evaluate" and not died:
             died.append(number)
             raise KeyboardInterrupt
-        return kit.drift(message)
+        return drift_of(kit)(message)
 
     with pytest.raises(KeyboardInterrupt):
         run(kit, build(), recorder=recorder, client=dies)

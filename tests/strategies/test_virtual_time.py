@@ -10,6 +10,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from meadow.flower import params_to_arrays
 from meadow.strategies.adapter import FederatedStrategy
+from meadow.strategies.client_memory import ClientMemory
 from meadow.strategies.cohort import draw_cohort
 from meadow.strategies.fedavg import fedavg
 from meadow.strategies.plan import RoundPlan
@@ -78,6 +79,6 @@ def test_plain_grids_do_none_of_it() -> None:
     """The cohort is drawn among those present, nobody is late, and there is no time."""
     grid, plan = MemoryGrid(trained, range(1, 9)), RoundPlan(cohort=3, seed=5)
     expected = draw_cohort(range(1, 9), cohort=3, at_least=2, seed=5, round_number=4)
-    assert draw_on(grid, range(1, 9), plan, 4) == expected
+    assert draw_on(grid, range(1, 9), plan, ClientMemory.empty(), 4) == expected
     assert (late_on(grid), virtual_time_of(grid)) == ([], {})
     begin_after(grid, [{"virtual_s": 3.0}])

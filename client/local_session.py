@@ -1,0 +1,179 @@
+"""One client's round under an algorithm that asks for more than training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from flwr.app import ArrayRecord, RecordDict
+
+from ..errors import ProtocolError
+from ..flower import TensorArray, arrays_to_params, params_to_arrays, record_of
+from ..module_params import owners_of, params_of_module, to_array, to_tensor
+from ..strategies.companions import companion, kind_of
+from .local_algorithms import LocalAlgorithm
+from .local_round import LocalRound, Tensors
+from .optimizers import Slots
+
+__all__ = [
+    "KEPT",
+    "LocalSession",
+    "kept_in",
+    "kept_zeros",
+    "names_of",
+    "shared_in",
+    "without_companions",
+]
+
+KEPT = "algorithm"
+"""The record of a client's state that an algorithm's part is in."""
+
+
+class LocalSession:
+    """Corrects a module's steps, and makes the answer once it is trained.
+
+    Attributes:
+        slots: what the optimizer begins with; None: with new ones.
+    """
+
+    def __init__(
+        self,
+        algorithm: LocalAlgorithm,
+        module: torch.nn.Module,
+        arrays: ArrayRecord,
+        state: RecordDict,
+    ) -> None:
+        """Begin with a module that has its params, the instruction's arrays and what is kept.
+
+        Raises:
+            ProtocolError: a companion that the algorithm needs is missing, or of another shape.
+        """
+        self._algorithm = algorithm
+        self._module = module
+        self._state = state
+        self._arrays = arrays
+        self._learned = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._starts = {name: tensor.clone() for name, tensor in _tensors_of(module).items()}
+        learned = {name: self._starts[name] for name in self._learned}
+        device = next((each.device for each in learned.values()), torch.device("cpu"))
+        self._device = device
+        self._owners = owners_of(module)
+        self._shared = shared_in(arrays, algorithm, learned, device)
+        self._kept = {**kept_zeros(algorithm, learned, device), **kept_in(state, device)}
+        self.slots: Slots | None = None
+        if algorithm.slot is not None:
+            self.slots = [[self._shared[companion(algorithm.slot, n)].clone() for n in learned]]
+        self._steps = 0
+
+    def correct(self) -> None:
+        """Correct the gradients of the step that is about to be made."""
+        self._steps += 1
+        algorithm = self._algorithm
+        for name, param in self._learned.items():
+            if param.grad is not None:
+                own, shared = names_of(algorithm, name)
+                param.grad = algorithm.corrected(
+                    param.grad,
+                    param.detach(),
+                    self._starts[name],
+                    self._kept.get(own),
+                    self._shared.get(shared),
+                ).to(param.dtype)
+
+    @torch.no_grad()
+    def finish(self, *, loss: float, copy: bool) -> ArrayRecord:
+        """Return the arrays of the reply, and let the state have what the client keeps."""
+        trained = _tensors_of(self._module)
+        slots = self.slots[0] if self.slots else ()
+        answer = self._algorithm.answer(
+            LocalRound(
+                starts=self._starts,
+                trained=trained,
+                learned=frozenset(self._learned),
+                owners=self._owners,
+                shared=self._shared,
+                kept=self._kept,
+                steps=torch.tensor(self._steps, dtype=torch.float64, device=self._device),
+                losses=torch.tensor(loss, dtype=torch.float64, device=self._device),
+                momentum=dict(zip(self._learned, slots, strict=bool(slots))),
+            )
+        )
+        for name, tensor in answer.params.items():
+            trained[name].copy_(tensor)
+        if answer.kept:
+            kept = {name: to_array(tensor, copy=True) for name, tensor in answer.kept.items()}
+            self._state[KEPT] = params_to_arrays(kept)
+        made = params_to_arrays(params_of_module(self._module, copy=copy))
+        for name, array in self._arrays.items():
+            if name in answer.companions:
+                tensor = answer.companions[name].to(self._shared[name].dtype)
+                made[name] = TensorArray(to_array(tensor, copy=copy))
+            elif name not in made:
+                made[name] = array
+        return made
+
+
+def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def names_of(algorithm: LocalAlgorithm, name: str) -> tuple[str, str]:
+    """Return by which names a tensor's own and shared correction are found."""
+    shared = algorithm.companions[0] if algorithm.companions else ""
+    return companion(algorithm.keeps or "", name), companion(shared, name)
+
+
+def without_companions(arrays: ArrayRecord, algorithm: LocalAlgorithm) -> ArrayRecord:
+    """Return the model's own arrays among those of an instruction."""
+    kinds = _kinds_of(algorithm)
+    if not kinds:
+        return arrays
+    return record_of({n: array for n, array in arrays.items() if kind_of(n, kinds) is None})
+
+
+def shared_in(
+    arrays: ArrayRecord, algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Return the companions of an instruction.
+
+    Raises:
+        ProtocolError: one that the algorithm needs is missing.
+    """
+    kinds = _kinds_of(algorithm)
+    named = record_of({name: a for name, a in arrays.items() if kind_of(name, kinds) is not None})
+    found = {name: to_tensor(a).to(device) for name, a in arrays_to_params(named).items()}
+    needed = {companion(kind, name) for kind in algorithm.companions for name in learned}
+    needed |= {algorithm.total} if algorithm.total else set()
+    if missing := needed - found.keys():
+        raise ProtocolError(
+            f"tensor {min(missing)!r} is missing: algorithm {algorithm.settings.algorithm!r} needs it"
+        )
+    return found
+
+
+def kept_zeros(
+    algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Return what a client keeps before its first round."""
+    made: dict[str, torch.Tensor] = {}
+    if algorithm.keeps is not None:
+        for name, start in learned.items():
+            dtype = torch.promote_types(start.dtype, torch.float32)
+            made[companion(algorithm.keeps, name)] = torch.zeros_like(start, dtype=dtype)
+    if algorithm.keeps_score:
+        made["score"] = torch.zeros((), dtype=torch.float64, device=device)
+    return made
+
+
+def kept_in(state: RecordDict, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return what a client kept; nothing before its first round."""
+    record = state.array_records.get(KEPT)
+    if record is None:
+        return {}
+    return {name: to_tensor(array).to(device) for name, array in arrays_to_params(record).items()}
+
+
+def _kinds_of(algorithm: LocalAlgorithm) -> Collection[str]:
+    total = (algorithm.total or "").partition("/")[0]
+    return {*algorithm.companions, total} - {""}

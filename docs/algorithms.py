@@ -1,0 +1,110 @@
+"""Write docs/algorithms.md from the code: `make docs`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from meadow.config import make_config
+from meadow.errors import ConfigError
+from meadow.strategies.catalogue import CATALOGUE, Entry
+
+INTRODUCTION = """\
+# Algorithms
+
+This page is made from the code by `make docs`; a test holds it current.
+
+`[strategy] name` chooses one; its keys are in [configuration.md](configuration.md#strategy). All
+run over gRPC and under Flower with Meadow's client app, and on every executor of a
+[simulation](simulation.md). An algorithm that keeps something at its clients needs clients that
+come back: with ten thousand of which each is seen once, it is no better than FedAvg.
+
+"In one tensor" says whether the executor `vectorized` trains a cohort at once; where it cannot, it
+runs the clients one by one and says why. Where clients have params of their own, evaluations report
+the common ones' metrics and those of the clients', as `personal-loss`;
+`[evaluation] tuning_epochs` does so for any algorithm.
+
+What travels beside the params adds up like them, so that updates may be summed on the way: in a
+worker process, in a vectorized cohort, under secure aggregation.
+"""
+
+OPTIMIZERS = {"any": "any", "sgd": "`sgd`", "plain sgd": "`sgd` without momentum"}
+Settings = dict[str, dict[str, Any]]
+SECURE: Settings = {"privacy": {"secure_aggregation": {"enabled": True}}}
+NORM: Settings = {"run": {"update_norm_max": 1.0}}
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION, table()]
+    parts += [section(name, entry) for name, entry in CATALOGUE.items()]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def table() -> str:
+    """Return the table of what goes with what."""
+    columns = [
+        "name",
+        "clients keep",
+        "travels beside the params",
+        "local optimizer",
+        "in one tensor",
+        "secure aggregation",
+        "`run.update_norm_max`",
+    ]
+    head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    rows = []
+    for name, entry in CATALOGUE.items():
+        beside = ", ".join(kinds_of(entry)) or "nothing"
+        fits = ["yes" if goes_with(name, settings) else "no" for settings in (SECURE, NORM)]
+        stacks = "no" if entry.personal else "yes"
+        cells = [f"`{name}`", entry.keeps, beside, OPTIMIZERS[entry.optimizer], stacks, *fits]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*head, *rows])
+
+
+def kinds_of(entry: Entry) -> list[str]:
+    """Return the kinds of companions of an algorithm; clusters are one kind here."""
+    kinds = entry.builder(**entry.example).companions
+    return list(dict.fromkeys(re.sub(r"-\d+$", "s", kind) for kind in kinds))
+
+
+def goes_with(name: str, settings: Settings) -> bool:
+    """Return whether a configuration with this algorithm and these settings is accepted."""
+    run = {"min_clients": 3, **settings.get("run", {})}
+    try:
+        strategy = {"name": name, **CATALOGUE[name].example}
+        make_config({**settings, "run": run, "strategy": strategy})
+    except ConfigError:
+        return False
+    return True
+
+
+def section(name: str, entry: Entry) -> str:
+    """Return what there is to say of one algorithm."""
+    module = inspect.cleandoc(inspect.getmodule(entry.builder).__doc__ or "")  # type: ignore[union-attr]
+    about, _, source = module.partition("Source: ")
+    title, _, what = about.partition(": ")
+    arguments = set(entry.arguments.values()) - {"seed"}
+    keys = ", ".join(f"`{key}`" for key in sorted(arguments))
+    lines = [
+        f"## {title}",
+        sentence(what),
+        f'`name = "{name}"`' + (f", with {keys}." if keys else "."),
+        f"A client {entry.client}." if entry.client else "",
+        f"Source: {sentence(source)}",
+    ]
+    return "\n\n".join(line for line in lines if line)
+
+
+def sentence(text: str) -> str:
+    """Return a text as one line that ends with a full stop."""
+    line = re.sub(r"\s+", " ", text).strip().rstrip(".")
+    return f"{line[:1].upper()}{line[1:]}."
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

@@ -1,0 +1,34 @@
+"""[selection]: whom a round is drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..settings import setting
+
+__all__ = ["SelectionConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionConfig:
+    """[selection]: how a cohort is drawn among the clients that are there."""
+
+    kind: Literal["uniform", "examples", "power_of_choice", "utility"] = setting(
+        "uniform",
+        "everybody alike; by the number of examples; the largest losses among some candidates; or "
+        "by Oort's utility, of examples and loss. All but uniform go by what clients reported",
+    )
+    candidates: float = setting(
+        2.0,
+        "how many clients are looked at, for each one that is drawn",
+        at_least=1,
+        only={"kind": ("power_of_choice",)},
+    )
+    exploration: float = setting(
+        0.1,
+        "the part of a cohort that is drawn among clients that never trained",
+        at_least=0,
+        at_most=1,
+        only={"kind": ("utility",)},
+    )

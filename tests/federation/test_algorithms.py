@@ -1,0 +1,63 @@
+"""Algorithms over gRPC: what travels beside the params, and what agents keep between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meadow.simulations.run import simulate
+
+from .processes import Federation, federation, kill_9, wait_until
+
+pytestmark = pytest.mark.fleet
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+CLIENTS = 2
+SETTINGS = ("run.rounds=2", f"simulation.clients={CLIENTS}", "evaluation.every=0")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A server and two agents."""
+    with federation(tmp_path_factory.mktemp("algorithms"), DIGITS, clients=CLIENTS) as running:
+        yield running
+
+
+def simulated(folder: Path, *settings: str) -> bytes:
+    """Return the model that a simulation of the same run ends with."""
+    simulate(DIGITS, overrides=[*SETTINGS, *settings], out=folder, executor="sequential")
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["fednova", "ditto"])
+def test_the_model_is_the_simulations(fleet: Federation, tmp_path: Path, name: str) -> None:
+    """A real federation's bytes are those of the simulation, whatever the algorithm keeps."""
+    strategy = f"strategy.name={name}"
+    run = fleet.submit(*SETTINGS, strategy)
+    summary = fleet.wait_for_end(run)
+    assert summary["status"] == "finished", summary
+    assert fleet.model(run) == simulated(tmp_path / "simulated", strategy)
+
+
+def test_personal_metrics_come_from_the_agents(fleet: Federation) -> None:
+    """Private layers stay with the agents, which measure what they make of the common ones."""
+    private = 'strategy.private=["2.*"]'
+    run = fleet.submit(*SETTINGS, "strategy.name=fedper", private, "evaluation.every=2")
+    assert fleet.wait_for_end(run)["status"] == "finished"
+    found = fleet.rounds(run)[-1]["evaluate"]
+    assert found["personal-accuracy"] > found["accuracy"]
+
+
+def test_what_agents_keep_survives_them(fleet: Federation, tmp_path: Path) -> None:
+    """Control variates are there again after an agent and its training process were killed."""
+    settings = ("strategy.name=scaffold", "run.rounds=6")
+    run = fleet.submit(*SETTINGS, *settings)
+    fleet.wait_for_round(run, 2)
+    for pid in wait_until(lambda: fleet.trainers(0), "a training process"):
+        kill_9(pid)
+    fleet.clients[1].kill()
+    fleet.clients[1].start()
+    assert fleet.wait_for_end(run)["status"] == "finished"
+    assert fleet.model(run) == simulated(tmp_path / "simulated", *settings)
