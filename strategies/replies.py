@@ -114,6 +114,7 @@ class TrainingReplies:
             params=tensors,
             weight=reply.weight,
             clients=count,
+            metrics=reply.metrics,
             stored=not any(isinstance(tensor, MemoryTensor) for tensor in tensors.values()),
         )
         self._close(reply.clients, update)
