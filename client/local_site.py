@@ -12,7 +12,9 @@ from ..errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
 from ..evaluation import evaluate
 from ..flower import params_to_arrays
 from ..module_params import params_of_module
+from ..privacy.dp.clipping import Clipping
 from ..task import ClientData, Site, Task
+from .clipped_reply import clipped_reply
 from .trainer import train
 from .training_settings import TrainingSettings
 from .warm_module import WarmModule
@@ -46,6 +48,9 @@ class LocalSite:
         )
         metrics = MetricRecord({"num-examples": examples, **means})
         arrays = params_to_arrays(params_of_module(module, copy=self._copies))
+        clipping = Clipping.of(_config(message))
+        if clipping is not None:
+            arrays, metrics = clipped_reply(_arrays(message), arrays, clipping)
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     def evaluate(self, message: Message) -> Message:

@@ -28,9 +28,7 @@ INTERVAL = 1e-3
 """The grid of privacy losses; losses are rounded up to it."""
 
 
-def epsilon_of(
-    event: Event, *, count: int, delta: float, accountant: Accountant = "pld"
-) -> float:
+def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant = "pld") -> float:
     """Return the epsilon of `count` releases like this one.
 
     Guarantees: an upper bound for clients' data added or removed; exact for Gaussian events.

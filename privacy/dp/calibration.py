@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ...errors import ConfigError
 from ...strategies.bounds import require_number
-from .events import Event, GaussianEvent, PoissonEvent
 from .accountant import epsilon_of
+from .events import Event, GaussianEvent, PoissonEvent
 
 __all__ = ["calibrate_noise", "rounds_within"]
 

@@ -26,7 +26,14 @@ from ...strategies.bounds import require_choice, require_number
 from ...strategies.norms import ScaledChange, change_squares
 from ...strategies.server_optimizers import is_floating
 
-__all__ = ["WITHIN_KEY", "Clipping", "ClippingKind", "Reals", "clip_update"]
+__all__ = [
+    "WITHIN_KEY",
+    "Clipping",
+    "ClippingKind",
+    "Reals",
+    "clip_update",
+    "reported_metrics",
+]
 
 ClippingKind = Literal["fixed", "adaptive", "per_layer"]
 KINDS = ("fixed", "adaptive", "per_layer")
@@ -85,7 +92,9 @@ class Clipping:
             return None
         norm, kind = record[NORM_KEY], record.get(KIND_KEY)
         if type(norm) is not float or not 0 < norm < math.inf or kind not in KINDS:
-            raise ProtocolError(f"clipping must be one of {KINDS} to a norm, got {kind!r}, {norm!r}")
+            raise ProtocolError(
+                f"clipping must be one of {KINDS} to a norm, got {kind!r}, {norm!r}"
+            )
         return cls(kind=kind, norm=norm)
 
 
@@ -110,6 +119,11 @@ def clip_update(
         else:
             clipped[name] = tensor
     return clipped, all(factor == 1 for factor in factors.values())
+
+
+def reported_metrics(clipping: Clipping, within: bool) -> dict[str, float]:
+    """Return what a client says beside its params: what an adaptive clip has to know, or nothing."""
+    return {WITHIN_KEY: float(within)} if clipping.kind == "adaptive" else {}
 
 
 def _factor(square: Reals, bound: float) -> Reals:

@@ -12,7 +12,7 @@ Source: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurre
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class PrivateMean:
     noise_multiplier: float
     entropy: Entropy
     count_stddev: float | None = None
-    mean: MeanAggregator = MeanAggregator()
+    mean: MeanAggregator = field(default_factory=MeanAggregator)
 
     @property
     def group(self) -> int:

@@ -41,6 +41,7 @@ class PrivacyPlan:
         sampling: "poisson": every client tosses a coin with probability cohort / population, and
             that amplifies privacy. "fixed": cohorts are drawn otherwise, and no amplification is
             claimed: a client is accounted for as if it took part in every round.
+        epsilon_max: what the run may spend; None is whatever the rounds cost.
 
     Guarantees: the params of every round, and whatever is computed from them, are
         (epsilon(rounds), delta)-differentially private for one client's data added or removed.
@@ -54,6 +55,7 @@ class PrivacyPlan:
     sampling: Sampling = "poisson"
     clipping: Clipping = field(default_factory=Clipping)
     adaptive: AdaptiveClip | None = None
+    epsilon_max: float | None = None
     entropy: Entropy = system_entropy
 
     def __post_init__(self) -> None:
@@ -112,9 +114,7 @@ class PrivacyPlan:
 
     def epsilon_by_then(self, releases: int) -> float:
         """Return an upper bound of `epsilon(releases)`, cheap to ask for after every round."""
-        return epsilon_of_many(
-            self.event, count=releases, delta=self.delta, planned=self.rounds
-        )
+        return epsilon_of_many(self.event, count=releases, delta=self.delta, planned=self.rounds)
 
     @property
     def noise_stddev(self) -> float:

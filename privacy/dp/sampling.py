@@ -12,6 +12,7 @@ from .noise import generator_of
 
 __all__ = ["draw_poisson", "shortfall"]
 
+
 def draw_poisson(present: Sequence[int], probability: float, entropy: Entropy) -> list[int]:
     """Return each of the clients with this probability, independently, in ascending order.
 

@@ -75,6 +75,15 @@ class ClientLinear(nn.Module):
         change = _of(self._bias, good)[:, 0] - self.layer.bias.detach()
         return weights.to(change.device) @ change
 
+    def squares_of_weight(self) -> torch.Tensor:
+        """Return the squared norm of each client's change of the weight."""
+        raise NotImplementedError
+
+    def squares_of_bias(self) -> torch.Tensor:
+        """Return the squared norm of each client's change of the bias."""
+        assert self._bias is not None
+        return (self._bias[:, 0] - self.layer.bias.detach()).square().sum(1)
+
     def weight_of(self, row: int) -> torch.Tensor:
         """Return one client's weight."""
         raise NotImplementedError
@@ -115,6 +124,9 @@ class InnerLinear(ClientLinear):
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         change = _of(self._weight, good) - self.layer.weight.detach()
         return (weights.to(change.device) @ change.flatten(1)).view(self.layer.weight.shape)
+
+    def squares_of_weight(self) -> torch.Tensor:
+        return (self._weight - self.layer.weight.detach()).flatten(1).square().sum(1)
 
     def weight_of(self, row: int) -> torch.Tensor:
         return self._weight[row]
@@ -184,6 +196,12 @@ class FirstLinear(ClientLinear):
         scaled = weights.to(self._errors.device)[:, None, None]
         errors = (_of(self._errors, good) * scaled).flatten(0, 1)
         return errors.T @ _of(self._samples, good).flatten(0, 1)
+
+    def squares_of_weight(self) -> torch.Tensor:
+        # |sum e x'|^2 = sum (e e')(x x'): the change itself never exists
+        errors = torch.bmm(self._errors, self._errors.mT)
+        samples = torch.bmm(self._samples, self._samples.mT)
+        return (errors * samples).sum((1, 2), dtype=torch.float64).clamp(min=0)
 
     def weight_of(self, row: int) -> torch.Tensor:
         return self.layer.weight.detach() + self._errors[row].T @ self._samples[row]
