@@ -69,7 +69,7 @@ class Clipping:
         """
         if not squares:
             return {}
-        total = sum(squares.values())
+        total: Reals = sum(squares.values(), start=np.zeros(()))
         if not np.all(np.isfinite(total)):
             raise UpdateError("the update has values that are not finite: it cannot be clipped")
         if self.kind != "per_layer":
@@ -108,8 +108,8 @@ def clip_update(
     Raises:
         UpdateError: a value is not finite.
     """
-    squares = {name: np.float64(square) for name, square in change_squares(params, tensors).items()}
-    factors = clipping.factors(squares)  # type: ignore[arg-type]
+    squares = change_squares(params, tensors)
+    factors = clipping.factors({name: np.array(square) for name, square in squares.items()})
     clipped: dict[str, FlatTensor] = {}
     for name, tensor in tensors.items():
         if not is_floating(tensor.dtype):
