@@ -37,6 +37,7 @@ class RunLedger:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
             self._connection.executescript(_SCHEMA)
+            (self._count,) = self._connection.execute("SELECT count(*) FROM releases").fetchone()
 
     def write(self, round_number: int, event: Event) -> None:
         """Add a release that is about to be made."""
@@ -44,11 +45,11 @@ class RunLedger:
             self._connection.execute(
                 "INSERT INTO releases (round, event) VALUES (?, ?)", (round_number, repr(event))
             )
+        self._count += 1
 
     def count(self) -> int:
         """Return how many releases there were, repeated ones included."""
-        with self._typed():
-            return int(self._connection.execute("SELECT count(*) FROM releases").fetchone()[0])
+        return int(self._count)
 
     def require(self, event: Event) -> None:
         """Check that all releases so far were of this event: only then they add up as one plan.

@@ -30,7 +30,8 @@ from .noise import generator_of
 
 __all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
 
-BLOCK = 65_536
+BLOCK = 8_192
+"""Values at once: the change and its noise stay in the cache, and are made nowhere else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +139,16 @@ class PrivateMean:
         share = clients / self.cohort
         made = np.empty_like(old, order="C")
         rows = [_reals(values) for values in (old, exact, made)]
+        changes, draws = np.empty(BLOCK), np.empty(BLOCK)
         for start in range(0, rows[0].size, BLOCK):
             before, after, out = (row[start : start + BLOCK] for row in rows)
-            change = after.astype(np.float64)
-            change -= before
+            change, drawn = changes[: before.size], draws[: before.size]
+            np.subtract(after, before, out=change)
             change *= share
+            noise.standard_normal(out=drawn)
+            drawn *= stddev
+            change += drawn
             change += before
-            change += stddev * noise.standard_normal(change.size)
             out[:] = change
         return made
 

@@ -103,6 +103,7 @@ class InnerLinear(ClientLinear):
 
     def begin(self, clients: int, rate: float) -> None:
         self._weight = self.layer.weight.detach().expand(clients, -1, -1).clone()
+        self._change: torch.Tensor | None = None
         super().begin(clients, rate)
 
     def activate(self, clients: int) -> None:
@@ -122,11 +123,17 @@ class InnerLinear(ClientLinear):
         return gradient
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        change = _of(self._weight, good) - self.layer.weight.detach()
+        change = _of(self._changes(), good)
         return (weights.to(change.device) @ change.flatten(1)).view(self.layer.weight.shape)
 
     def squares_of_weight(self) -> torch.Tensor:
-        return (self._weight - self.layer.weight.detach()).flatten(1).square().sum(1)
+        return torch.linalg.vector_norm(self._changes().flatten(1), dim=1) ** 2
+
+    def _changes(self) -> torch.Tensor:
+        """Return every client's change, once its training is over."""
+        if self._change is None:
+            self._change = self._weight - self.layer.weight.detach()
+        return self._change
 
     def weight_of(self, row: int) -> torch.Tensor:
         return self._weight[row]
