@@ -65,7 +65,7 @@ class PrivateRun:
             "releases": count,
             "noise_multiplier": plan.noise_multiplier,
             "unit": "client",
-            "relation": "one client added or removed",
+            "relation": plan.relation,
             "sampling": plan.sampling,
             "sampling_probability": plan.probability if plan.sampling == "poisson" else None,
             "mechanism": f"Gaussian, {plan.clipping.kind} clipping",

@@ -14,7 +14,7 @@ class GaussianEvent:
     """A sum to which every client adds a vector of L2 norm <= C, plus N(0, (z C)^2) a coordinate.
 
     `noise_multiplier` is z: the noise's standard deviation divided by the sensitivity C, for
-    neighbours one of which lacks one client.
+    neighbours one of which lacks one client's vector.
     """
 
     noise_multiplier: float

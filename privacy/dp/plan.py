@@ -44,7 +44,7 @@ class PrivacyPlan:
         epsilon_max: what the run may spend; None is whatever the rounds cost.
 
     Guarantees: the params of every round, and whatever is computed from them, are
-        (epsilon(rounds), delta)-differentially private for one client's data added or removed.
+        (epsilon(rounds), delta)-differentially private for one client, by `relation`.
     """
 
     noise_multiplier: float
@@ -173,6 +173,15 @@ class PrivacyPlan:
 
     # ------------------------------------------------------------------ in words
 
+    @property
+    def relation(self) -> str:
+        """How neighbours differ. A cohort of fixed size would draw somebody else in the place of a
+        client that is gone, and two clients differ by twice the clip: so there the client stays,
+        and says nothing."""
+        if self.sampling == "poisson":
+            return "one client added or removed"
+        return "one client's updates left out of every sum, the cohorts being the same"
+
     def claim(self, releases: int) -> str:
         """Say what holds after so many releases: unit, relation, sampling, delta, mechanism."""
         epsilon = self.epsilon(releases)
@@ -190,7 +199,8 @@ class PrivacyPlan:
         }[self.clipping.kind]
         return (
             f"The params of every round are differentially private with {bound} and "
-            f"delta = {self.delta:g} for one client with all of its data, added or removed. "
+            f"delta = {self.delta:g}. Unit: a client with all of its data. Neighbours: "
+            f"{self.relation}. "
             f"Sampling: {drawn}. Mechanism: {releases} noisy sums of client updates, {clip}, with "
             f"Gaussian noise of multiplier {self.noise_multiplier:.6g}, added by the server, which "
             "is trusted. Who took part, traffic and durations are not covered."

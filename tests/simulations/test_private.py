@@ -135,7 +135,7 @@ def test_a_run_keeps_its_budget_and_says_so(tmp_path: Path) -> None:
     assert spent == sorted(spent) and spent[0] < spent[-1] <= 4.0
     assert summary["privacy"]["epsilon"] == pytest.approx(spent[-1])
     assert 3.9 < summary["privacy"]["epsilon"] <= 4.0
-    assert "one client with all of its data" in summary["privacy"]["claim"]
+    assert "Unit: a client with all of its data" in summary["privacy"]["claim"]
     assert summary["privacy"]["sampling_probability"] == 12 / 16
 
 

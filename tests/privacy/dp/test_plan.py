@@ -134,9 +134,15 @@ def test_wrong_plans(changes: dict[str, Any], says: str) -> None:
 def test_the_claim_names_everything() -> None:
     """Unit, neighbours, sampling, delta, mechanism, and what is not covered; rounded upwards."""
     claim = plan_of().claim(100)
-    for part in ("one client", "added or removed", "probability 0.05", "delta = 1e-05"):
+    for part in (
+        "a client with all",
+        "one client added or removed",
+        "probability 0.05",
+        "delta = 1e-05",
+    ):
         assert part in claim
     for part in ("100 noisy sums", "multiplier 1.5", "server, which is trusted", "not covered"):
         assert part in claim
+    assert "left out of every sum" in plan_of(sampling="fixed").claim(100)
     said = float(claim.partition("epsilon = ")[2].split()[0])
     assert 0 <= said - plan_of().epsilon() < 2e-4
