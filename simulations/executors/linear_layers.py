@@ -127,7 +127,8 @@ class InnerLinear(ClientLinear):
         return (weights.to(change.device) @ change.flatten(1)).view(self.layer.weight.shape)
 
     def squares_of_weight(self) -> torch.Tensor:
-        return torch.linalg.vector_norm(self._changes().flatten(1), dim=1) ** 2
+        norms: torch.Tensor = torch.linalg.vector_norm(self._changes().flatten(1), dim=1)
+        return norms.square()
 
     def _changes(self) -> torch.Tensor:
         """Return every client's change, once its training is over."""
