@@ -22,7 +22,7 @@ from meadow.privacy.dp.plan import PrivacyPlan
 from meadow.strategies.algorithm import Update
 from meadow.strategies.fedavg import fedavg
 
-RUNS = 1500
+RUNS = 1000
 CLIENTS = range(1, 21)
 CANARY = 20
 DELTA = 1e-3
