@@ -82,6 +82,14 @@ class PolicyConfig:
         "the server shows, each with the key that it has at first",
     )
     require_differential_privacy: bool = setting(False, "refuse a run without it")
+    epsilon_max: float | None = setting(
+        None,
+        "refuse what would make the epsilon of all rounds on this data, over all runs, larger; "
+        "no limit if absent",
+        above=0,
+        at_most=1e4,
+    )
+    delta: float = setting(1e-6, "the delta at which epsilon_max is meant", above=0, below=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,6 +203,17 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
             refuse(_said(given, where, *keys), keys[0], what)
     if config.privacy.secure_aggregation.enabled:
         _check_secure_sums(config, given, where)
+    if config.privacy.differential_privacy.enabled:
+        _check_privacy(config, given, where)
+
+
+def _check_privacy(config: Config, given: Settings, where: str) -> None:
+    """Refuse what differential privacy cannot be combined with, and what would not protect."""
+    from .private_config import privacy_rules
+
+    for broken, keys, what in privacy_rules(config):
+        if broken:
+            refuse(_said(given, where, *keys), keys[0], what)
 
 
 def _check_secure_sums(config: Config, given: Settings, where: str) -> None:

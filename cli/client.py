@@ -15,7 +15,7 @@ import typer
 
 from ..errors import ConfigError
 from ..process_limits import keep_freed_memory
-from .output import Format, FormatOption, moment, say, show_rows
+from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
 
 __all__ = ["app"]
 
@@ -114,6 +114,22 @@ def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     say(format, f"last instruction {now.last_instruction or '-'}, rounds today {now.rounds_today}")
     for refusal in now.refusals:
         say(format, f"refused {moment(refusal.at_s)}: {refusal.reason}")
+
+
+@app.command()
+def privacy(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
+    """Say what privacy of this data was spent on which runs, and what is left; asks no server."""
+    from ..client.status import spending_of
+
+    found = spending_of(dir)
+    if format is Format.JSON:
+        say(format, "", **asdict(found))
+        return
+    columns = {"app": "APP", "run_id": "RUN", "rounds": "ROUNDS", "epsilon": "EPSILON"}
+    rows = [{**asdict(run), "epsilon": epsilon_text(run.epsilon)} for run in found.runs]
+    show_rows(format, rows, columns=columns, empty="nothing was trained on this data")
+    budget = "no limit" if found.epsilon_max is None else f"of {found.epsilon_max:g}"
+    say(format, f"epsilon {epsilon_text(found.epsilon)} {budget}, at delta = {found.delta:g}")
 
 
 @app.command()

@@ -16,7 +16,7 @@ from click.exceptions import NoArgsIsHelpError
 from .. import __version__
 from ..errors import ConfigError, MeadowError
 from ..process_limits import share_cores
-from . import client, demo, new, partition, report, run, server, simulate, site, sweep
+from . import client, demo, new, partition, privacy, report, run, server, simulate, site, sweep
 from .output import Format, fail
 
 __all__ = ["app", "main"]
@@ -35,6 +35,7 @@ app.add_typer(server.app, name="server")
 app.add_typer(client.app, name="client")
 app.add_typer(site.app, name="site")
 app.add_typer(run.app, name="run")
+app.add_typer(privacy.app, name="privacy")
 app.command("simulate")(simulate.simulate)
 app.command("demo")(demo.demo)
 app.command("new")(new.new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Format", "FormatOption", "fail", "moment", "plain", "say", "show_rows"]
+__all__ = ["Format", "FormatOption", "epsilon_text", "fail", "moment", "plain", "say", "show_rows"]
 
 
 class Format(StrEnum):
@@ -63,6 +64,11 @@ def fail(error: Exception, *, format: Format = Format.TEXT) -> None:
 def plain(text: str) -> str:
     """Return text without what commands a terminal: some of it was said by a peer."""
     return "".join(mark if mark.isprintable() or mark == "\n" else "?" for mark in text)
+
+
+def epsilon_text(epsilon: float | None) -> str:
+    """Return an epsilon, rounded up, for people; None is that of rounds without noise."""
+    return "unbounded" if epsilon is None else f"{math.ceil(epsilon * 1e4 - 1e-9) / 1e4:.4g}"
 
 
 def moment(at_s: float) -> str:

@@ -33,6 +33,12 @@ CREATE TABLE IF NOT EXISTS participations (
     day TEXT NOT NULL                -- UTC, YYYY-MM-DD
 );
 CREATE INDEX IF NOT EXISTS participations_day ON participations (day);
+CREATE TABLE IF NOT EXISTS spent (
+    content TEXT PRIMARY KEY,        -- digest of an instruction: its id alone may come again
+    run_id TEXT NOT NULL,
+    app TEXT NOT NULL,
+    multiplier REAL                  -- of the round's noise; NULL if it has none
+);
 CREATE TABLE IF NOT EXISTS refusals (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     instruction_id TEXT NOT NULL,

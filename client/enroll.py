@@ -52,6 +52,7 @@ _TEMPLATE = """\
 # require_secure_aggregation = true      # nothing but sums leaves this site
 # known_peers = ["ed25519:..."]         # with nobody else; `meadow client doctor` prints one's own
 # require_differential_privacy = true
+# epsilon_max = 4.0                     # over all runs; `meadow client privacy` says what is spent
 """
 
 

@@ -20,8 +20,9 @@ from ..errors import (
 from ..privacy.secure_kinds import is_answer
 from ..transport.blobs import blob_path, check_blob_id
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
+from .budget import announced_noise, check_budget
 from .events import Event, Report
-from .ledger import Ledger
+from .ledger import Ledger, content_of
 from .owner import Owner
 from .policy import check, is_training
 from .rpc_errors import GoneError
@@ -86,7 +87,10 @@ class Execution:
         self._allow(instruction)
         if is_training(instruction):
             now_s = self._clock()
-            await asyncio.to_thread(self._ledger.participate, instruction, now_s=now_s)
+            noise = announced_noise(instruction)
+            await asyncio.to_thread(
+                self._ledger.participate, instruction, now_s=now_s, noise_multiplier=noise
+            )
         blobs = blobs_of(instruction.envelope)
         for blob in blobs:
             await self._fetch(blob)
@@ -138,6 +142,7 @@ class Execution:
         now_s = self._clock()
         rounds_today = self._ledger.rounds_today(now_s=now_s, besides=instruction.id)
         check(instruction, policy, installed=installed, rounds_today=rounds_today)
+        check_budget(instruction, policy, spent=self._ledger.spent(besides=content_of(instruction)))
 
     async def _refuse(self, instruction: Instruction, reason: str) -> Reply:
         now_s = self._clock()

@@ -12,7 +12,9 @@ from ..errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
 from ..evaluation import evaluate
 from ..flower import arrays_to_params, params_to_arrays
 from ..module_params import params_of_module
+from ..privacy.dp.clipping import Clipping
 from ..task import ClientData, Site, Task
+from .clipped_reply import clipped_reply
 from .local_algorithms import local_algorithm
 from .local_session import LocalSession, without_companions
 from .personal import PERSONAL, Personal, PersonalBench, evaluate_own
@@ -52,6 +54,9 @@ class LocalSite:
         answer = self._train_personal if settings.algorithm in PERSONAL else self._train
         examples, means, arrays = answer(_arrays(message), settings, client, state)
         metrics = MetricRecord({"num-examples": examples, **means})
+        clipping = Clipping.of(_config(message))
+        if clipping is not None:
+            arrays, metrics = clipped_reply(_arrays(message), arrays, clipping)
         return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
     def _train(

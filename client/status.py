@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..apps import content_hash
 from ..errors import MeadowError
+from .budget import epsilon_spent
 from .database import Database
 from .identity_folder import IdentityFolder
 from .ledger import Ledger
@@ -14,7 +16,15 @@ from .lock import lock_holder
 from .owner import Owner
 from .state import State
 
-__all__ = ["AppStatus", "ClientStatus", "Refusal", "status_of"]
+__all__ = [
+    "AppStatus",
+    "ClientSpending",
+    "ClientStatus",
+    "Refusal",
+    "RunSpending",
+    "spending_of",
+    "status_of",
+]
 
 REFUSALS_SHOWN = 5
 
@@ -51,6 +61,62 @@ class ClientStatus:
     refusals: tuple[Refusal, ...]
     process: int | None
     """The process of the running agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpending:
+    """What one run cost; None for the epsilon of rounds without noise."""
+
+    app: str
+    run_id: str
+    rounds: int
+    epsilon: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSpending:
+    """What the privacy of a client's data was spent on, and the owner's budget.
+
+    `epsilon` is that of all runs together: less than the sum of theirs.
+    """
+
+    epsilon: float | None
+    epsilon_max: float | None
+    delta: float
+    runs: tuple[RunSpending, ...]
+
+
+def spending_of(directory: Path) -> ClientSpending:
+    """Read what was spent from a client's folder.
+
+    Raises:
+        ConfigError: client.toml is missing or wrong.
+        StoreError: the database is damaged.
+    """
+    policy = Owner(directory, content_hash).config().policy
+    database = Database(directory / "agent.sqlite")
+    try:
+        spent = Ledger(database).spent()
+    finally:
+        database.close()
+    return ClientSpending(
+        epsilon=_bounded(epsilon_spent(spent, policy.delta)),
+        epsilon_max=policy.epsilon_max,
+        delta=policy.delta,
+        runs=tuple(
+            RunSpending(
+                app=each.app,
+                run_id=each.run_id,
+                rounds=each.rounds,
+                epsilon=_bounded(epsilon_spent([each], policy.delta)),
+            )
+            for each in spent
+        ),
+    )
+
+
+def _bounded(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def status_of(directory: Path, *, now_s: float) -> ClientStatus:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..settings import setting
 
 __all__ = ["DifferentialPrivacyConfig", "PrivacyConfig", "SecureAggregationConfig"]
 
 _SECURE = {"enabled": (True,)}
+_PRIVATE = {"enabled": (True,)}
+_ADAPTIVE = {**_PRIVATE, "clipping": ("adaptive",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +74,67 @@ class DifferentialPrivacyConfig:
     """[privacy.differential_privacy]: noise bounds what a model tells about one client."""
 
     enabled: bool = setting(
-        False,
-        "whether it is used; true is not available in this version",
-        choices=(False,),
-        unavailable={
-            True: "is not available in this version of Meadow, so the model would carry no "
-            "guarantee; set it to false if that is acceptable"
-        },
+        False, "whether it is used; docs/differential-privacy.md says what it promises"
+    )
+    epsilon: float | None = setting(
+        None,
+        "what the whole run may spend; the noise is chosen for it",
+        above=0,
+        at_most=1000,
+        only=_PRIVATE,
+    )
+    noise_multiplier: float | None = setting(
+        None,
+        "the noise itself, instead of epsilon: its standard deviation divided by clip",
+        above=0,
+        at_most=1e5,
+        only=_PRIVATE,
+    )
+    delta: float = setting(
+        1e-6,
+        "the probability with which epsilon may not hold; less than 1 / population",
+        above=0,
+        below=1,
+        only=_PRIVATE,
+    )
+    clip: float = setting(
+        1.0,
+        "the largest L2 norm of a client's change of the params; with adaptive clipping, at first",
+        above=0,
+        at_most=1e6,
+        only=_PRIVATE,
+    )
+    clipping: Literal["fixed", "adaptive", "per_layer"] = setting(
+        "fixed",
+        "whether clip stays, follows target_quantile, or is divided among the tensors",
+        only=_PRIVATE,
+    )
+    target_quantile: float = setting(
+        0.5, "the share of clients within the clip", at_least=0, at_most=1, only=_ADAPTIVE
+    )
+    clip_learning_rate: float = setting(
+        0.2, "how fast the clip follows it", above=0, at_most=10, only=_ADAPTIVE
+    )
+    count_noise: float | None = setting(
+        None,
+        "noise on the number of clients within the clip, in clients; a 20th of the cohort if absent",
+        above=0,
+        at_most=1e9,
+        only=_ADAPTIVE,
+    )
+    sampling: Literal["poisson", "fixed"] = setting(
+        "poisson",
+        "poisson: every client takes part by its own secret coin, which amplifies privacy; fixed: "
+        "cohorts are drawn as without privacy, and nothing is amplified",
+        only=_PRIVATE,
+    )
+    population: int | None = setting(
+        None,
+        "how many clients there are: with run.cohort it says how probable it is to be drawn; "
+        "simulation.clients if absent",
+        at_least=1,
+        at_most=10**9,
+        only=_PRIVATE,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -16,16 +17,19 @@ from ..config import (
 )
 from ..flower import params_to_arrays
 from ..privacy.secure_grid import SecureAggregationGrid
+from ..private_config import build_privacy
 from ..strategies.adapter import FederatedStrategy, RunResult
 from ..strategies.plan import EarlyStopping, RoundPlan
 from ..strategies.recorder import Recorder
 from ..strategies.selection import Selection
 from .central import CentralEvaluation
+from .privacy_ledger import RunLedger
+from .private_run import PrivateRun
 
 if TYPE_CHECKING:
     from ..task import Task
 
-__all__ = ["initial_arrays", "run_rounds", "server_app"]
+__all__ = ["initial_arrays", "open_books", "run_rounds", "server_app"]
 
 
 def server_app(task: Task, config: Config, *, recorder: Recorder | None = None) -> ServerApp:
@@ -43,14 +47,25 @@ def server_app(task: Task, config: Config, *, recorder: Recorder | None = None) 
 
 
 def run_rounds(
-    task: Task, config: Config, grid: Grid, *, recorder: Recorder | None = None
+    task: Task,
+    config: Config,
+    grid: Grid,
+    *,
+    recorder: Recorder | None = None,
+    privacy: PrivateRun | None = None,
 ) -> RunResult:
     """Run a task's rounds on any Flower grid and return what came of it.
+
+    `privacy` are the books of a private run; without them they are kept in memory.
 
     Raises:
         RunError: a round cannot be completed.
     """
-    strategy = FederatedStrategy(build_algorithm(config), _plan(config), recorder=recorder)
+    algorithm = build_algorithm(config)
+    privacy = privacy or open_books(config)
+    if privacy is not None:
+        algorithm = privacy.plan.private(algorithm)
+    strategy = FederatedStrategy(algorithm, _plan(config), recorder=recorder, privacy=privacy)
     if config.privacy.secure_aggregation.enabled:
         grid = _secured(grid, task, config, recorder)
     return strategy.start(
@@ -63,6 +78,16 @@ def run_rounds(
             task, batch_size=config.training.batch_size, seed=config.run.seed
         ),
     )
+
+
+def open_books(config: Config, path: Path | None = None, *, sync: bool = True) -> PrivateRun | None:
+    """Return the books of a private run, None if the configuration does without privacy.
+
+    Raises:
+        ConfigError: there is no such plan, or the file has another run's releases.
+    """
+    plan = build_privacy(config)
+    return None if plan is None else PrivateRun(plan, RunLedger(path, sync=sync))
 
 
 def _secured(

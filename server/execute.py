@@ -20,7 +20,7 @@ from ..errors import AppError, MeadowError, RunStoppedError
 from ..flower_result import ObservedGrid, capture_result
 from ..settings_text import value_to_toml
 from ..strategies.recorder import Row
-from .app import run_rounds
+from .app import open_books, run_rounds
 from .run_folder import RunFolder
 
 __all__ = ["OnEvent", "execute", "rounds_of", "run_config_of"]
@@ -59,10 +59,11 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
     stays, and the run can go on from it.
     """
     begun_s = time.monotonic()
-    status, cause, result = "finished", "", None
+    status, cause, result, books = "finished", "", None, None
     try:
         if app.config is not None:
-            result = run_rounds(app.load_task(), app.config, grid, recorder=folder)
+            books = open_books(app.config, folder.folder / "privacy.sqlite", sync=folder.durable)
+            result = run_rounds(app.load_task(), app.config, grid, recorder=folder, privacy=books)
             status, cause = result.status, result.cause
         else:
             _run_flower_app(app, grid, folder, run_id)
@@ -73,8 +74,13 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
     except Exception as error:  # the app's own code may raise anything
         folder.event("traceback", {"text": _traceback(error)})
         status, cause = "failed", f"the app raised {app.explain(error)}"
-    duration_s = time.monotonic() - begun_s
-    return folder.finish(status=status, cause=cause, result=result, duration_s=duration_s)
+    return folder.finish(
+        status=status,
+        cause=cause,
+        result=result,
+        duration_s=time.monotonic() - begun_s,
+        privacy=books.summary() if books is not None else None,
+    )
 
 
 def _run_flower_app(app: App, grid: Grid, folder: RunFolder, run_id: int) -> None:

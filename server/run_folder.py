@@ -99,6 +99,11 @@ class RunFolder:
         returns what `load` finds them by, for as long as the checkpoint is kept."""
         self._client_states = _ClientStates(save, load)
 
+    @property
+    def durable(self) -> bool:
+        """Whether every round is durable before the next begins."""
+        return self._pause_s == 0
+
     # ------------------------------------------------------------------ what the strategy asks
 
     def event(self, kind: str, detail: Mapping[str, Any]) -> None:
@@ -248,7 +253,13 @@ class RunFolder:
     # ------------------------------------------------------------------ the end
 
     def finish(
-        self, *, status: str, cause: str, result: RunResult | None, duration_s: float
+        self,
+        *,
+        status: str,
+        cause: str,
+        result: RunResult | None,
+        duration_s: float,
+        privacy: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Write summary.json and return what is in it."""
         if self._pending is not None:
@@ -262,6 +273,7 @@ class RunFolder:
             "final": _part(rows[-1]) if rows else None,
             "best": _part(result.best) if result is not None and result.best else None,
             "duration_s": round(self._spent_s + duration_s, 3),
+            "privacy": privacy,
         }
         write_file(self.folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
         return summary

@@ -35,6 +35,7 @@ from .grids import (
 )
 from .metrics import Metrics, scalars_of
 from .plan import RoundPlan
+from .private_rounds import PrivateRounds
 from .progress import Progress
 from .recorder import Checkpoint, Recorder, RoundTable, Row
 from .replies import TrainingReplies, collect_evaluation
@@ -61,11 +62,15 @@ class FederatedStrategy(Strategy):
         plan: RoundPlan,
         *,
         recorder: Recorder | None = None,
+        privacy: PrivateRounds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._algorithm = algorithm
         self._plan = plan
         self._recorder = recorder
+        self._privacy = privacy
+        self._spent: Mapping[str, Any] | None = None
+        """What the round's row says of privacy."""
         self._clock = clock
         self._state = State(params={})
         self._arrays = ArrayRecord()
@@ -91,19 +96,19 @@ class FederatedStrategy(Strategy):
             self._adopt(arrays, server_round)
         cohort = self._cohort_of(server_round, grid)
         self._combined = combines_updates(grid)
-        sent = self._algorithm.sent(self._state)
+        sent, algorithm = self._algorithm.sent(self._state), self._algorithm.at(self._state)
         self._replies = TrainingReplies(
             number=server_round,
             cohort=cohort,
             params=sent,
-            algorithm=self._algorithm,
+            algorithm=algorithm,
             plan=self._plan,
             combined=self._combined,
+            reports=self._privacy is None,
             tell=self._tell,
         )
         self._tell("round_started", {"round": server_round, "clients": len(cohort)})
-        content = self._record_of(sent)
-        extra = self._algorithm.client_config
+        content, extra = self._record_of(sent), algorithm.client_config
         return _broadcast(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(
@@ -120,6 +125,8 @@ class FederatedStrategy(Strategy):
         collected, self._replies = self._replies, None
         for message in replies:
             collected.take(message)
+        if self._privacy is not None:
+            self._spent = self._privacy.account(server_round)
         aggregate = collected.finish()
         state = self._algorithm.apply(self._state, aggregate)
         arrays = params_to_arrays(state.params)
@@ -239,9 +246,10 @@ class FederatedStrategy(Strategy):
         evaluated: MetricRecord | None = None
         central: Metrics = {}
         if self._plan.evaluates(number, last=last):
-            questions = self.configure_evaluate(number, self._arrays, evaluate_config, grid)
-            replies = grid.send_and_receive(questions, timeout=deadline_s)
-            evaluated = self.aggregate_evaluate(number, replies)
+            if self._privacy is None:
+                questions = self.configure_evaluate(number, self._arrays, evaluate_config, grid)
+                replies = grid.send_and_receive(questions, timeout=deadline_s)
+                evaluated = self.aggregate_evaluate(number, replies)
             central = self._evaluate_centrally(number, evaluate_fn)
         sent, received = (
             now - before for now, before in zip(traffic_bytes(grid), traffic, strict=True)
@@ -256,7 +264,7 @@ class FederatedStrategy(Strategy):
             "server": central,
             "bytes_sent": sent,
             "bytes_received": received,
-            "privacy": None,
+            "privacy": self._spent,
             **virtual_time_of(grid),
         }
         self._commit(row)
@@ -331,6 +339,9 @@ class FederatedStrategy(Strategy):
         )
         if len(present) < needed:
             raise QuorumError(f"round {number}: {len(present)} of {needed} clients are connected")
+        drawn = self._privacy.draw(present) if self._privacy is not None else None
+        if drawn is not None:
+            return drawn
         return draw_on(grid, present, self._plan, self._memory, number)
 
     def _evaluate_centrally(self, number: int, evaluate_fn: Evaluate | None) -> Metrics:

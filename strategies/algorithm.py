@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from ..flower import FlatTensor
+from .metrics import Metrics
 
 __all__ = ["Aggregate", "Aggregator", "Algorithm", "Params", "State", "Update", "params_of"]
 
@@ -38,6 +39,8 @@ class Update:
     """Whether the params are read from files: then it costs no memory to let them wait."""
     clients: int = 1
     """How many clients it stands for."""
+    metrics: Metrics = field(default_factory=dict)
+    """What they report beside the params: the weighted means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +106,10 @@ class Algorithm:
     """The kinds of companions among what is sent: "control" for names as control/weight."""
     linear: bool = True
     """False if it needs every single update: then nothing may add updates up on the way."""
+    of_round: Callable[[State], Algorithm] | None = None
+    """What it is in the round that begins in a state, if its aggregator or its clients' keys
+    depend on that."""
+
+    def at(self, state: State) -> Algorithm:
+        """Return the algorithm of the round that begins in this state."""
+        return self if self.of_round is None else self.of_round(state)

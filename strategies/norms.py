@@ -16,7 +16,7 @@ from ..flower import FlatTensor
 from .algorithm import Params
 from .server_optimizers import is_floating
 
-__all__ = ["change_norm_l2", "clip_change"]
+__all__ = ["ScaledChange", "change_norm_l2", "change_squares", "clip_change"]
 
 BLOCK = 65_536
 
@@ -24,14 +24,22 @@ BLOCK = 65_536
 def change_norm_l2(params: Params, tensors: Mapping[str, FlatTensor]) -> float:
     """Return the L2 norm of `tensors - params` over all floating-point tensors.
 
+    Guarantees: as `change_squares`.
+    """
+    return math.sqrt(sum(change_squares(params, tensors).values()))
+
+
+def change_squares(params: Params, tensors: Mapping[str, FlatTensor]) -> dict[str, float]:
+    """Return the squared L2 norm of each floating-point tensor's change.
+
     Guarantees: summed in float64, in an order that depends on nothing but the tensors' names
         and sizes. Reads both by slices.
     """
-    total = 0.0
+    squares: dict[str, float] = {}
     for name, old in params.items():
         if not is_floating(old.dtype):
             continue
-        row, tensor = old.reshape(-1), tensors[name]
+        row, tensor, total = old.reshape(-1), tensors[name], 0.0
         wide = np.complex128 if old.dtype.kind == "c" else np.float64
         for start in range(0, row.size, BLOCK):
             change = tensor[start : start + BLOCK].astype(wide)
@@ -39,7 +47,8 @@ def change_norm_l2(params: Params, tensors: Mapping[str, FlatTensor]) -> float:
             reals = change.view(np.float64)
             with np.errstate(over="ignore"):
                 total += float(np.einsum("i,i->", reals, reals))
-    return math.sqrt(total)
+        squares[name] = total
+    return squares
 
 
 def clip_change(

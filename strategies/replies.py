@@ -44,8 +44,10 @@ class TrainingReplies:
         algorithm: Algorithm,
         plan: RoundPlan,
         combined: bool,
+        reports: bool = True,
         tell: Tell,
     ) -> None:
+        """Without `reports`, nothing that clients say beside their params is kept."""
         self._number = number
         self._cohort = frozenset(cohort)
         self._open = set(self._cohort)
@@ -53,6 +55,7 @@ class TrainingReplies:
         self._forms = forms_of(params)
         self._plan = plan
         self._combined = combined
+        self._reports = reports
         self._tell = tell
         self._fold = CanonicalFold(algorithm.aggregator, params, self._cohort)
         self._means = MetricMeans()
@@ -105,8 +108,9 @@ class TrainingReplies:
         if not self._open.issuperset(reply.clients):
             raise ReplyError(client, "reply", "stands for clients not asked, or counted already")
         tensors = self._within_norm(client, reply.tensors)
-        self._means.add(reply.metrics, weight=reply.weight)
-        add_rows(self.table, reply)
+        if self._reports:
+            self._means.add(reply.metrics, weight=reply.weight)
+            add_rows(self.table, reply)
         self._contributors.update(reply.clients)
         count = len(reply.clients)
         update = Update(
@@ -114,6 +118,7 @@ class TrainingReplies:
             params=tensors,
             weight=reply.weight,
             clients=count,
+            metrics=reply.metrics,
             stored=not any(isinstance(tensor, MemoryTensor) for tensor in tensors.values()),
         )
         self._close(reply.clients, update)

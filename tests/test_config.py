@@ -28,6 +28,7 @@ from meadow.strategies.algorithm import Aggregate
 from meadow.strategies.catalogue import CATALOGUE
 
 SECURE = "[privacy.secure_aggregation]\nenabled = true\n"
+PRIVATE = "[simulation]\nclients = 100\n[privacy.differential_privacy]\nenabled = true\n"
 DESIGN = """
 [app]
 task = "task:task"
@@ -296,9 +297,59 @@ WRONG: list[tuple[str, str, list[str]]] = [
         ["clip is only for when privacy.secure_aggregation.enabled is"],
     ),
     (
-        "differential privacy",
-        "[privacy.differential_privacy]\nenabled = true",
-        ["privacy.differential_privacy.enabled", "not available in this version"],
+        "privacy without a budget or noise",
+        f"{PRIVATE}",
+        ["epsilon or noise_multiplier must be given, and not both"],
+    ),
+    (
+        "privacy with a budget and noise",
+        f"{PRIVATE}epsilon = 2.0\nnoise_multiplier = 1.0",
+        ["epsilon or noise_multiplier must be given, and not both"],
+    ),
+    (
+        "a delta that shows a client outright",
+        f"{PRIVATE}epsilon = 2.0\ndelta = 0.01",
+        ["privacy.differential_privacy.delta", "less than 1 / 100"],
+    ),
+    (
+        "privacy beside secure sums",
+        f"{PRIVATE}epsilon = 2.0\n{SECURE}[run]\nmin_clients = 3",
+        ["differential_privacy.enabled", "noise within secure sums is not available"],
+    ),
+    (
+        "privacy beside another clip",
+        f"{PRIVATE}epsilon = 2.0\n[run]\nupdate_norm_max = 1.0",
+        ["differential_privacy.enabled", "remove run.update_norm_max"],
+    ),
+    (
+        "privacy stopped by what clients measured",
+        f"{PRIVATE}epsilon = 2.0\n[run.early_stopping]",
+        ["differential_privacy.enabled", "watch a", "server_data"],
+    ),
+    (
+        "privacy of an algorithm whose clients send more than params",
+        f"{PRIVATE}epsilon = 2.0\n[strategy]\nname = 'scaffold'",
+        ["differential_privacy.enabled", "'scaffold'", 'choose "fedavg"'],
+    ),
+    (
+        "privacy of cohorts that depend on data",
+        f"{PRIVATE}epsilon = 2.0\n[selection]\nkind = 'utility'",
+        ["differential_privacy.enabled", 'selection.kind = "uniform"'],
+    ),
+    (
+        "coins that give too few",
+        f"{PRIVATE}epsilon = 2.0\n[run]\ncohort = 3\nmin_clients = 2",
+        ["run.min_clients", "drawn by coins"],
+    ),
+    (
+        "more drawn than there are",
+        f"{PRIVATE}epsilon = 2.0\npopulation = 5\n[run]\ncohort = 50",
+        ["privacy.differential_privacy.population", "raise population"],
+    ),
+    (
+        "a quantile that nothing follows",
+        f"{PRIVATE}epsilon = 2.0\ntarget_quantile = 0.9",
+        ["target_quantile", "clipping"],
     ),
     ("task without a name", '[app]\ntask = "task"', ["app.task", "module:name"]),
     ("task is a path", '[app]\ntask = "../task.py:task"', ["app.task", "module:name"]),

@@ -48,6 +48,7 @@ LAYERS: list[set[str]] = [
         "flower_app",
         "flower_result",
         "flower_rounds",
+        "private_config",
         "sections",
         "server_config",
         "settings",

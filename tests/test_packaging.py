@@ -31,6 +31,7 @@ ROOT_MODULES = {
     "flower_app",
     "flower_result",
     "flower_rounds",
+    "private_config",
     "process_limits",
     "module_params",
     "randomness",

@@ -31,7 +31,8 @@ def simulate(
     Raises:
         RuntimeError: the simulation failed.
     """
-    environ = {**os.environ, "PYTHONPATH": str(BENCHMARKS / "peers"), **(environment or {})}
+    places = [str(BENCHMARKS / "peers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places), **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "meadow", "simulate", str(BENCHMARKS / "apps" / app)]
         command += ["--out", f"{folder}/run", "--format", "json", *arguments]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +13,12 @@ from ...errors import DataError
 from ...task import Task
 from .batch_layout import BatchLayout, Step
 
-__all__ = ["ExampleValues", "Means", "Trained"]
+__all__ = ["ExampleValues", "Means", "Trained", "Weights"]
 
 Means = dict[str, NDArray[np.float64]]
 Tensors = dict[str, torch.Tensor]
+Weights = Callable[[str], torch.Tensor]
+"""What each client counts in the sum of changes, by the name of a param: (clients,)."""
 
 
 class Trained(Protocol):
@@ -27,9 +30,13 @@ class Trained(Protocol):
     @property
     def means(self) -> Means: ...
 
-    def changes(self, good: list[int] | None, weights: torch.Tensor) -> Tensors:
+    def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
         """Return the weighted sum of the changes of params and buffers, by name, of the clients
         `good` (None: of all); `weights` are theirs."""
+
+    def squares(self) -> Tensors:
+        """Return the squared L2 norms of each client's changes, by name of a floating-point param
+        or buffer: float64 (clients,)."""
 
     def of_client(self, row: int) -> Tensors:
         """Return one client's params and buffers."""

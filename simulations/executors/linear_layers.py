@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .batch_layout import BatchLayout
-
-__all__ = ["ClientLinear", "FirstOnce", "FirstRepeated", "InnerLinear"]
+__all__ = ["ClientLinear", "InnerLinear", "rows_of"]
 
 
 class ClientLinear(nn.Module):
@@ -70,8 +68,18 @@ class ClientLinear(nn.Module):
         before = self.layer.bias.detach()
         if self._bias is None:
             return torch.zeros_like(before)
-        change = _of(self._bias, good)[:, 0] - before
+        change = rows_of(self._bias, good)[:, 0] - before
         return weights.to(change.device) @ change
+
+    def squares_of_weight(self) -> torch.Tensor:
+        """Return the squared norm of each client's change of the weight."""
+        raise NotImplementedError
+
+    def squares_of_bias(self) -> torch.Tensor:
+        """Return the squared norm of each client's change of the bias."""
+        if self._bias is None:
+            return torch.zeros(self.clients, device=self.layer.bias.device)
+        return (self._bias[:, 0] - self.layer.bias.detach()).square().sum(1)
 
     def weight_of(self, row: int) -> torch.Tensor:
         """Return one client's weight."""
@@ -101,6 +109,7 @@ class InnerLinear(ClientLinear):
     def begin(self, clients: int, rate: float) -> None:
         super().begin(clients, rate)
         self._weight: torch.Tensor | None = None
+        self._change: torch.Tensor | None = None
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         if self._weight is None:
@@ -124,110 +133,27 @@ class InnerLinear(ClientLinear):
         return gradient
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        before = self.layer.weight.detach()
-        if self._weight is None:
-            return torch.zeros_like(before)
-        change = _of(self._weight, good) - before
-        return (weights.to(change.device) @ change.flatten(1)).view(before.shape)
+        change = rows_of(self._changes(), good)
+        return (weights.to(change.device) @ change.flatten(1)).view(self.layer.weight.shape)
+
+    def squares_of_weight(self) -> torch.Tensor:
+        norms: torch.Tensor = torch.linalg.vector_norm(self._changes().flatten(1), dim=1)
+        return norms.square()
+
+    def _changes(self) -> torch.Tensor:
+        """Return every client's change, once its training is over."""
+        if self._change is None:
+            before = self.layer.weight.detach()
+            every = before if self._weight is None else self._weight
+            self._change = every.expand(self.clients, -1, -1) - before
+        return self._change
 
     def weight_of(self, row: int) -> torch.Tensor:
         return self.layer.weight.detach() if self._weight is None else self._weight[row]
 
 
-class FirstOnce(ClientLinear):
-    """The layer that sees the samples themselves, in a single epoch: a batch is met once, and
-    only the batches before it have changed the weight."""
-
-    def begin_samples(self, samples: torch.Tensor, layout: BatchLayout) -> None:
-        """Take the samples (rows, features), as `layout.places` has them."""
-        self._layout, self._flat = layout, samples
-        self._errors = torch.zeros(len(samples), self.layer.out_features, device=samples.device)
-        self._samples_in, self._errors_in = layout.in_steps(samples), layout.in_steps(self._errors)
-        self._outputs_in = layout.in_steps(samples @ self.layer.weight.detach().T)
-
-    def select(self, step: int) -> None:
-        """Let the next step be that of each client's batch of this number."""
-        self._step = step
-
-    def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        made = self._outputs_in[self._step]
-        biases = self._biases()
-        made = made.clone() if biases is None else made + biases
-        for before in range(self._step):
-            known = torch.bmm(inputs, self._samples_in[before][: self.active].mT)
-            made.baddbmm_(known, self._errors_in[before][: self.active])
-        return made
-
-    def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
-        torch.mul(errors, -self.rate, out=self._errors_in[self._step])
-        self._step_bias(errors)
-        return None
-
-    def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        every = weights.to(self._errors.device)
-        if good is not None:
-            every = torch.zeros(self.clients, device=self._errors.device)
-            every[good] = weights.to(every.device)
-        by_row = self._layout.by_row(every)[:, None]
-        scaled = self._errors * by_row
-        if good is not None:
-            scaled.masked_fill_(by_row == 0, 0.0)  # those of the others need not be finite
-        return scaled.T @ self._flat
-
-    def weight_of(self, row: int) -> torch.Tensor:
-        steps = [step for step, active in enumerate(self._layout.active) if row < active]
-        errors = torch.cat([self._errors_in[step][row] for step in steps])
-        samples = torch.cat([self._samples_in[step][row] for step in steps])
-        return self.layer.weight.detach() + errors.T @ samples
-
-
-class FirstRepeated(ClientLinear):
-    """The layer that sees the samples themselves, epoch after epoch: any of a client's samples
-    may have changed the weight before."""
-
-    def begin_samples(self, samples: torch.Tensor, places: torch.Tensor) -> None:
-        """Take the samples (clients, samples, features), and which of them are in which batch:
-        (clients, steps, batch)."""
-        self._samples = samples
-        self._outputs = samples @ self.layer.weight.detach().T
-        self._errors = torch.zeros_like(self._outputs)
-        starts = torch.arange(len(samples), device=places.device) * samples.shape[1]
-        self._rows = (places + starts[:, None, None]).transpose(0, 1).flatten(1)
-        self._products = torch.bmm(samples, samples.mT).flatten(0, 1)
-        self._flat_outputs = self._outputs.flatten(0, 1)
-        self._flat_errors = self._errors.flatten(0, 1)
-        self._width = places.shape[2]
-
-    def select(self, step: int) -> None:
-        """Let the next step be that of each client's batch of this number."""
-        self._chosen = self._rows[step, : self.active * self._width]
-
-    def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        made = self._flat_outputs.index_select(0, self._chosen)
-        made = made.view(self.active, -1, made.shape[-1])
-        biases = self._biases()
-        if biases is not None:
-            made += biases
-        known = self._products.index_select(0, self._chosen)
-        return made.baddbmm_(
-            known.view(self.active, -1, known.shape[-1]), self._errors[: self.active]
-        )
-
-    def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
-        self._flat_errors.index_add_(0, self._chosen, errors.flatten(0, 1), alpha=-self.rate)
-        self._step_bias(errors)
-        return None
-
-    def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        scaled = weights.to(self._errors.device)[:, None, None]
-        errors = (_of(self._errors, good) * scaled).flatten(0, 1)
-        return errors.T @ _of(self._samples, good).flatten(0, 1)
-
-    def weight_of(self, row: int) -> torch.Tensor:
-        return self.layer.weight.detach() + self._errors[row].T @ self._samples[row]
-
-
-def _of(rows: torch.Tensor, good: list[int] | None) -> torch.Tensor:
+def rows_of(rows: torch.Tensor, good: list[int] | None) -> torch.Tensor:
+    """Return the rows of the clients `good` (None: all)."""
     return rows if good is None else rows[good]
 
 

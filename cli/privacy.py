@@ -1,0 +1,100 @@
+"""`meadow privacy`: what noise a budget asks for, and what a run will have spent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .output import Format, FormatOption, epsilon_text, say, show_rows
+
+if TYPE_CHECKING:
+    from ..privacy.dp.plan import PrivacyPlan
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Plan a run with differential privacy.")
+CURVE_POINTS = 10
+
+
+@app.callback()
+def _group() -> None:
+    """Plan a run with differential privacy."""
+
+
+@app.command()
+def plan(
+    clients: Annotated[int, typer.Option(min=1, help="the population")],
+    cohort: Annotated[float, typer.Option(min=0, help="clients in a round, on average")],
+    rounds: Annotated[int, typer.Option(min=1, max=10**6)],
+    delta: Annotated[float, typer.Option(help="less than 1 / clients")],
+    epsilon: Annotated[float | None, typer.Option(help="the budget: prints its noise")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="or the noise: prints its epsilon")
+    ] = None,
+    clip: Annotated[float, typer.Option(help="the largest L2 norm of a client's change")] = 1.0,
+    sampling: Annotated[str, typer.Option(help="poisson or fixed, as in meadow.toml")] = "poisson",
+    params: Annotated[
+        int | None, typer.Option(min=1, help="how many the model has: prints the norm of the noise")
+    ] = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Print the noise for a budget, or the epsilon of a noise, and the curve over rounds."""
+    from ..privacy.dp.calibration import calibrate_noise
+    from ..privacy.dp.clipping import Clipping
+    from ..privacy.dp.plan import PrivacyPlan
+
+    if (epsilon is None) == (noise_multiplier is None):
+        raise ConfigError("give --epsilon or --noise-multiplier: each follows from the other")
+    if delta * clients >= 1:
+        raise ConfigError(f"--delta must be less than 1 / {clients}, got {delta:g}")
+    made = PrivacyPlan(
+        noise_multiplier=noise_multiplier or 1.0,
+        delta=delta,
+        rounds=rounds,
+        cohort=cohort,
+        population=clients,
+        sampling=sampling,  # type: ignore[arg-type]
+        clipping=Clipping(norm=clip),
+    )
+    if epsilon is not None:
+        drawn = made.probability if made.sampling == "poisson" else None
+        found = calibrate_noise(epsilon=epsilon, delta=delta, rounds=rounds, probability=drawn)
+        made = replace(made, noise_multiplier=found)
+    _show(made, params, format)
+
+
+def _show(made: PrivacyPlan, params: int | None, format: Format) -> None:
+    counts = sorted({max(1, made.rounds * part // CURVE_POINTS) for part in range(1, 11)})
+    curve = [{"rounds": count, "epsilon": made.epsilon(count)} for count in counts]
+    norm = None if params is None else made.noise_stddev * params**0.5
+    if format is Format.JSON:
+        say(
+            format,
+            "",
+            noise_multiplier=made.noise_multiplier,
+            noise_stddev=made.noise_stddev,
+            noise_norm=norm,
+            epsilon=made.epsilon(),
+            delta=made.delta,
+            sampling=made.sampling,
+            curve=curve,
+        )
+        return
+    say(format, f"noise_multiplier {made.noise_multiplier:.4f}")
+    say(format, f"epsilon {epsilon_text(made.epsilon())} at delta = {made.delta:g}")
+    say(
+        format,
+        f"noise on a param of the mean change: standard deviation {made.noise_stddev:.3g}, "
+        f"{made.noise_multiplier * 100 / made.cohort:.3g} % of the clip",
+    )
+    if norm is not None:
+        say(
+            format,
+            f"norm of the noise on all params: {norm:.3g}, {norm / made.clipping.norm:.3g} times "
+            "the largest change of one client, and of their mean",
+        )
+    rows = [{**point, "epsilon": epsilon_text(point["epsilon"])} for point in curve]
+    show_rows(format, rows, columns={"rounds": "ROUNDS", "epsilon": "EPSILON"}, empty="")

@@ -1,0 +1,168 @@
+"""The server's half: the noisy mean change of a cohort, as an aggregator of any linear algorithm.
+
+    params + (sum of clipped changes + N(0, (z C)^2)) / cohort
+
+Every client counts once, whatever its number of examples, and the divisor is the *configured*
+cohort: who answers changes nothing but the sum.
+
+Source: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models"
+(2018), algorithm 1, with the fixed-denominator estimator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UpdateError
+from ...flower import FlatTensor
+from ...strategies.algorithm import Aggregate, Params, Update
+from ...strategies.mean import MeanAggregator, MeanSum
+from ...strategies.server_optimizers import is_floating
+from ..entropy import Entropy
+from .clipping import WITHIN_KEY, Clipping, clip_update
+from .events import GaussianEvent
+from .noise import generator_of
+
+__all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
+
+BLOCK = 8_192
+"""Values at once: the change and its noise stay in the cache, and are made nowhere else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyAggregate(Aggregate):
+    """A private aggregate, and the noisy share of clients whose change was within the clip.
+
+    `within` is None unless clipping is adaptive.
+    """
+
+    within: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class PrivateSum:
+    """The accumulator: the exact sum so far, of float64, and the params that it is about."""
+
+    params: Params
+    changes: MeanSum
+    clients: int = 0
+    within: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateMean:
+    """Clips what is not clipped, adds up, adds noise, divides.
+
+    Attributes:
+        cohort: the configured cohort size, the divisor.
+        noise_multiplier: of the noise on the params: standard deviation / `clipping.norm`.
+        count_stddev: of the noise on the number of clients within the clip; None: not released.
+
+    Guarantees: the sum's L2 sensitivity to one client is `clipping.norm` for updates of single
+        clients, in exact arithmetic; a reply that stands for many was clipped by whoever made it,
+        within the rounding of float32.
+    Edge cases: no updates at all is a release too, of noise; an update without a finite norm adds
+        nothing. Tensors that are not floating-point stay what they were.
+    """
+
+    cohort: float
+    clipping: Clipping
+    noise_multiplier: float
+    entropy: Entropy
+    count_stddev: float | None = None
+    mean: MeanAggregator = field(default_factory=MeanAggregator)
+
+    @property
+    def group(self) -> int:
+        return self.mean.group
+
+    @property
+    def event(self) -> GaussianEvent:
+        """What `finish` releases.
+
+        The noisy count is a second sum, of sensitivity 1/2; both together are one Gaussian release
+        (Andrew et al. 2021, theorem 1): z^-2 = z_params^-2 + (2 count_stddev)^-2.
+        """
+        cost = self.noise_multiplier**-2.0
+        if self.count_stddev is not None:
+            cost += (2 * self.count_stddev) ** -2.0
+        return GaussianEvent(noise_multiplier=cost**-0.5)
+
+    def zero(self, like: Params) -> PrivateSum:
+        return PrivateSum(params=like, changes=self.mean.zero(_exact(like)))
+
+    def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
+        for update in updates:
+            tensors: Mapping[str, FlatTensor] = update.params
+            if update.clients == 1:
+                try:
+                    tensors, _ = clip_update(accumulator.params, tensors, self.clipping)
+                except UpdateError:  # too large to have a norm: it adds nothing to the sum
+                    continue
+            counted = replace(update, params=tensors, weight=float(update.clients))
+            accumulator.changes = self.mean.fold(accumulator.changes, [counted])
+            accumulator.clients += update.clients
+            within = min(1.0, max(0.0, update.metrics.get(WITHIN_KEY) or 0.0))
+            accumulator.within += within * update.clients
+        return accumulator
+
+    def finish(self, accumulator: PrivateSum) -> NoisyAggregate:
+        params, clients = accumulator.params, accumulator.clients
+        exact = self.mean.finish(accumulator.changes).mean if clients else params
+        noise = generator_of(self.entropy)
+        mean = {
+            name: self._released(old, exact[name], clients, noise)
+            if is_floating(old.dtype)
+            else old
+            for name, old in params.items()
+        }
+        within = None
+        if self.count_stddev is not None:  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
+            noisy = accumulator.within - clients / 2 + noise.normal(0.0, self.count_stddev)
+            within = float(noisy / self.cohort + 0.5)
+        return NoisyAggregate(mean=mean, weight=self.cohort, clients=clients, within=within)
+
+    def _released(
+        self,
+        old: NDArray[Any],
+        exact: NDArray[Any],
+        clients: int,
+        noise: np.random.Generator,
+    ) -> NDArray[Any]:
+        """Return one tensor's params after the noisy mean change, block by block."""
+        stddev = self.noise_multiplier * self.clipping.norm / self.cohort
+        share = clients / self.cohort
+        made = np.empty_like(old, order="C")
+        rows = [_reals(values) for values in (old, exact, made)]
+        changes, draws = np.empty(BLOCK), np.empty(BLOCK)
+        for start in range(0, rows[0].size, BLOCK):
+            before, after, out = (row[start : start + BLOCK] for row in rows)
+            change, drawn = changes[: before.size], draws[: before.size]
+            np.subtract(after, before, out=change)
+            change *= share
+            noise.standard_normal(out=drawn)
+            drawn *= stddev
+            change += drawn
+            change += before
+            out[:] = change
+        return made
+
+
+def _exact(params: Params) -> dict[str, NDArray[Any]]:
+    """Return arrays of the same shapes whose means are not rounded; they take no memory."""
+    return {
+        name: np.broadcast_to(
+            np.zeros((), np.complex128 if values.dtype.kind == "c" else np.float64), values.shape
+        )
+        for name, values in params.items()
+    }
+
+
+def _reals(values: NDArray[Any]) -> NDArray[Any]:
+    row = np.ascontiguousarray(values).reshape(-1)
+    return row.view(row.real.dtype) if row.dtype.kind == "c" else row

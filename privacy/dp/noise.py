@@ -1,0 +1,24 @@
+"""Gaussian noise that nobody can foretell: seeded anew, by the operating system, at every release.
+
+The generator is a good one but not a cryptographic one, and noise is a float64 that is rounded to
+the params' dtype: somebody who sees many exact values could in principle use either.
+docs/differential-privacy.md says what follows from that.
+
+Source: Mironov, "On significance of the least significant bits for differential privacy" (2012).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..entropy import Entropy
+
+__all__ = ["SEED_BYTES", "generator_of"]
+
+SEED_BYTES = 32
+
+
+def generator_of(entropy: Entropy) -> np.random.Generator:
+    """Return a generator that no other release has had."""
+    seed = int.from_bytes(entropy(SEED_BYTES), "big")
+    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(seed)))

@@ -1,0 +1,73 @@
+"""A run's privacy on the server: cohorts by the plan, releases in a ledger before they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import RunStoppedError
+from ..privacy.dp.plan import PrivacyPlan
+from .privacy_ledger import RunLedger
+
+__all__ = ["PrivateRun"]
+
+
+class PrivateRun:
+    """What `PrivateRounds` asks for, over a plan and a ledger; and the claim at the end.
+
+    Guarantees: a release is in the ledger before it is made. A round that is repeated after a
+        crash is a second release, and counted as one.
+    """
+
+    def __init__(self, plan: PrivacyPlan, ledger: RunLedger) -> None:
+        """Open the books of a run, new or interrupted.
+
+        Raises:
+            ConfigError: the ledger has releases of another mechanism.
+        """
+        self.plan, self._ledger = plan, ledger
+        ledger.require(plan.event)
+
+    def draw(self, present: Sequence[int]) -> list[int] | None:
+        """Return a round's cohort by secret coins, None if the plan does not ask for it."""
+        return self.plan.draw(present) if self.plan.sampling == "poisson" else None
+
+    def account(self, round_number: int) -> Mapping[str, Any]:
+        """Write a release into the ledger; returns the row's "privacy".
+
+        Raises:
+            RunStoppedError: the budget is spent; nothing is released.
+        """
+        plan = self.plan
+        count = self._ledger.count() + 1
+        if plan.epsilon_max is not None and count > plan.rounds:
+            epsilon = plan.epsilon(count)
+            if epsilon > plan.epsilon_max:
+                raise RunStoppedError(
+                    f"round {round_number} would be release {count} and make epsilon "
+                    f"{epsilon:.4g}, the budget is {plan.epsilon_max:g} at delta = "
+                    f"{plan.delta:g}: rounds that were repeated after an interruption count twice"
+                )
+        self._ledger.write(round_number, plan.event)
+        return {
+            "epsilon": plan.epsilon_by_then(count),
+            "delta": plan.delta,
+            "releases": count,
+            "noise_multiplier": plan.noise_multiplier,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return what summary.json says: numbers, and the claim in words."""
+        plan, count = self.plan, self._ledger.count()
+        return {
+            "epsilon": plan.epsilon(count),
+            "delta": plan.delta,
+            "releases": count,
+            "noise_multiplier": plan.noise_multiplier,
+            "unit": "client",
+            "relation": plan.relation,
+            "sampling": plan.sampling,
+            "sampling_probability": plan.probability if plan.sampling == "poisson" else None,
+            "mechanism": f"Gaussian, {plan.clipping.kind} clipping",
+            "claim": plan.claim(count),
+        }

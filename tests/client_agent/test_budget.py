@@ -1,0 +1,142 @@
+"""The owner's budget: every round costs what its noise says, over all runs, and never less."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import dp_accounting
+import pytest
+
+from meadow.client.budget import announced_noise, check_budget, epsilon_spent
+from meadow.client.database import Database
+from meadow.client.ledger import Ledger, content_of
+from meadow.client_config import PolicyConfig
+from meadow.errors import RefusedError
+from meadow.transport import fleet_pb2 as pb
+from meadow.transport.entries import pack_entries
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from meadow.client.database import Database
+from meadow.client.ledger import Ledger
+from meadow.transport import fleet_pb2 as pb
+instruction = pb.Instruction.FromString(bytes.fromhex(sys.argv[2]))
+Ledger(Database(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise_multiplier=2.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def make(
+    *, id: str = "1", run: int = 1, noise: object = 2.0, kind: str = "train", private: bool = True
+) -> pb.Instruction:
+    """Return an instruction of a private run."""
+    said: dict[str, object] = {"dp-clip-norm": 1.0, "dp-clipping": "fixed", "server-round": 1}
+    if noise is not None:
+        said["dp-noise-multiplier"] = noise
+    record = pb.Record(name="config", configs=pb.Entries(entries=pack_entries(said)))  # type: ignore[arg-type]
+    return pb.Instruction(
+        id=id,
+        run_id=run,
+        app=pb.App(name="digits", sha256="a" * 64),
+        differential_privacy=private,
+        envelope=pb.Envelope(metadata=pb.Metadata(message_type=kind), records=[record]),
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """An empty ledger."""
+    return Ledger(Database(tmp_path / "agent.sqlite"))
+
+
+def spend(ledger: Ledger, instruction: pb.Instruction) -> None:
+    """Count an instruction as the agent does."""
+    ledger.participate(instruction, now_s=0.0, noise_multiplier=announced_noise(instruction))
+
+
+def test_costs_add_up_over_runs(ledger: Ledger) -> None:
+    """The epsilon of rounds with different noise is that of one Gaussian; each run has its own."""
+    for number in range(6):
+        spend(ledger, make(id=str(number), run=1 + number // 4, noise=2.0 + number // 4))
+    spent = ledger.spent()
+    assert [(each.run_id, each.rounds) for each in spent] == [("1", 4), ("2", 2)]
+    multiplier = (4 / 4 + 2 / 9) ** -0.5
+    theirs = dp_accounting.get_epsilon_gaussian(multiplier, 1e-6)
+    assert epsilon_spent(spent, 1e-6) == pytest.approx(theirs, rel=1e-6)
+
+
+def test_a_round_beyond_the_budget_is_refused_with_the_numbers(ledger: Ledger) -> None:
+    """As many rounds run as the budget has room for, and the refusal says what would happen."""
+    policy, ran = PolicyConfig(epsilon_max=5.0), 0
+    with pytest.raises(RefusedError) as refused:
+        for number in range(1000):
+            instruction = make(id=str(number), noise=4.0)
+            check_budget(instruction, policy, spent=ledger.spent())
+            spend(ledger, instruction)
+            ran += 1
+    spent = epsilon_spent(ledger.spent(), 1e-6)
+    assert spent <= 5.0 < dp_accounting.get_epsilon_gaussian(4.0 / (ran + 1) ** 0.5, 1e-6)
+    for part in ("epsilon_max is 5", f"{spent:.4g} was spent in {ran} rounds", "multiplier 4"):
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "says"),
+    [
+        (make(private=False), "adds no noise"),
+        (make(noise=None), "adds no noise"),
+        (make(noise=0.0), "adds no noise"),
+        (make(noise=math.nan), "adds no noise"),
+        (make(noise="much"), "adds no noise"),
+        (make(kind="evaluate"), "carries no noise"),
+        (make(kind="query"), "carries no noise"),
+        (make(noise=0.1), "would make it"),
+    ],
+)
+def test_what_a_budget_refuses(instruction: pb.Instruction, says: str) -> None:
+    """Whatever shows data without noise, or too little of it."""
+    with pytest.raises(RefusedError, match=says):
+        check_budget(instruction, PolicyConfig(epsilon_max=5.0), spent=[])
+    check_budget(instruction, PolicyConfig(), spent=[])
+
+
+def test_a_second_delivery_costs_nothing_and_a_second_round_does(ledger: Ledger) -> None:
+    """The same instruction is one release; another under the same id is another one."""
+    for _ in range(3):
+        spend(ledger, make())
+    assert [each.rounds for each in ledger.spent()] == [1]
+    assert ledger.spent(besides=content_of(make())) == []
+    again = make()
+    again.envelope.records[0].configs.entries.add(key="server-round-2").value.CopyFrom(
+        again.envelope.records[0].configs.entries[0].value
+    )
+    spend(ledger, again)
+    spend(ledger, make(run=2))
+    assert [each.rounds for each in ledger.spent()] == [2, 1]
+
+
+def test_rounds_without_noise_are_unbounded(ledger: Ledger) -> None:
+    """After one of them no budget holds any more, and nothing claims otherwise."""
+    spend(ledger, make(private=False))
+    assert math.isinf(epsilon_spent(ledger.spent(), 1e-6))
+    with pytest.raises(RefusedError, match="trained on without noise before"):
+        check_budget(make(id="2"), PolicyConfig(epsilon_max=100.0), spent=ledger.spent())
+
+
+def test_what_was_counted_survives_a_kill(tmp_path: Path) -> None:
+    """An agent killed right after the ledger, before it trains, has spent the round."""
+    path = tmp_path / "agent.sqlite"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), make().SerializeToString().hex()],
+        check=False,
+        env=os.environ,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert [each.rounds for each in Ledger(Database(path)).spent()] == [1]

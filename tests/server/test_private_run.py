@@ -1,0 +1,77 @@
+"""A private run's books: written before each release, and a repeated one counts twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meadow.errors import ConfigError, RunStoppedError, StoreError
+from meadow.privacy.dp.plan import PrivacyPlan
+from meadow.server.privacy_ledger import RunLedger
+from meadow.server.private_run import PrivateRun
+
+PLAN = PrivacyPlan(
+    noise_multiplier=4.0, delta=1e-5, rounds=5, cohort=10.0, population=100, sampling="fixed"
+)
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from meadow.privacy.dp.events import GaussianEvent
+from meadow.server.privacy_ledger import RunLedger
+RunLedger(Path(sys.argv[1])).write(1, GaussianEvent(noise_multiplier=4.0))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_between_ledger_and_release_is_counted(tmp_path: Path) -> None:
+    """Nothing was released yet, but that is not known afterwards: the round counts twice."""
+    path = tmp_path / "privacy.sqlite"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path)], check=False, env=os.environ, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL
+    run = PrivateRun(PLAN, RunLedger(path))
+    row = run.account(1)
+    assert row["releases"] == 2
+    assert row["epsilon"] == PLAN.epsilon(2) == run.summary()["epsilon"]
+
+
+def test_a_budget_is_not_exceeded_by_repeated_rounds() -> None:
+    """With epsilon as the budget, the run stops before the release that would exceed it."""
+    plan = replace(PLAN, epsilon_max=PLAN.epsilon())
+    run = PrivateRun(plan, RunLedger(None))
+    for number in (1, 2, 2, 3, 4):
+        run.account(number)
+    with pytest.raises(RunStoppedError, match=r"release 6 .* budget is .* count twice"):
+        run.account(5)
+    assert run.summary()["releases"] == 5
+    assert run.summary()["epsilon"] <= plan.epsilon_max
+
+
+def test_without_a_budget_epsilon_grows() -> None:
+    """A run of given noise says what its repeated rounds cost."""
+    run = PrivateRun(PLAN, RunLedger(None))
+    spent = [run.account(1)["epsilon"] for _ in range(8)]
+    assert spent == sorted(spent) and spent[-1] >= PLAN.epsilon(8)
+
+
+def test_other_noise_is_not_added_up(tmp_path: Path) -> None:
+    """A run that goes on with another mechanism is refused: one plan could not account for both."""
+    path = tmp_path / "privacy.sqlite"
+    PrivateRun(PLAN, RunLedger(path)).account(1)
+    with pytest.raises(ConfigError, match="release of round 1 by another mechanism"):
+        PrivateRun(replace(PLAN, noise_multiplier=9.0), RunLedger(path))
+
+
+def test_a_damaged_ledger_is_an_error(tmp_path: Path) -> None:
+    """It is not taken for an empty one."""
+    path = tmp_path / "privacy.sqlite"
+    path.write_bytes(b"no database at all, but long enough to be looked at" * 50)
+    with pytest.raises(StoreError, match=r"privacy\.sqlite"):
+        RunLedger(path)
