@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
 from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
+from .sections.robust import RobustConfig
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
 from .sections.simulation import DevicesConfig, SimulationConfig
 from .sections.strategy import StrategyConfig
@@ -34,6 +35,7 @@ from .simulations.partition import Partition
 if TYPE_CHECKING:
     from .privacy.secure_terms import SecureTerms
     from .strategies.algorithm import Algorithm
+    from .strategies.robust.rules import Rule
 
 __all__ = [
     "FILE_NAME",
@@ -44,6 +46,7 @@ __all__ = [
     "EarlyStoppingConfig",
     "EvaluationConfig",
     "PrivacyConfig",
+    "RobustConfig",
     "RunConfig",
     "SecureAggregationConfig",
     "SimulationConfig",
@@ -70,6 +73,7 @@ class Config:
     app: AppConfig = field(default_factory=AppConfig)
     run: RunConfig = field(default_factory=RunConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    robust: RobustConfig | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
@@ -196,8 +200,28 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
     for broken, keys, what in rules:
         if broken:
             refuse(_said(given, where, *keys), keys[0], what)
+    if config.robust is not None:
+        _check_robust_rule(config, given, where)
     if config.privacy.secure_aggregation.enabled:
         _check_secure_sums(config, given, where)
+
+
+def _check_robust_rule(config: Config, given: Settings, where: str) -> None:
+    """Refuse a rule whose conditions are not met by the smallest round that counts."""
+    key, quorum = "robust.aggregation", config.run.min_clients
+    try:
+        assert config.robust is not None
+        rule = _build_rule(config.robust)
+        build_algorithm(config)
+    except ConfigError as error:
+        refuse(_said(given, where, key, "robust"), "robust", f"cannot be: {error}")
+    if quorum < rule.clients_min:
+        refuse(
+            _said(given, where, "run.min_clients", key, "robust"),
+            "run.min_clients",
+            f"= {quorum} must be >= {rule.clients_min} for {rule.name} with robust.byzantine = "
+            f"{config.robust.byzantine}; raise min_clients or lower byzantine",
+        )
 
 
 def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
@@ -216,10 +240,11 @@ def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
 def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong beside secure aggregation: whether, which keys, and why."""
     run, simulation, enabled = config.run, config.simulation, "privacy.secure_aggregation.enabled"
+    algorithm = build_algorithm(config)
     alone = "= true shows the server nothing but sums of updates, and"
     single = (
-        f"{alone} strategy {config.strategy.name!r} needs every single one; choose another "
-        "strategy, or set enabled to false"
+        f"{alone} {algorithm.name!r} needs every single one; choose another strategy, remove "
+        "[robust], or set enabled to false"
     )
     norms = (
         f"{alone} run.update_norm_max is about single ones; remove it: every value is clipped to "
@@ -239,7 +264,7 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     )
     clock = "does not know the messages of secure sums; remove it, or set enabled to false"
     return [
-        (not build_algorithm(config).linear, (enabled, "strategy.name"), single),
+        (not algorithm.linear, (enabled, "strategy.name"), single),
         (run.update_norm_max is not None, (enabled, "run.update_norm_max"), norms),
         (run.min_clients < SECURE_CLIENTS_MIN, ("run.min_clients", enabled), few),
         (_drawn(config) > SECURE_CLIENTS_MAX, ("run.cohort", "simulation.clients", enabled), many),
@@ -275,7 +300,30 @@ def config_to_toml(config: Config) -> str:
 
 
 def build_algorithm(config: Config) -> Algorithm:
-    """Return the algorithm that [strategy] names, with its arguments."""
+    """Return the algorithm that [strategy] names, with its arguments, and with [robust]'s rule."""
+    from .strategies.robust.aggregator import robust
+
+    algorithm = _build_strategy(config)
+    if config.robust is None:
+        return algorithm
+    return robust(algorithm, rule=_build_rule(config.robust))
+
+
+def _build_rule(chosen: RobustConfig) -> Rule:
+    from .strategies.robust.rules import robust_rule
+
+    return robust_rule(
+        chosen.aggregation,
+        byzantine=chosen.byzantine,
+        preaggregation=chosen.preaggregation,
+        clip_norm=chosen.clip_norm,
+        bucket_size=chosen.bucket_size,
+        iterations=chosen.iterations,
+        trusted=chosen.trusted,
+    )
+
+
+def _build_strategy(config: Config) -> Algorithm:
     from .strategies.fedavg import fedavg
     from .strategies.fedprox import fedprox
 

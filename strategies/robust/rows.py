@@ -89,4 +89,3 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array's values as a row of reals that shares its memory where it can."""
     row = array.reshape(-1)
     return row.view(row.real.dtype) if row.dtype.kind == "c" else row
-
