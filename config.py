@@ -18,7 +18,7 @@ from .errors import ConfigError
 from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
 from .sections.robust import RobustConfig
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
-from .sections.simulation import DevicesConfig, SimulationConfig
+from .sections.simulation import AdversariesConfig, DevicesConfig, SimulationConfig
 from .sections.strategy import StrategyConfig
 from .sections.training import TrainingConfig
 from .settings import Settings, refuse
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_NAME",
+    "AdversariesConfig",
     "AppConfig",
     "Config",
     "DevicesConfig",
@@ -156,6 +157,7 @@ def _check_values(config: Config, given: Settings, where: str) -> None:
 
 def _check_combinations(config: Config, given: Settings, where: str) -> None:
     run, clients, every = config.run, config.simulation.clients, "simulation.clients"
+    attacked = config.simulation.adversaries
     rules = [
         (
             isinstance(run.cohort, int) and run.min_clients > run.cohort,
@@ -177,6 +179,11 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
             isinstance(run.cohort, int) and run.cohort > clients,
             ("run.cohort", every),
             f"= {run.cohort} is more than {every} = {clients}; lower cohort or raise clients",
+        ),
+        (
+            attacked is not None and attacked.count >= clients,
+            ("simulation.adversaries.count", every),
+            f"must be less than {every} = {clients}: somebody has to be honest",
         ),
         (
             config.training.warmup_rounds > run.rounds,
@@ -262,6 +269,9 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
         f'= "{simulation.executor}" does not run clients that talk to each other; with secure '
         'aggregation it must be "sequential" or "auto"'
     )
+    liars = (
+        "are about updates that secure aggregation hides; remove them, or set enabled to false"
+    )
     clock = "does not know the messages of secure sums; remove it, or set enabled to false"
     return [
         (not algorithm.linear, (enabled, "strategy.name"), single),
@@ -274,6 +284,7 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             executor,
         ),
         (simulation.devices is not None, ("simulation.devices", enabled), clock),
+        (simulation.adversaries is not None, ("simulation.adversaries", enabled), liars),
     ]
 
 

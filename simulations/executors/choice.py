@@ -15,6 +15,8 @@ from ...client.trainer import choose_device
 from ...config import Config, build_algorithm
 from ...errors import AppError, ConfigError
 from ...server.execute import run_config_of
+from ...task import Task
+from ..adversaries.poison import POISONS, poisoned
 from ..clients import SimulatedClients
 from .auto import choose_executor
 from .contract import Executor, Teller
@@ -109,7 +111,7 @@ def _vectorized(
             'executor "vectorized" trains a meadow.Task; a Flower app\'s own ClientApp runs with '
             '"sequential", "processes" or "ray"'
         )
-    task = app.load_task()
+    task = _task_of(app, app.config)
     device = choose_device(os.environ.get(DEVICE_VARIABLE, "auto"))
     other = SequentialExecutor(client_app(task), clients, teller=teller)
     return VectorizedExecutor(
@@ -118,8 +120,19 @@ def _vectorized(
 
 
 def combines(config: Config) -> bool:
-    """Whether clients' updates may be added up before the strategy sees them."""
-    return build_algorithm(config).linear and config.run.update_norm_max is None
+    """Whether clients' updates may be added up before the strategy sees them.
+
+    Adversaries in a simulation look at single ones.
+    """
+    single = config.run.update_norm_max is not None or config.simulation.adversaries is not None
+    return build_algorithm(config).linear and not single
+
+
+def _task_of(app: App, config: Config | None) -> Task:
+    """Return an app's task, the adversaries' data poisoned if they are to be."""
+    task = app.load_task()
+    chosen = None if config is None else config.simulation.adversaries
+    return task if chosen is None or chosen.kind not in POISONS else poisoned(task, chosen)
 
 
 def client_app_of(app: App) -> ClientApp:
@@ -129,7 +142,7 @@ def client_app_of(app: App) -> ClientApp:
         AppError: the code does not load, or gives something else.
     """
     if app.config is not None:
-        made = client_app(app.load_task())
+        made = client_app(_task_of(app, app.config))
         if app.config.privacy.secure_aggregation.enabled:
             return secure_app(made, identify=simulated_identity(app.config.run.seed))
         return made
