@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
+from .sections.compression import CompressionConfig
 from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
 from .sections.robust import RobustConfig
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
@@ -33,6 +34,7 @@ from .settings_values import build
 from .simulations.partition import Partition
 
 if TYPE_CHECKING:
+    from .compression.terms import CompressionTerms
     from .privacy.secure_terms import SecureTerms
     from .strategies.algorithm import Algorithm
     from .strategies.robust.rules import Rule
@@ -41,6 +43,7 @@ __all__ = [
     "FILE_NAME",
     "AdversariesConfig",
     "AppConfig",
+    "CompressionConfig",
     "Config",
     "DevicesConfig",
     "DifferentialPrivacyConfig",
@@ -54,6 +57,7 @@ __all__ = [
     "StrategyConfig",
     "TrainingConfig",
     "build_algorithm",
+    "build_compression_terms",
     "build_partition",
     "build_secure_terms",
     "config_to_toml",
@@ -75,6 +79,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     robust: RobustConfig | None = None
+    compression: CompressionConfig | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
@@ -181,6 +186,19 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
             f"= {run.cohort} is more than {every} = {clients}; lower cohort or raise clients",
         ),
         (
+            config.compression is not None and attacked is not None,
+            ("simulation.adversaries", "compression"),
+            "look at updates that compression hides; remove one of the two tables",
+        ),
+        (
+            config.compression is not None and config.simulation.executor == "vectorized",
+            ("simulation.executor", "compression"),
+            (
+                '= "vectorized" trains a whole cohort at once, and nobody compresses anything; '
+                'with [compression] it must be "sequential", "processes", "ray" or "auto"'
+            ),
+        ),
+        (
             attacked is not None and attacked.count >= clients,
             ("simulation.adversaries.count", every),
             f"must be less than {every} = {clients}: somebody has to be honest",
@@ -269,8 +287,10 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
         f'= "{simulation.executor}" does not run clients that talk to each other; with secure '
         'aggregation it must be "sequential" or "auto"'
     )
-    liars = (
-        "are about updates that secure aggregation hides; remove them, or set enabled to false"
+    liars = "are about updates that secure aggregation hides; remove them, or set enabled to false"
+    packed = (
+        "cannot be added up under masks, and which values a sparse update has tells about the "
+        "data; remove it and lower privacy.secure_aggregation.value_bits, or set enabled to false"
     )
     clock = "does not know the messages of secure sums; remove it, or set enabled to false"
     return [
@@ -285,6 +305,7 @@ def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
         ),
         (simulation.devices is not None, ("simulation.devices", enabled), clock),
         (simulation.adversaries is not None, ("simulation.adversaries", enabled), liars),
+        (config.compression is not None, ("compression", enabled), packed),
     ]
 
 
@@ -365,6 +386,23 @@ def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms
         weight_max=chosen.weight_max,
         metrics=tuple(sorted(metrics)),
         metrics_max=chosen.metrics_max,
+    )
+
+
+def build_compression_terms(config: Config) -> CompressionTerms | None:
+    """Return how [compression] says that messages are compressed; None if it is not there."""
+    from .compression.terms import CompressionTerms
+
+    chosen = config.compression
+    if chosen is None:
+        return None
+    return CompressionTerms(
+        upload=chosen.upload,
+        download=chosen.download,
+        fraction=chosen.fraction,
+        rank=chosen.rank,
+        zstd=chosen.zstd,
+        seed=config.run.seed,
     )
 
 

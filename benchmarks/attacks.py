@@ -54,7 +54,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     figures = {}
     for partition, attack, byzantine in itertools.product(
-        arguments.partitions.split(","), arguments.attacks.split(","), arguments.byzantine.split(",")
+        arguments.partitions.split(","),
+        arguments.attacks.split(","),
+        arguments.byzantine.split(","),
     ):
         row: dict[str, Any] = {"division": partition, "attack": attack, "f": int(byzantine)}
         for defence in arguments.defences.split(","):

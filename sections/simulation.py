@@ -26,7 +26,10 @@ class AdversariesConfig:
         "backdoor",
     ] = setting("sign_flip", "what they do; docs/robust-aggregation.md says how each does it")
     count: int = setting(
-        1, "so many of simulation.clients, the last ones, are adversaries", at_least=1, at_most=10**6
+        1,
+        "so many of simulation.clients, the last ones, are adversaries",
+        at_least=1,
+        at_most=10**6,
     )
     strength: float | None = setting(
         None,

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from ..config import Config, build_algorithm, build_secure_terms, training_record
+from ..compression.grid import CompressionGrid
+from ..config import (
+    Config,
+    build_algorithm,
+    build_compression_terms,
+    build_secure_terms,
+    training_record,
+)
 from ..flower import params_to_arrays
 from ..privacy.secure_grid import SecureAggregationGrid
 from ..strategies.adapter import FederatedStrategy, RunResult
@@ -46,6 +53,8 @@ def run_rounds(
     strategy = FederatedStrategy(build_algorithm(config), _plan(config), recorder=recorder)
     if config.privacy.secure_aggregation.enabled:
         grid = _secured(grid, task, config, recorder)
+    if (terms := build_compression_terms(config)) is not None:
+        grid = CompressionGrid(grid, terms)
     return strategy.start(
         grid,
         initial_arrays(task, config.run.seed),

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = (
     "cli",
     "client",
+    "compression",
     "datasets",
     "privacy",
     "reports",
@@ -40,7 +41,7 @@ LAYERS: list[set[str]] = [
     },
     {"task", "strategies"},
     {"batches", "datasets", "evaluation", "module_params", "randomness"},
-    {"privacy"},
+    {"compression", "privacy"},
     {
         "apps",
         "client_config",

@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 
 from ...apps import App
 from ...client.app import DEVICE_VARIABLE, client_app
+from ...client.compressed_app import compressed_app
 from ...client.secure_app import secure_app
 from ...client.secure_identity import simulated_identity
 from ...client.trainer import choose_device
@@ -57,6 +58,13 @@ class ExecutorPlan:
                 raise ConfigError(
                     f"executor {chosen!r} does not run clients that talk to each other; with "
                     'secure aggregation it must be "sequential" or "auto"'
+                )
+            chosen = "sequential"
+        if app.config.compression is not None and chosen in ("auto", "vectorized"):
+            if chosen == "vectorized":
+                raise ConfigError(
+                    'executor "vectorized" trains a whole cohort at once, and nobody compresses '
+                    'anything; with [compression] it must be "sequential", "processes" or "ray"'
                 )
             chosen = "sequential"
         return cls(name=chosen, workers=said.workers, address=said.address)
@@ -122,10 +130,11 @@ def _vectorized(
 def combines(config: Config) -> bool:
     """Whether clients' updates may be added up before the strategy sees them.
 
-    Adversaries in a simulation look at single ones.
+    Adversaries in a simulation look at single ones, and compressed ones do not add up.
     """
-    single = config.run.update_norm_max is not None or config.simulation.adversaries is not None
-    return build_algorithm(config).linear and not single
+    run, single = config.run, (config.compression, config.simulation.adversaries)
+    seen = run.update_norm_max is not None or any(table is not None for table in single)
+    return build_algorithm(config).linear and not seen
 
 
 def _task_of(app: App, config: Config | None) -> Task:
@@ -145,7 +154,7 @@ def client_app_of(app: App) -> ClientApp:
         made = client_app(_task_of(app, app.config))
         if app.config.privacy.secure_aggregation.enabled:
             return secure_app(made, identify=simulated_identity(app.config.run.seed))
-        return made
+        return compressed_app(made) if app.config.compression is not None else made
     assert app.flower is not None
     loaded = app.load_object(app.flower.client_app)
     if not isinstance(loaded, ClientApp):
