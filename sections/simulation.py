@@ -27,7 +27,8 @@ class AdversariesConfig:
     ] = setting("sign_flip", "what they do; docs/robust-aggregation.md says how each does it")
     count: int = setting(
         1,
-        "so many of simulation.clients, the last ones, are adversaries",
+        "so many of simulation.clients, the last ones, are adversaries; data are divided among the "
+        "others",
         at_least=1,
         at_most=10**6,
     )

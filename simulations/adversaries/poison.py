@@ -1,4 +1,4 @@
-"""Adversaries that train as they are told, on data that they have changed.
+"""What adversaries hold: a copy of an honest client's data, poisoned if that is the attack.
 
 Sources: Tolpegin, Truex, Gursoy, Liu, "Data poisoning attacks against federated learning systems"
 (2020): label flip; Bagdasaryan, Veit, Hua, Estrin, Shmatikov, "How to backdoor federated learning"
@@ -15,19 +15,24 @@ from ...errors import DataError
 from ...sections.simulation import AdversariesConfig
 from ...task import ClientData, Site, Task
 
-__all__ = ["POISONS", "poisoned", "with_trigger"]
+__all__ = ["POISONS", "attacked", "with_trigger"]
 
 POISONS = ("label_flip", "backdoor")
 PATCH = 3
 """Pixels of the trigger, in either direction."""
 
 
-def poisoned(task: Task, chosen: AdversariesConfig) -> Task:
-    """Return a task whose last sites' training data are poisoned."""
+def attacked(task: Task, chosen: AdversariesConfig) -> Task:
+    """Return a task whose data are divided among the honest sites, the first ones.
+
+    So the honest clients are the same however many adversaries there are. The first adversary
+    has a copy of the first site's data, and so on.
+    """
 
     def client_data(site: Site) -> ClientData:
-        data = task.client_data(site)
-        if site.index < site.count - chosen.count:
+        honest = site.count - chosen.count
+        data = task.client_data(replace(site, index=site.index % honest, count=honest))
+        if site.index < honest or chosen.kind not in POISONS:
             return data
         if not isinstance(data.train, tuple):
             kind = type(data.train).__name__

@@ -17,7 +17,7 @@ from ...config import Config, build_algorithm
 from ...errors import AppError, ConfigError
 from ...server.execute import run_config_of
 from ...task import Task
-from ..adversaries.poison import POISONS, poisoned
+from ..adversaries.poison import attacked
 from ..clients import SimulatedClients
 from .auto import choose_executor
 from .contract import Executor, Teller
@@ -138,10 +138,10 @@ def combines(config: Config) -> bool:
 
 
 def _task_of(app: App, config: Config | None) -> Task:
-    """Return an app's task, the adversaries' data poisoned if they are to be."""
+    """Return an app's task, its data divided among honest clients and adversaries."""
     task = app.load_task()
     chosen = None if config is None else config.simulation.adversaries
-    return task if chosen is None or chosen.kind not in POISONS else poisoned(task, chosen)
+    return task if chosen is None else attacked(task, chosen)
 
 
 def client_app_of(app: App) -> ClientApp:

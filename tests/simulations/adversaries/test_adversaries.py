@@ -13,7 +13,7 @@ from meadow.config import make_config
 from meadow.errors import ConfigError
 from meadow.sections.simulation import AdversariesConfig
 from meadow.simulations.adversaries.attacks import ATTACKS
-from meadow.simulations.adversaries.poison import POISONS, poisoned, with_trigger
+from meadow.simulations.adversaries.poison import POISONS, attacked, with_trigger
 from meadow.simulations.run import simulate
 from meadow.task import Site
 
@@ -75,7 +75,7 @@ def run(tmp_path_factory):
     return simulated
 
 
-def attacked(kind: str) -> list[str]:
+def adversaries(kind: str) -> list[str]:
     """Return the settings of two adversaries."""
     said = [f"simulation.adversaries.kind={kind}", "simulation.adversaries.count=2"]
     return [*said, "simulation.adversaries.classes=2"] if kind == "label_flip" else said
@@ -84,23 +84,23 @@ def attacked(kind: str) -> list[str]:
 @pytest.mark.parametrize("kind", [*ATTACKS, *POISONS])
 def test_robust_rules_resist_every_attack(run, kind):
     """Clipping, NNM and the trimmed mean learn in spite of two of nine clients, whatever they do."""
-    accuracy, model = run(*attacked(kind), *ROBUST)
+    accuracy, model = run(*adversaries(kind), *ROBUST)
     assert accuracy > 0.85
     assert model != run(*ROBUST)[1]
 
 
 def test_the_mean_does_not(run):
     """Against noise the mean learns less than a robust rule: the attack is one."""
-    noise = [*attacked("gaussian"), "simulation.adversaries.strength=5"]
+    noise = [*adversaries("gaussian"), "simulation.adversaries.strength=5"]
     assert run(*noise)[0] < run(*noise, *ROBUST)[0] - 0.1
 
 
 @pytest.mark.parametrize("kind", ["alie", "gaussian", "label_flip"])
 def test_adversaries_are_the_same_on_every_executor(run, kind):
     """One after another or in one tensor, the model is the same within rounding; and it repeats."""
-    one = run(*attacked(kind), *ROBUST, executor="sequential")
-    assert one == run(*ROBUST, *attacked(kind), executor="sequential")
-    assert run(*attacked(kind), *ROBUST)[0] == pytest.approx(one[0], abs=0.05)
+    one = run(*adversaries(kind), *ROBUST, executor="sequential")
+    assert one == run(*ROBUST, *adversaries(kind), executor="sequential")
+    assert run(*adversaries(kind), *ROBUST)[0] == pytest.approx(one[0], abs=0.05)
 
 
 def site_data(kind: str, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,8 +111,23 @@ def site_data(kind: str, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         loss=lambda outputs, targets: outputs,
         client_data=lambda site: meadow.ClientData(train=(images, labels)),
     )
-    data = poisoned(task, AdversariesConfig(kind=kind, count=1, target=7))
+    data = attacked(task, AdversariesConfig(kind=kind, count=1, target=7))
     return data.client_data(Site(index=index, count=4)).train
+
+
+def test_data_are_the_honest_clients_alone():
+    """The set is divided among the honest sites; an adversary has a copy of one's share."""
+    seen = []
+
+    def client_data(site: Site) -> meadow.ClientData:
+        seen.append((site.index, site.count))
+        return meadow.ClientData(train=(torch.zeros(1), torch.zeros(1)))
+
+    task = meadow.Task(model=torch.nn.Identity, loss=lambda o, t: o, client_data=client_data)
+    divided = attacked(task, AdversariesConfig(kind="alie", count=2))
+    for index in range(5):
+        divided.client_data(Site(index=index, count=5))
+    assert seen == [(0, 3), (1, 3), (2, 3), (0, 3), (1, 3)]
 
 
 def test_label_flip_turns_labels_round():
