@@ -127,7 +127,9 @@ class CompressionGrid(Grid):
             params = arrays_to_params(arrays)
             packer = Packer(forms_of(params), self._terms, self._terms.download)
             row = packer.row_of(params)
-            packed, _ = packer.pack(row, params, derive(self._terms.seed, zlib.crc32(row)))
+            packed, _ = packer.pack(
+                row, params, derive(self._terms.seed, zlib.crc32(row.tobytes()))
+            )
             self._sent = arrays, packed, forms_text(params)
         return self._sent[1:]
 

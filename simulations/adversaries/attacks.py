@@ -75,7 +75,7 @@ def mimic(honest: Reals, strength: float, generator: np.random.Generator) -> Rea
 
 def gaussian(honest: Reals, strength: float, generator: np.random.Generator) -> Reals:
     """Send noise of standard deviation `strength`."""
-    return strength * generator.standard_normal(honest.shape[1])
+    return np.asarray(strength * generator.standard_normal(honest.shape[1]))
 
 
 ATTACKS: dict[str, Attack] = {
@@ -93,14 +93,16 @@ STRENGTHS = {"ipm": 2.0, "alie": 1.5, "gaussian": 1.0}
 
 def deviation(honest: Reals) -> Reals:
     """Return the sample standard deviation of every value; zeros for one client."""
-    return honest.std(axis=0, ddof=1) if len(honest) > 1 else np.zeros(honest.shape[1])
+    if len(honest) < 2:
+        return np.zeros(honest.shape[1])
+    return np.asarray(honest.std(axis=0, ddof=1))
 
 
 def distances_squared(honest: Reals) -> Reals:
     """Return the squared distance of every row from every other."""
     products = honest @ honest.T
     squares = products.diagonal()
-    return np.maximum(squares[:, None] + squares[None, :] - 2.0 * products, 0.0)
+    return np.asarray(np.maximum(squares[:, None] + squares[None, :] - 2.0 * products, 0.0))
 
 
 def largest_step(constant: Reals, linear: Reals, square: float) -> Reals:

@@ -78,7 +78,7 @@ def fltrust(trusted: int) -> Mixing:
         trust[root] = 0.0
         if not trust.sum() > 0.0:
             return np.eye(rows.count)[root : root + 1]
-        return (trust / trust.sum() * norms[root] / safe)[None, :]
+        return np.asarray((trust / trust.sum() * norms[root] / safe)[None, :])
 
     return mix
 

@@ -27,7 +27,7 @@ def median(ordered: Values) -> Values:
     low, high = (ordered.shape[1] - 1) // 2, ordered.shape[1] // 2
     if low == high:
         return ordered[:, low].astype(np.float64)
-    return (ordered[:, low].astype(np.float64) + ordered[:, high]) / 2.0
+    return np.asarray((ordered[:, low].astype(np.float64) + ordered[:, high]) / 2.0)
 
 
 def trimmed_mean(byzantine: int) -> Reduction:
@@ -35,7 +35,7 @@ def trimmed_mean(byzantine: int) -> Reduction:
 
     def reduce(ordered: Values) -> Values:
         kept = ordered[:, byzantine : ordered.shape[1] - byzantine]
-        return kept.mean(axis=1, dtype=np.float64)
+        return np.asarray(kept.mean(axis=1, dtype=np.float64))
 
     return reduce
 

@@ -35,8 +35,10 @@ class ChangeRows:
         self._layout = Layout(self._like, block=BLOCK)
         self._scratch = np.empty((len(updates) + 1) * self._layout.width)
         names = self._layout.names
-        self._rows = [[as_reals(update.params[name]) for name in names] for update in updates]
-        self._base = [_flat(old) for old in self._like.values()]
+        self._rows: list[list[Any]] = [
+            [as_reals(update.params[name]) for name in names] for update in updates
+        ]
+        self._base: list[Any] = [_flat(old) for old in self._like.values()]
         wide = any(dtype.itemsize > 4 * (1 + (dtype.kind == "c")) for dtype in self._layout.dtypes)
         self.dtype: np.dtype[Any] = np.dtype(np.float64 if wide else np.float32)
         """Holds a change without loss: of half the size if the params allow it."""
@@ -48,7 +50,7 @@ class ChangeRows:
         for number, (_, changes) in enumerate(self._blocks()):
             products += changes @ changes.T
             if number == 0:
-                seed = zlib.crc32(changes)
+                seed = zlib.crc32(changes.tobytes())
         clients = [update.client for update in self._updates]
         return Geometry(products=products, clients=clients, seed=seed)
 
@@ -68,13 +70,13 @@ class ChangeRows:
 
     def _blocks(self) -> Iterator[tuple[Block, Reals]]:
         """Yield the blocks' changes, in scratch space: each is valid until the next one."""
-        count = len(self._updates)
+        count, every = len(self._updates), [*self._rows, self._base]
         for block in self._layout.blocks:
             size = block.stop - block.start
             flat = self._scratch[: (count + 1) * size]
             pieces = [
                 parts[tensor][start:stop]
-                for parts in [*self._rows, self._base]
+                for parts in every
                 for tensor, start, stop, _ in block.segments
             ]
             np.concatenate(pieces, out=flat, casting="unsafe")
