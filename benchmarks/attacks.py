@@ -1,7 +1,7 @@
 """Attack x defence x heterogeneity: accuracy on held-out MNIST with 10 honest clients and f more.
 
 Every cell is a simulation of the app apps/mnist, its 4,000 images divided among the honest. "iid" is
-homogeneous; a number is the alpha of a Dirichlet division. The learning rate falls along a cosine.
+homogeneous; a number is the alpha of a Dirichlet division.
 
     python benchmarks/attacks.py [--attacks alie,ipm] [--defences mean,median] [--byzantine 1,2]
         [--partitions iid,1.0] [--rounds 30]
@@ -75,8 +75,6 @@ def accuracy(attack: str, defence: str, byzantine: int, partition: str, rounds: 
         f"run.min_clients={clients}",
         f"simulation.clients={clients}",
         f"evaluation.every={rounds}",
-        "training.schedule=cosine",
-        "training.weight_decay=0.0001",
         *DEFENCES[defence],
     ]
     if DEFENCES[defence]:

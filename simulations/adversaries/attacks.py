@@ -70,7 +70,7 @@ def min_sum(honest: Reals, strength: float, generator: np.random.Generator) -> R
 
 def mimic(honest: Reals, strength: float, generator: np.random.Generator) -> Reals:
     """Send what the first honest client sends: it counts too much then."""
-    return honest[0].copy()
+    return np.array(honest[0])
 
 
 def gaussian(honest: Reals, strength: float, generator: np.random.Generator) -> Reals:
