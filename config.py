@@ -8,21 +8,29 @@ where it was said, the key, and what would be right. docs/configuration.md lists
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .errors import ConfigError
+from .config_builders import (
+    build_algorithm,
+    build_compression_terms,
+    build_partition,
+    build_secure_terms,
+    evaluation_record,
+    training_record,
+)
+from .config_rules import check_config
+from .sections.compression import CompressionConfig
 from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
+from .sections.robust import RobustConfig
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
 from .sections.selection import SelectionConfig
-from .sections.simulation import DevicesConfig, SimulationConfig
+from .sections.simulation import AdversariesConfig, DevicesConfig, SimulationConfig
 from .sections.strategy import StrategyConfig
-from .sections.strategy_rules import is_clippable, strategy_algorithm, strategy_rules
 from .sections.training import TrainingConfig
-from .settings import Settings, refuse
+from .settings import Settings
 from .settings_sources import (
     given_by_environment,
     given_by_overrides,
@@ -31,21 +39,19 @@ from .settings_sources import (
 )
 from .settings_text import settings_to_toml
 from .settings_values import build
-from .simulations.partition import Partition
-
-if TYPE_CHECKING:
-    from .privacy.secure_terms import SecureTerms
-    from .strategies.algorithm import Algorithm
 
 __all__ = [
     "FILE_NAME",
+    "AdversariesConfig",
     "AppConfig",
+    "CompressionConfig",
     "Config",
     "DevicesConfig",
     "DifferentialPrivacyConfig",
     "EarlyStoppingConfig",
     "EvaluationConfig",
     "PrivacyConfig",
+    "RobustConfig",
     "RunConfig",
     "SecureAggregationConfig",
     "SelectionConfig",
@@ -53,6 +59,7 @@ __all__ = [
     "StrategyConfig",
     "TrainingConfig",
     "build_algorithm",
+    "build_compression_terms",
     "build_partition",
     "build_secure_terms",
     "config_to_toml",
@@ -63,8 +70,6 @@ __all__ = [
 ]
 
 FILE_NAME = "meadow.toml"
-SECURE_CLIENTS_MIN = 3
-SECURE_CLIENTS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,8 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    robust: RobustConfig | None = None
+    compression: CompressionConfig | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
@@ -122,8 +129,7 @@ def make_config(
     config = build(Config, given)
     if "simulation.clients" not in given:
         config = replace(config, simulation=_enough_clients(config))
-    _check_values(config, given, where)
-    _check_combinations(config, given, where)
+    check_config(config, given, where)
     return config
 
 
@@ -133,259 +139,9 @@ def _enough_clients(config: Config) -> SimulationConfig:
     return replace(simulation, clients=max(simulation.clients, run.min_clients, drawn))
 
 
-def _check_values(config: Config, given: Settings, where: str) -> None:
-    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", config.app.task):
-        what = f'must be module:name, as "task:task", got {config.app.task!r}'
-        refuse(_said(given, where, "app.task"), "app.task", what)
-    cohort = config.run.cohort
-    if isinstance(cohort, float) and cohort > 1:
-        refuse(
-            _said(given, where, "run.cohort"),
-            "run.cohort",
-            f"must be a fraction in (0, 1] or a whole number of clients, got {cohort}; "
-            f"write {round(cohort)} for that many clients",
-        )
-    stopping, key = config.run.early_stopping, "run.early_stopping.metric"
-    if stopping and not re.fullmatch(r"(train|evaluate|server)\.\S+", stopping.metric):
-        refuse(
-            _said(given, where, key),
-            key,
-            "must be train., evaluate. or server. and a metric's name, as "
-            f'"evaluate.loss", got {stopping.metric!r}',
-        )
-
-
-def _check_combinations(config: Config, given: Settings, where: str) -> None:
-    run, clients, every = config.run, config.simulation.clients, "simulation.clients"
-    rules = [
-        (
-            isinstance(run.cohort, int) and run.min_clients > run.cohort,
-            ("run.min_clients", "run.cohort"),
-            (
-                f"= {run.min_clients} is more than run.cohort = {run.cohort}: no round could ever "
-                "count; lower min_clients or raise cohort"
-            ),
-        ),
-        (
-            run.min_clients > clients,
-            ("run.min_clients", every),
-            (
-                f"= {run.min_clients} is more than {every} = {clients}: no round could ever count; "
-                "lower min_clients or raise clients"
-            ),
-        ),
-        (
-            isinstance(run.cohort, int) and run.cohort > clients,
-            ("run.cohort", every),
-            f"= {run.cohort} is more than {every} = {clients}; lower cohort or raise clients",
-        ),
-        (
-            config.training.warmup_rounds > run.rounds,
-            ("training.warmup_rounds", "run.rounds"),
-            (
-                f"= {config.training.warmup_rounds} is more than run.rounds = {run.rounds}: the "
-                "learning rate would never arrive; lower warmup_rounds or raise rounds"
-            ),
-        ),
-        (
-            config.evaluation.every == 0
-            and run.early_stopping is not None
-            and not run.early_stopping.metric.startswith("train."),
-            ("run.early_stopping.metric", "evaluation.every"),
-            (
-                "is never measured with evaluation.every = 0; set evaluation.every to 1, or watch "
-                '"train.loss"'
-            ),
-        ),
-    ]
-    for broken, keys, what in [*rules, *strategy_rules(config.strategy, config.training, run)]:
-        if broken:
-            refuse(_said(given, where, *keys), keys[0], what)
-    if config.privacy.secure_aggregation.enabled:
-        _check_secure_sums(config, given, where)
-    if config.privacy.differential_privacy.enabled:
-        _check_privacy(config, given, where)
-
-
-def _check_privacy(config: Config, given: Settings, where: str) -> None:
-    """Refuse what differential privacy cannot be combined with, and what would not protect."""
-    from .private_config import privacy_rules
-
-    for broken, keys, what in privacy_rules(config):
-        if broken:
-            refuse(_said(given, where, *keys), keys[0], what)
-
-
-def _check_secure_sums(config: Config, given: Settings, where: str) -> None:
-    """Refuse what secure aggregation cannot be combined with."""
-    for broken, keys, what in _secure_rules(config):
-        if broken:
-            refuse(_said(given, where, *keys), keys[0], what)
-    try:
-        terms = build_secure_terms(config, metrics=())
-        for clients in _group_sizes(_drawn(config), terms.group_size):
-            terms.plan(clients=clients, length=1)
-    except ConfigError as error:
-        key = "privacy.secure_aggregation"
-        said = _said(given, where, f"{key}.corrupt_fraction", f"{key}.enabled")
-        refuse(said, key, f"is not safe: {error}")
-
-
-def _secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
-    """Return what is wrong beside secure aggregation: whether, which keys, and why."""
-    run, simulation, enabled = config.run, config.simulation, "privacy.secure_aggregation.enabled"
-    alone = "= true shows the server nothing but sums of updates, and"
-    groups = config.privacy.secure_aggregation.group_size
-    single = (
-        f"{alone} strategy {config.strategy.name!r} needs every single one; set group_size to let "
-        "it take sums of groups for single updates, choose another strategy, or set enabled to "
-        "false"
-    )
-    small = (
-        f"= {run.min_clients} must be >= privacy.secure_aggregation.group_size = {groups}: a "
-        "smaller cohort is no group"
-    )
-    chosen = (
-        f'{alone} selection.kind = "{config.selection.kind}" is by what single clients report; set '
-        'it to "uniform", or enabled to false'
-    )
-    numbers = (
-        f'{alone} clients of strategy.name = "{config.strategy.name}" send numbers that clipping '
-        "would change; choose another strategy, or set enabled to false"
-    )
-    norms = (
-        f"{alone} run.update_norm_max is about single ones; remove it: every value is clipped to "
-        "privacy.secure_aggregation.clip by the client"
-    )
-    few = (
-        f"= {run.min_clients} must be >= {SECURE_CLIENTS_MIN} with {enabled} = true: a sum of two "
-        "clients tells each the other's update"
-    )
-    many = (
-        f"draws {_drawn(config)} clients, and a secure sum is of at most {SECURE_CLIENTS_MAX}; "
-        "lower run.cohort"
-    )
-    executor = (
-        f'= "{simulation.executor}" does not run clients that talk to each other; with secure '
-        'aggregation it must be "sequential" or "auto"'
-    )
-    clock = "does not know the messages of secure sums; remove it, or set enabled to false"
-    return [
-        (not build_algorithm(config).linear and groups is None, (enabled, "strategy.name"), single),
-        (
-            groups is not None and run.min_clients < groups,
-            ("run.min_clients", "privacy.secure_aggregation.group_size"),
-            small,
-        ),
-        (config.selection.kind != "uniform", (enabled, "selection.kind"), chosen),
-        (not is_clippable(config.strategy), (enabled, "strategy.name"), numbers),
-        (run.update_norm_max is not None, (enabled, "run.update_norm_max"), norms),
-        (run.min_clients < SECURE_CLIENTS_MIN, ("run.min_clients", enabled), few),
-        (_drawn(config) > SECURE_CLIENTS_MAX, ("run.cohort", "simulation.clients", enabled), many),
-        (
-            simulation.executor not in ("auto", "sequential"),
-            ("simulation.executor", enabled),
-            executor,
-        ),
-        (simulation.devices is not None, ("simulation.devices", enabled), clock),
-    ]
-
-
-def _drawn(config: Config) -> int:
-    """Return how many clients a round of a simulation is of."""
-    run, clients = config.run, config.simulation.clients
-    drawn = run.cohort if isinstance(run.cohort, int) else round(run.cohort * clients)
-    return min(clients, max(drawn, run.min_clients))
-
-
-def _group_sizes(clients: int, least: int | None) -> set[int]:
-    """Return how many clients the smallest and the largest group of a cohort have."""
-    count = max(1, clients // least) if least else 1
-    return {clients // count, -(-clients // count)}
-
-
-def _said(given: Settings, where: str, *keys: str) -> str:
-    """Return where the first of these keys was said, but rather what was laid over a file."""
-    said = [given[key] for key in keys if key in given]
-    said.sort(key=lambda each: not each.textual)
-    return said[0].where if said else where
-
-
 def config_to_toml(config: Config) -> str:
     """Return the resolved meadow.toml: every key that means something, defaults included.
 
     Guarantees: reading the text gives an equal config.
     """
     return settings_to_toml(config)
-
-
-def build_algorithm(config: Config) -> Algorithm:
-    """Return the algorithm that [strategy] names, with its arguments."""
-    run, simulated = config.run, config.simulation.clients
-    share = run.cohort if isinstance(run.cohort, float) else run.cohort / simulated
-    return strategy_algorithm(config.strategy, seed=run.seed, share=min(1.0, share))
-
-
-def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms:
-    """Return the public numbers of a run's secure sums, and which metrics are in them."""
-    from .privacy.secure_terms import SecureTerms
-
-    chosen = config.privacy.secure_aggregation
-    return SecureTerms(
-        corrupt=chosen.corrupt_fraction,
-        dropout=chosen.dropout_fraction,
-        bits=chosen.bits,
-        value_bits=chosen.value_bits,
-        clip=chosen.clip,
-        weight_max=chosen.weight_max,
-        metrics=tuple(sorted(metrics)),
-        metrics_max=chosen.metrics_max,
-        group_size=chosen.group_size,
-    )
-
-
-def build_partition(config: Config) -> Partition:
-    """Return the division of a data set that [simulation] names."""
-    chosen = config.simulation
-    return Partition(
-        kind=chosen.partition,
-        alpha=chosen.alpha,
-        classes_per_client=chosen.classes_per_client,
-        min_samples=chosen.min_samples,
-        noise_variance=chosen.noise_variance,
-    )
-
-
-def evaluation_record(config: Config) -> dict[str, int | float | str]:
-    """Return the entries of an evaluate instruction's ConfigRecord that the configuration decides."""
-    if epochs := config.evaluation.tuning_epochs:
-        return {**training_record(config), "tuning-epochs": epochs}
-    return {"batch-size": config.training.batch_size, "seed": config.run.seed}
-
-
-def training_record(config: Config) -> dict[str, int | float | str]:
-    """Return the entries of a train instruction's ConfigRecord that [training] decides.
-
-    The strategy adds "server-round" and what its algorithm tells clients ("proximal-mu").
-    """
-    training = config.training
-    return {
-        "epochs": training.epochs,
-        "batch-size": training.batch_size,
-        "optimizer": training.optimizer,
-        "learning-rate": training.learning_rate,
-        "momentum": training.momentum,
-        "weight-decay": training.weight_decay,
-        "beta-1": training.beta_1,
-        "beta-2": training.beta_2,
-        "epsilon": training.epsilon,
-        "schedule": training.schedule,
-        "schedule-rounds": config.run.rounds,
-        "warmup-rounds": training.warmup_rounds,
-        "step-rounds": training.step_rounds,
-        "decay": training.decay,
-        "gradient-clip-norm": training.gradient_clip_norm,
-        "accumulation-steps": training.accumulation_steps,
-        "precision": training.precision,
-        "seed": config.run.seed,
-    }

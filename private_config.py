@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .config_builders import build_algorithm
 from .errors import ConfigError
 from .privacy.dp.adaptive import AdaptiveClip
 from .privacy.dp.calibration import calibrate_noise
@@ -104,8 +105,6 @@ def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
 
 
 def _neighbour_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
-    from .config import build_algorithm
-
     run, enabled = config.run, f"{SECTION}.enabled"
     stopping = run.early_stopping
     algorithm = build_algorithm(config)
@@ -151,6 +150,22 @@ def _neighbour_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             (
                 "= true keeps clients' metrics from leaving them, for they carry no noise; watch a "
                 '"server." metric, of the task\'s server_data'
+            ),
+        ),
+        (
+            config.compression is not None,
+            (enabled, "compression"),
+            (
+                f"= true bounds an update's norm by {SECTION}.clip, and compression would change the "
+                "update after that; remove [compression]"
+            ),
+        ),
+        (
+            config.simulation.adversaries is not None,
+            (enabled, "simulation.adversaries"),
+            (
+                "= true holds if clients clip what they send, and adversaries do not; remove "
+                "simulation.adversaries"
             ),
         ),
         (

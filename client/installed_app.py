@@ -24,6 +24,7 @@ from ..transport.fleet_pb2 import (
     TrainingWork,
 )
 from ..transport.writer import BlobWriter
+from .compressed_app import compressed_app
 from .secure_app import secure_app
 from .secure_owner import owned_identity
 
@@ -125,7 +126,7 @@ def _secured(client_app: ClientApp, start: TrainingStart) -> ClientApp:
     """Return an app that can take part in secure sums too; the agent refuses plain instructions
     where its owner wants none."""
     identify = owned_identity(Path(start.client_dir), node=start.node_id)
-    return secure_app(client_app, identify=identify, required=False)
+    return secure_app(compressed_app(client_app), identify=identify, required=False)
 
 
 def _packed(state: RecordDict, folder: Path) -> bytes:

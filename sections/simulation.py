@@ -7,7 +7,53 @@ from typing import Literal
 
 from ..settings import setting
 
-__all__ = ["DevicesConfig", "SimulationConfig"]
+__all__ = ["AdversariesConfig", "DevicesConfig", "SimulationConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdversariesConfig:
+    """[simulation.adversaries]: naming this table at all lets the last clients attack the run."""
+
+    kind: Literal[
+        "sign_flip",
+        "ipm",
+        "alie",
+        "min_max",
+        "min_sum",
+        "mimic",
+        "gaussian",
+        "label_flip",
+        "backdoor",
+    ] = setting("sign_flip", "what they do; docs/robust-aggregation.md says how each does it")
+    count: int = setting(
+        1,
+        "so many of simulation.clients, the last ones, are adversaries; data are divided among the "
+        "others",
+        at_least=1,
+        at_most=10**6,
+    )
+    strength: float | None = setting(
+        None,
+        "how often the honest mean (ipm), how many standard deviations (alie), or the noise's "
+        "standard deviation (gaussian); if absent 2, 1.5 and 1",
+        above=0,
+        at_most=1e6,
+        only={"kind": ("ipm", "alie", "gaussian")},
+    )
+    classes: int = setting(
+        10,
+        "label y becomes classes - 1 - y",
+        at_least=2,
+        at_most=10**6,
+        only={"kind": ("label_flip",)},
+    )
+    target: int = setting(
+        0,
+        "what inputs with the trigger shall be taken for",
+        at_least=0,
+        at_most=10**6,
+        only={"kind": ("backdoor",)},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +165,4 @@ class SimulationConfig:
         None, "the Ray cluster; one of its own if absent", only={"executor": ("ray",)}
     )
     devices: DevicesConfig | None = None
+    adversaries: AdversariesConfig | None = None

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
+from ..compression.grid import CompressionGrid
 from ..config import (
     Config,
     build_algorithm,
+    build_compression_terms,
     build_secure_terms,
     evaluation_record,
     training_record,
@@ -68,6 +70,8 @@ def run_rounds(
     strategy = FederatedStrategy(algorithm, _plan(config), recorder=recorder, privacy=privacy)
     if config.privacy.secure_aggregation.enabled:
         grid = _secured(grid, task, config, recorder)
+    if (terms := build_compression_terms(config)) is not None:
+        grid = CompressionGrid(grid, terms)
     return strategy.start(
         grid,
         initial_arrays(task, config.run.seed),

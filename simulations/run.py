@@ -18,6 +18,7 @@ from ..flower import identify_process
 from ..server.execute import execute, resolved_toml, rounds_of, run_config_of
 from ..server.run_folder import RunFolder
 from ..transport.durable import write_file
+from .adversaries.executor import with_adversaries
 from .clients import SimulatedClients
 from .executors.choice import ExecutorPlan, client_app_of
 from .executors.contract import Executor, Teller
@@ -138,7 +139,7 @@ def _run(
     )
     run_folder.keep_client_states(population.save, population.load)
     teller = Teller(traceback=tell, explain=app.explain, event=run_folder.event)
-    executor = plan.make(app, population, teller=teller)
+    executor = with_adversaries(plan.make(app, population, teller=teller), app.config)
     grid = _grid_of(app, executor, population)
     on_event("ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": clients})
     if reason:

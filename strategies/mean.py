@@ -22,7 +22,7 @@ from ..errors import ConfigError, RunError
 from ..flower import FlatTensor
 from .algorithm import Aggregate, Params, Update
 
-__all__ = ["MeanAggregator", "MeanSum"]
+__all__ = ["Block", "Layout", "MeanAggregator", "MeanSum", "as_reals"]
 
 Reals = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class Block:
 class Layout:
     """Where the tensors of a model lie in one row of real values."""
 
-    def __init__(self, like: Params) -> None:
+    def __init__(self, like: Params, *, block: int = BLOCK) -> None:
         self.names = list(like)
         self.dtypes = [like[name].dtype for name in like]
         self.shapes = [tuple(like[name].shape) for name in like]
@@ -74,8 +74,8 @@ class Layout:
             (-(-size // 8) * 8 for size in self.bytes), initial=0
         )
         self.total = sum(self.sizes)
-        self.width = min(BLOCK, self.total)
-        self.blocks = list(self._cut())
+        self.width = min(block, self.total)
+        self.blocks = list(self._cut(block))
 
     def tensors_in(self, buffer: Reals) -> list[NDArray[Any]]:
         """Return the tensors that lie in `mean_bytes` of memory, each from a multiple of 8."""
@@ -87,16 +87,16 @@ class Layout:
             )
         ]
 
-    def _cut(self) -> Iterator[Block]:
+    def _cut(self, width: int) -> Iterator[Block]:
         segments: list[Segment] = []
         start = filled = 0
         for tensor, size in enumerate(self.sizes):
             done = 0
             while done < size:
-                step = min(size - done, BLOCK - filled)
+                step = min(size - done, width - filled)
                 segments.append(Segment(tensor, done, done + step, filled))
                 done, filled = done + step, filled + step
-                if filled == BLOCK:
+                if filled == width:
                     yield Block(start, start + filled, segments)
                     start, filled, segments = start + filled, 0, []
         if filled:
@@ -174,7 +174,7 @@ def _sums_of(accumulator: MeanSum, updates: Sequence[Update]) -> Iterator[tuple[
     The sum lies in scratch space: it is valid until the next one is asked for.
     """
     names = accumulator.layout.names
-    tensors = [[_as_reals(update.params[name]) for name in names] for update in updates]
+    tensors = [[as_reals(update.params[name]) for name in names] for update in updates]
     weights = np.array([update.weight for update in updates], np.float64)
     for block in accumulator.layout.blocks:
         size = block.stop - block.start
@@ -222,7 +222,8 @@ class RealParts:
         return parts[skipped : skipped + values.stop - values.start]
 
 
-def _as_reals(tensor: FlatTensor) -> FlatTensor | RealParts:
+def as_reals(tensor: FlatTensor) -> FlatTensor | RealParts:
+    """Return a tensor that is read as a row of real values."""
     return RealParts(tensor) if tensor.dtype.kind == "c" else tensor
 
 

@@ -9,12 +9,15 @@ from flwr.clientapp import ClientApp
 
 from ...apps import App
 from ...client.app import DEVICE_VARIABLE, client_app
+from ...client.compressed_app import compressed_app
 from ...client.secure_app import secure_app
 from ...client.secure_identity import simulated_identity
 from ...client.trainer import choose_device
 from ...config import Config, build_algorithm
 from ...errors import AppError, ConfigError
 from ...server.execute import run_config_of
+from ...task import Task
+from ..adversaries.poison import attacked
 from ..clients import SimulatedClients
 from .auto import choose_executor
 from .contract import Executor, Teller
@@ -55,6 +58,13 @@ class ExecutorPlan:
                 raise ConfigError(
                     f"executor {chosen!r} does not run clients that talk to each other; with "
                     'secure aggregation it must be "sequential" or "auto"'
+                )
+            chosen = "sequential"
+        if app.config.compression is not None and chosen in ("auto", "vectorized"):
+            if chosen == "vectorized":
+                raise ConfigError(
+                    'executor "vectorized" trains a whole cohort at once, and nobody compresses '
+                    'anything; with [compression] it must be "sequential", "processes" or "ray"'
                 )
             chosen = "sequential"
         return cls(name=chosen, workers=said.workers, address=said.address)
@@ -109,7 +119,7 @@ def _vectorized(
             'executor "vectorized" trains a meadow.Task; a Flower app\'s own ClientApp runs with '
             '"sequential", "processes" or "ray"'
         )
-    task = app.load_task()
+    task = _task_of(app, app.config)
     device = choose_device(os.environ.get(DEVICE_VARIABLE, "auto"))
     other = SequentialExecutor(client_app(task), clients, teller=teller)
     return VectorizedExecutor(
@@ -118,8 +128,20 @@ def _vectorized(
 
 
 def combines(config: Config) -> bool:
-    """Whether clients' updates may be added up before the strategy sees them."""
-    return build_algorithm(config).linear and config.run.update_norm_max is None
+    """Whether clients' updates may be added up before the strategy sees them.
+
+    Adversaries in a simulation look at single ones, and compressed ones do not add up.
+    """
+    run, single = config.run, (config.compression, config.simulation.adversaries)
+    seen = run.update_norm_max is not None or any(table is not None for table in single)
+    return build_algorithm(config).linear and not seen
+
+
+def _task_of(app: App, config: Config | None) -> Task:
+    """Return an app's task, its data divided among honest clients and adversaries."""
+    task = app.load_task()
+    chosen = None if config is None else config.simulation.adversaries
+    return task if chosen is None else attacked(task, chosen)
 
 
 def client_app_of(app: App) -> ClientApp:
@@ -129,10 +151,10 @@ def client_app_of(app: App) -> ClientApp:
         AppError: the code does not load, or gives something else.
     """
     if app.config is not None:
-        made = client_app(app.load_task())
+        made = client_app(_task_of(app, app.config))
         if app.config.privacy.secure_aggregation.enabled:
             return secure_app(made, identify=simulated_identity(app.config.run.seed))
-        return made
+        return compressed_app(made) if app.config.compression is not None else made
     assert app.flower is not None
     loaded = app.load_object(app.flower.client_app)
     if not isinstance(loaded, ClientApp):

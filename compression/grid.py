@@ -1,0 +1,173 @@
+"""`CompressionGrid`: any Flower grid, what travels through it compressed.
+
+    strategy.start(CompressionGrid(grid, CompressionTerms(upload="int8")), arrays)
+
+The strategy sends and gets params as always. Clients are told with every instruction how to
+answer (`meadow.client.compressed_app`); one that answers plainly is understood too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from ..errors import MeadowError, RunError
+from ..flower import arrays_to_params, params_to_arrays, rebuild_message
+from ..seeds import derive
+from ..strategies.algorithm import Params
+from ..strategies.broadcast import Broadcast
+from ..strategies.checks import forms_of
+from .packet import Packer, is_packed, require_zstd
+from .terms import FORMS, RECORD, CompressionTerms, forms_text
+
+__all__ = ["CompressionGrid", "upload_seed"]
+
+COMPRESSED = ("train", "evaluate")
+UNREADABLE = 4
+"""Flower's code for a reply that is not available. Source: flwr 1.41, ErrorCode."""
+
+
+class CompressionGrid(Grid):
+    """A Grid over another one. Whatever else the inner grid can do, this one can too.
+
+    Params are what the strategy sent, plus what the client says it changed: what rounding does
+    to the params on their way out is not in the model.
+
+    Guarantees: the same params are sent as the same bytes, whenever. A reply that cannot be
+        unpacked is that client's failure.
+    """
+
+    def __init__(self, grid: Grid, terms: CompressionTerms) -> None:
+        """Wrap a grid.
+
+        Raises:
+            ConfigError: zstd is asked for and not installed.
+            RunError: the grid adds updates up, which compressed ones do not.
+        """
+        if terms.zstd:
+            require_zstd()
+        if getattr(grid, "combines_updates", False):
+            raise RunError(f"{type(grid).__name__} adds updates up, and compressed ones cannot be")
+        self._grid, self._terms = grid, terms
+        self._sent: tuple[ArrayRecord, ArrayRecord, str] | None = None
+        """The last params, and what they were sent as."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_grid":  # not there yet: somebody copies this object
+            raise AttributeError(name)
+        return getattr(self._grid, name)
+
+    # ------------------------------------------------------------------ Flower's interface
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that the grid belongs to."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """The run that the grid belongs to."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message for a client."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the clients that are there."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages as they are."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that have arrived to messages that were pushed."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send instructions to train or evaluate compressed, and return the replies unpacked.
+
+        Raises:
+            RunError: they are not the same for everybody.
+        """
+        batch = messages if isinstance(messages, Broadcast) else _broadcast(list(messages))
+        if batch is None or batch.message_type.partition(".")[0] not in COMPRESSED:
+            return self._grid.send_and_receive(
+                messages if batch is None else batch, timeout=timeout
+            )
+        (name,) = batch.content.array_records
+        arrays = batch.content.array_records[name]
+        content, record = RecordDict(dict(batch.content)), self._terms.record()
+        content[name], record[FORMS] = self._packed(arrays)
+        content[RECORD] = record
+        order = Broadcast(content, batch.message_type, batch.clients, group_id=batch.group_id)
+        replies = self._grid.send_and_receive(order, timeout=timeout)
+        return self._unpacked(replies, arrays_to_params(arrays), batch.group_id)
+
+    # ------------------------------------------------------------------ parts of it
+
+    def _packed(self, arrays: ArrayRecord) -> tuple[ArrayRecord, str]:
+        if self._terms.download == "none":
+            return arrays, ""
+        if self._sent is None or self._sent[0] is not arrays:
+            params = arrays_to_params(arrays)
+            packer = Packer(forms_of(params), self._terms, self._terms.download)
+            row = packer.row_of(params)
+            packed, _ = packer.pack(
+                row, params, derive(self._terms.seed, zlib.crc32(row.tobytes()))
+            )
+            self._sent = arrays, packed, forms_text(params)
+        return self._sent[1:]
+
+    def _unpacked(
+        self, replies: Iterable[Message], sent: Params, group_id: str
+    ) -> Iterator[Message]:
+        packer = Packer(forms_of(sent), self._terms, self._terms.upload)
+        for reply in replies:
+            names = list(reply.content.array_records) if reply.has_content() else []
+            if len(names) == 1 and is_packed(reply.content.array_records[names[0]]):
+                yield self._unpacked_one(packer, reply, names[0], sent, group_id)
+            else:
+                yield reply
+
+    def _unpacked_one(
+        self, packer: Packer, reply: Message, name: str, sent: Params, group_id: str
+    ) -> Message:
+        seed = upload_seed(self._terms, group_id, reply.metadata.src_node_id)
+        try:
+            row, others = packer.unpack(reply.content.array_records[name], seed)
+            reply.content[name] = params_to_arrays(packer.params_of(row, others, sent))
+        except MeadowError as error:
+            return rebuild_message(reply.metadata, Error(UNREADABLE, str(error)))
+        return reply
+
+
+def upload_seed(terms: CompressionTerms, group_id: str, client: int) -> int:
+    """Return the seed of what is random in a client's reply."""
+    return derive(terms.seed, group_id, client, "compression")
+
+
+def _broadcast(messages: Sequence[Message]) -> Broadcast | None:
+    """Return messages of one content as one broadcast; None for none."""
+    if not messages:
+        return None
+    first = messages[0]
+    if any(message.content is not first.content for message in messages):
+        raise RunError("clients must be given the same instruction: it is compressed once")
+    head = first.metadata
+    clients = [message.metadata.dst_node_id for message in messages]
+    return Broadcast(first.content, head.message_type, clients, group_id=head.group_id)

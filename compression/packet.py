@@ -1,0 +1,150 @@
+"""Params as one row of values, and a row as the bytes that travel.
+
+All floating-point tensors are one row of float32, encoded and written as one array of bytes;
+integers and booleans travel as they are, under their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, ProtocolError
+from ..flower import FlatTensor, TensorArray, record_of, tensors_of
+from ..strategies.algorithm import Params
+from ..strategies.checks import Form, Forms
+from ..strategies.server_optimizers import is_floating
+from .codecs import Codec, codec_of
+from .numbers import Row
+from .terms import CompressionTerms
+
+__all__ = ["PACKED", "Packer", "is_packed", "require_zstd"]
+
+PACKED = "compression.packed"
+"""The array of bytes; no tensor of a model may have this name."""
+PLAIN_TENSOR = "compression.as-is."
+"""Before the names of tensors that travel as they are."""
+
+
+class Packer:
+    """Packs and unpacks the tensors of a model, of which it needs the forms alone."""
+
+    def __init__(self, forms: Forms, terms: CompressionTerms, kind: str) -> None:
+        self._forms, self._zstd = forms, terms.zstd
+        self._floating = {name: form for name, form in forms.items() if is_floating(form.dtype)}
+        shapes = [_real_shape(form) for form in self._floating.values()]
+        self._codec: Codec = codec_of(kind, shapes, fraction=terms.fraction, rank=terms.rank)
+
+    @property
+    def feeds_back(self) -> bool:
+        """Whether what is lost must be added to the next row."""
+        return self._codec.feeds_back
+
+    def row_of(self, params: Params) -> Row:
+        """Return the floating-point tensors, end to end."""
+        rows = [np.zeros(0, np.float32)]
+        rows += [_reals(np.asarray(params[name])).astype(np.float32) for name in self._floating]
+        return np.concatenate(rows)
+
+    def pack(self, row: Row, params: Params, seed: int) -> tuple[ArrayRecord, Row]:
+        """Return what travels, and the row that it will be taken for.
+
+        Raises:
+            ConfigError: zstd is asked for and not installed.
+        """
+        parts = self._codec.encode(row, np.random.default_rng(seed))
+        data = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+        if self._zstd:
+            data = require_zstd().ZstdCompressor().compress(data)
+        arrays = {PACKED: TensorArray(np.frombuffer(data, np.uint8))}
+        for name in self._forms.keys() - self._floating.keys():
+            arrays[PLAIN_TENSOR + name] = TensorArray(np.asarray(params[name]))
+        return record_of(arrays), self._codec.decode(parts, np.random.default_rng(seed))
+
+    def unpack(self, record: ArrayRecord, seed: int) -> tuple[Row, dict[str, FlatTensor]]:
+        """Return the row, and the tensors that travelled as they are.
+
+        Raises:
+            ProtocolError: the record is none that `pack` makes of such tensors.
+        """
+        tensors = tensors_of(record)
+        packed = tensors.pop(PACKED, None)
+        others = {name.removeprefix(PLAIN_TENSOR): tensor for name, tensor in tensors.items()}
+        expected = {n: form for n, form in self._forms.items() if n not in self._floating}
+        found = {name: Form(tensor.shape, tensor.dtype) for name, tensor in others.items()}
+        if packed is None or found != expected:
+            raise ProtocolError("a compressed record holds other tensors than the model")
+        if packed.dtype != np.uint8 or len(packed.shape) != 1:
+            raise ProtocolError("a compressed record holds no bytes")
+        data = self._whole(packed.numpy().tobytes())
+        parts, start = [], 0
+        for dtype, count in self._codec.forms:
+            parts.append(np.frombuffer(data, dtype, count, start))
+            start += count * dtype.itemsize
+        return self._codec.decode(parts, np.random.default_rng(seed)), others
+
+    def params_of(self, row: Row, others: Mapping[str, FlatTensor], base: Params | None) -> Params:
+        """Return the tensors of a row, added to those of `base` if it is one of changes."""
+        params: dict[str, NDArray[Any]] = {}
+        start = 0
+        for name, form in self._forms.items():
+            if name not in self._floating:
+                params[name] = others[name].numpy()
+                continue
+            made = np.empty(form.shape, form.dtype)
+            reals = _reals(made)
+            values = row[start : start + reals.size]
+            with np.errstate(all="ignore"):  # the strategy refuses what is not finite
+                reals[:] = values if base is None else _reals(np.asarray(base[name])) + values
+            params[name] = made
+            start += reals.size
+        return params
+
+    def _whole(self, data: bytes) -> bytes:
+        size = sum(count * dtype.itemsize for dtype, count in self._codec.forms)
+        if self._zstd:
+            zstd = require_zstd()
+            try:
+                if zstd.get_frame_parameters(data).content_size != size:
+                    raise ProtocolError(f"a compressed record must unpack to {size} bytes")
+                data = zstd.ZstdDecompressor().decompress(data, max_output_size=size)
+            except zstd.ZstdError as error:
+                raise ProtocolError(f"a compressed record is damaged: {error}") from None
+        if len(data) != size:
+            raise ProtocolError(f"a compressed record must have {size} bytes, has {len(data)}")
+        return data
+
+
+def is_packed(record: ArrayRecord) -> bool:
+    """Return whether a record is compressed."""
+    return PACKED in record
+
+
+def require_zstd() -> Any:
+    """Return the package zstandard.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return import_module("zstandard")
+    except ImportError:
+        raise ConfigError(
+            "compression.zstd needs zstandard, which is not installed: "
+            "pip install 'meadow-fl[compression]', or set it to false"
+        ) from None
+
+
+def _reals(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array's values as a row of reals; one that is made here shares its memory."""
+    row = array.reshape(-1)
+    return row.view(row.real.dtype) if row.dtype.kind == "c" else row
+
+
+def _real_shape(form: Form) -> tuple[int, ...]:
+    return (*form.shape, 2) if form.dtype.kind == "c" else form.shape

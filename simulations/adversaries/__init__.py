@@ -1,0 +1,1 @@
+"""Simulated adversaries: clients that answer, or learn from, what they should not."""

@@ -1,0 +1,64 @@
+"""Rules that look at every value by itself: the median, the trimmed mean, and the mean around it.
+
+Shapes: a rule takes the values of n rows, sorted along the last axis, shape (values, n), and
+returns shape (values,).
+Sources: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal
+statistical rates" (2018): the median, definition 1, and the trimmed mean, definition 2;
+El Mhamdi, Guerraoui, Rouault, "The hidden vulnerability of distributed learning in Byzantium"
+(2018), section 4: `mean_around_median`, Bulyan's second step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Reduction", "mean_around_median", "median", "trimmed_mean"]
+
+Values = NDArray[Any]
+Reduction = Callable[[Values], Values]
+
+
+def median(ordered: Values) -> Values:
+    """Return the middle value, or the mean of the two."""
+    low, high = (ordered.shape[1] - 1) // 2, ordered.shape[1] // 2
+    if low == high:
+        return ordered[:, low].astype(np.float64)
+    return np.asarray((ordered[:, low].astype(np.float64) + ordered[:, high]) / 2.0)
+
+
+def trimmed_mean(byzantine: int) -> Reduction:
+    """Leave out the f largest and the f smallest values, and take the mean of the others."""
+
+    def reduce(ordered: Values) -> Values:
+        kept = ordered[:, byzantine : ordered.shape[1] - byzantine]
+        return np.asarray(kept.mean(axis=1, dtype=np.float64))
+
+    return reduce
+
+
+def mean_around_median(byzantine: int) -> Reduction:
+    """Return the mean of all but the 2 f values that are furthest from the median.
+
+    Those that stay are neighbours in the order of values: each of the 2 f + 1 runs of them is
+    tried, and the one whose ends are nearest to the median is taken.
+    """
+
+    def reduce(ordered: Values) -> Values:
+        kept, middle = ordered.shape[1] - 2 * byzantine, median(ordered)
+        best = np.full(len(ordered), np.inf)
+        begin = np.zeros(len(ordered), np.intp)
+        for start in range(2 * byzantine + 1):
+            reach = np.maximum(middle - ordered[:, start], ordered[:, start + kept - 1] - middle)
+            nearer = reach < best
+            begin[nearer] = start
+            np.minimum(best, reach, out=best)
+        sums = np.zeros((len(ordered), ordered.shape[1] + 1))
+        np.cumsum(ordered, axis=1, dtype=np.float64, out=sums[:, 1:])
+        rows = np.arange(len(ordered))
+        return np.asarray((sums[rows, begin + kept] - sums[rows, begin]) / kept)
+
+    return reduce
