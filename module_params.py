@@ -17,7 +17,7 @@ from .seeds import derive
 if TYPE_CHECKING:
     from .task import Task
 
-__all__ = ["build_module", "load_params", "params_of_module", "to_array"]
+__all__ = ["build_module", "load_params", "params_of_module", "to_array", "to_tensor"]
 
 # Dtypes that NumPy lacks: the integer of the same width that both can view, and its name.
 _FOREIGN: dict[torch.dtype, tuple[torch.dtype, Any]] = {
@@ -79,7 +79,7 @@ def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> 
             if missing or extra
             else "the params are not in this model's order"
         )
-    sources = {name: _to_tensor(array) for name, array in params.items()}
+    sources = {name: to_tensor(array) for name, array in params.items()}
     for name, source in sources.items():
         target = targets[name]
         if source.shape != target.shape or source.dtype != target.dtype:
@@ -91,7 +91,7 @@ def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> 
         targets[name].copy_(source)
 
 
-def _to_tensor(array: NDArray[Any]) -> torch.Tensor:
+def to_tensor(array: NDArray[Any]) -> torch.Tensor:
     """Return a tensor over an array's memory; it is only read."""
     if array.dtype in _BACK:
         dtype, via = _BACK[array.dtype]

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from ..batches import samples_in
-from ..errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
+from ..errors import NOTHING_TO_EVALUATE, ProtocolError
 from ..evaluation import evaluate
 from ..flower import params_to_arrays
 from ..module_params import params_of_module
-from ..task import ClientData, Site, Task
-from .trainer import train
+from ..task import Site, Task
+from .local_training import LocalTraining, Round
+from .site_data import SiteData
 from .training_settings import TrainingSettings
 from .warm_module import WarmModule
-
-if TYPE_CHECKING:
-    from ..task import Data
 
 __all__ = ["LocalSite"]
 
@@ -27,44 +25,49 @@ class LocalSite:
     """Answers a server's messages with one site's data, which are loaded when first needed."""
 
     def __init__(
-        self, task: Task, site: Site, *, device: str, module: WarmModule, copies: bool
+        self, task: Task, site: Site, *, training: LocalTraining, module: WarmModule, copies: bool
     ) -> None:
         self._task = task
         self._site = site
-        self._device = device
+        self._training = training
         self._module = module
         self._copies = copies
-        self._data: ClientData | None = None
+        self._data = SiteData(task, site, training.device)
 
     def train(self, message: Message, *, client: int) -> Message:
         """Train from the message's params; the reply has the new ones and "num-examples"."""
         settings = TrainingSettings.of(_config(message))
-        module = self._module.with_params(_arrays(message), seed=settings.seed)
-        data = self._loaded().train
-        examples, means = train(
-            self._task, module, data, settings, client=client, device=self._device
+        arrays = _arrays(message)
+        round_ = Round(
+            site=self._site,
+            data=self._data.loaded().train,
+            settings=settings,
+            client=client,
+            load=lambda: self._module.with_params(arrays, seed=settings.seed),
+            key=(message.metadata.run_id, message.metadata.message_id),
         )
+        module, examples, means = self._training.train(round_)
         metrics = MetricRecord({"num-examples": examples, **means})
-        arrays = params_to_arrays(params_of_module(module, copy=self._copies))
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+        trained = params_to_arrays(params_of_module(module, copy=self._copies))
+        return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
     def evaluate(self, message: Message) -> Message:
         """Evaluate the message's params on this site's test data, if it has any."""
         settings = TrainingSettings.of(_config(message))
-        data = self._loaded().test
+        data = self._data.loaded().test
         if data is None or not samples_in(data):
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
         module = self._module.with_params(_arrays(message), seed=settings.seed)
         examples, means = evaluate(
-            self._task, module, data, batch_size=settings.batch_size, device=self._device
+            self._task, module, data, batch_size=settings.batch_size, device=self._training.device
         )
         metrics = MetricRecord({"num-examples": examples, **means})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     def count(self, message: Message) -> Message:
         """Say how many samples there are."""
-        data = self._loaded()
+        data = self._data.loaded()
         metrics = MetricRecord(
             {
                 "num-examples": samples_in(data.train),
@@ -72,23 +75,6 @@ class LocalSite:
             }
         )
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    def _loaded(self) -> ClientData:
-        if self._data is None:
-            data = self._task.client_data(self._site)
-            if not isinstance(data, ClientData):
-                kind = type(data).__name__
-                raise DataError(f"client_data must return a meadow.ClientData, got a {kind}")
-            test = None if data.test is None else self._placed(data.test)
-            self._data = ClientData(train=self._placed(data.train), test=test)
-        return self._data
-
-    def _placed(self, data: Data) -> Data:
-        """Move a pair of tensors to the device once, not batch by batch."""
-        samples_in(data)  # raises where the data are of no use
-        if isinstance(data, tuple) and self._device != "cpu":
-            return data[0].to(self._device), data[1].to(self._device)
-        return data
 
 
 def _arrays(message: Message) -> ArrayRecord:

@@ -76,6 +76,20 @@ class LocalOptimizer:
         self._slots = new_slots(params, settings)
         self._steps = 0
 
+    @property
+    def slots(self) -> Slots:
+        """What it remembers, parallel to the params."""
+        return self._slots
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has made."""
+        return self._steps
+
+    def resume(self, steps: int) -> None:
+        """Go on after so many steps, with slots that were set from outside."""
+        self._steps = steps
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for param in self._params:

@@ -33,6 +33,12 @@ class WarmModule:
         Raises:
             ProtocolError: the params are another model's.
         """
+        module = self.fresh(seed=seed)
+        load_params(module, arrays_to_params(arrays))
+        return module
+
+    def fresh(self, *, seed: int) -> torch.nn.Module:
+        """Return the module with whatever params, for somebody who sets them."""
         if self._module is None or seed != self._seed:
             self._module = build_module(self._task, seed).to(self._device)
             self._seed = seed
@@ -42,7 +48,6 @@ class WarmModule:
                 for name, buffer in self._module.named_buffers()
                 if name not in sent
             }
-        load_params(self._module, arrays_to_params(arrays))
         for name, buffer in self._module.named_buffers():
             if name in self._unsent:
                 buffer.copy_(self._unsent[name])

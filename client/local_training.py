@@ -1,0 +1,150 @@
+"""How this process trains a round: alone or with other ranks, saved now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..sections.device import DeviceConfig
+from ..task import Site, Task
+from .micro_batch import MicroBatch
+from .mid_epoch import MidEpoch, forget_others, saves_folder
+from .parallel.form import Alone, Form
+from .parallel.group import RankGroup
+from .parallel.orders import RoundOrder
+from .parallel.plan import ParallelPlan
+from .trainer import choose_device, train
+from .training_settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from ..task import Data
+
+__all__ = ["LocalTraining", "Round"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One train instruction.
+
+    Attributes:
+        load: returns the module with the params that the server sent.
+        key: what tells this instruction from others, and is the same when it is repeated.
+    """
+
+    site: Site
+    data: Data
+    settings: TrainingSettings
+    client: int
+    load: Callable[[], torch.nn.Module]
+    key: tuple[object, ...]
+
+
+class LocalTraining:
+    """Trains rounds as the owner's [device] says; processes and bounds stay for the next one.
+
+    Attributes:
+        device: where this process computes.
+        text: the devices for people.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        device: str,
+        *,
+        group: RankGroup | None = None,
+        config: DeviceConfig | None = None,
+        saves: Path | None = None,
+        text: str = "",
+    ) -> None:
+        self._task = task
+        self._group = group
+        self._config = config or DeviceConfig()
+        self._saves = saves
+        self._ranks = 1
+        self._micro_batch = MicroBatch()
+        self.device = device
+        self.text = text or device
+
+    @classmethod
+    def owned(
+        cls, task: Task, config: DeviceConfig, *, app_dir: str, sha256: str, client_dir: Path
+    ) -> LocalTraining:
+        """Return what an owner's [device] describes, its ranks started.
+
+        Raises:
+            DataError: a device is not there, or the ranks do not start.
+        """
+        plan = ParallelPlan.of(config)
+        one = config.parallel == "none" and config.gpus is None
+        device = choose_device(config.device if one else plan.devices[0])
+        group = None
+        if plan.kind != "none":
+            group = RankGroup(plan, app_dir=app_dir, sha256=sha256)
+            group.warm()
+        reason = f" ({plan.reason})" if plan.reason else ""
+        made = cls(
+            task,
+            device,
+            group=group,
+            config=config,
+            saves=client_dir / "unfinished",
+            text=device if plan.kind == "none" else plan.text + reason,
+        )
+        made._ranks = plan.ranks if group else 1
+        return made
+
+    def train(self, work: Round) -> tuple[torch.nn.Module, int, dict[str, float]]:
+        """Return the trained module, and what `trainer.train` returns.
+
+        Guarantees: an instruction that was begun before, and is repeated, goes on from where it
+            was last saved, and gives the same params.
+        """
+        settings = work.settings
+        if self._config.precision != "run":
+            settings = replace(settings, precision=self._config.precision)
+        saves = self._saves_of(work, settings)
+
+        def order() -> RoundOrder:
+            return RoundOrder(
+                site=work.site,
+                settings=settings,
+                client=work.client,
+                examples_max=self._micro_batch.examples_max,
+                saves=saves,
+                resume_at=-1 if saves is None else saves.latest(),
+            )
+
+        def go(told: RoundOrder, form: Form) -> tuple[torch.nn.Module, int, dict[str, float]]:
+            module = work.load()
+            examples, means = train(
+                self._task,
+                module,
+                work.data,
+                told.settings,
+                client=told.client,
+                device=self.device,
+                form=form,
+                micro_batch=self._micro_batch,
+                saves=told.saves,
+                resume_at=told.resume_at,
+            )
+            return module, examples, means
+
+        if self._group is None:
+            return go(order(), Alone())
+        share = -(-settings.batch_size // self._ranks)
+        return self._group.run(order, go, lambda: self._micro_batch.halve(share))
+
+    def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
+        if self._saves is None or not self._config.save_steps:
+            return None
+        folder = saves_folder(
+            self._saves, work.key, settings, work.client, self._ranks, self.device
+        )
+        forget_others(folder)
+        return MidEpoch(folder=folder, every_steps=self._config.save_steps, ranks=self._ranks)
