@@ -43,7 +43,9 @@ class LocalSite:
             data=self._data.loaded().train,
             settings=settings,
             client=client,
-            load=lambda: self._module.with_params(arrays, seed=settings.seed),
+            load=lambda generation: self._module.with_params(
+                arrays, seed=settings.seed, generation=generation
+            ),
             key=(message.metadata.run_id, message.metadata.message_id),
         )
         module, examples, means = self._training.train(round_)
@@ -58,7 +60,9 @@ class LocalSite:
         if data is None or not samples_in(data):
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
-        module = self._module.with_params(_arrays(message), seed=settings.seed)
+        module = self._module.with_params(
+            _arrays(message), seed=settings.seed, generation=self._training.generation
+        )
         examples, means = evaluate(
             self._task, module, data, batch_size=settings.batch_size, device=self._training.device
         )

@@ -31,7 +31,7 @@ class Round:
     """One train instruction.
 
     Attributes:
-        load: returns the module with the params that the server sent.
+        load: returns the module with the params that the server sent, for a generation of ranks.
         key: what tells this instruction from others, and is the same when it is repeated.
     """
 
@@ -39,7 +39,7 @@ class Round:
     data: Data
     settings: TrainingSettings
     client: int
-    load: Callable[[], torch.nn.Module]
+    load: Callable[[int], torch.nn.Module]
     key: tuple[object, ...]
 
 
@@ -120,7 +120,7 @@ class LocalTraining:
             )
 
         def go(told: RoundOrder, form: Form) -> tuple[torch.nn.Module, int, dict[str, float]]:
-            module = work.load()
+            module = work.load(self.generation)
             examples, means = train(
                 self._task,
                 module,
@@ -139,6 +139,16 @@ class LocalTraining:
             return go(order(), Alone())
         share = -(-settings.batch_size // self._ranks)
         return self._group.run(order, go, lambda: self._micro_batch.halve(share))
+
+    @property
+    def generation(self) -> int:
+        """How often ranks were started; a module is spread over those of one start."""
+        return 0 if self._group is None else self._group.generation
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._group is not None:
+            self._group.close()
 
     def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
         if self._saves is None or not self._config.save_steps:

@@ -22,26 +22,30 @@ class WarmModule:
     def __init__(self, task: Task, device: str) -> None:
         self._task = task
         self._device = device
-        self._seed: int | None = None
+        self._built_for: tuple[int, int] | None = None
         self._module: torch.nn.Module | None = None
         self._unsent: dict[str, torch.Tensor] = {}
         """Buffers that are not part of the params (`persistent=False`), as they were built."""
 
-    def with_params(self, arrays: ArrayRecord, *, seed: int) -> torch.nn.Module:
+    def with_params(
+        self, arrays: ArrayRecord, *, seed: int, generation: int = 0
+    ) -> torch.nn.Module:
         """Return the module with these params; `seed` is the run's, and decides what is not sent.
+
+        A module of another `generation` is built anew: those who train it have changed.
 
         Raises:
             ProtocolError: the params are another model's.
         """
-        module = self.fresh(seed=seed)
+        module = self.fresh(seed=seed, generation=generation)
         load_params(module, arrays_to_params(arrays))
         return module
 
-    def fresh(self, *, seed: int) -> torch.nn.Module:
+    def fresh(self, *, seed: int, generation: int = 0) -> torch.nn.Module:
         """Return the module with whatever params, for somebody who sets them."""
-        if self._module is None or seed != self._seed:
+        if self._module is None or self._built_for != (seed, generation):
             self._module = build_module(self._task, seed).to(self._device)
-            self._seed = seed
+            self._built_for = seed, generation
             sent = self._module.state_dict()
             self._unsent = {
                 name: buffer.clone()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -17,6 +19,13 @@ from .form import Autocast, LossOf, rows_of
 from .synchronous_norm import synchronise_norms
 
 __all__ = ["Ddp", "send_params", "totals"]
+
+
+# The option's name since torch 2.13, and the one before.
+_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+_LEAVE_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False,
+}
 
 
 class Ddp:
@@ -41,7 +50,7 @@ class Ddp:
         synchronise_norms(module, self)
         gpu = [self._device.index or 0] if self._device.type == "cuda" else None
         self._spread = DistributedDataParallel(
-            module, device_ids=gpu, broadcast_buffers=False, static_graph=True, init_sync=False
+            module, device_ids=gpu, static_graph=True, init_sync=False, **_LEAVE_BUFFERS
         )
 
     def share(self, places: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,11 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """The processes that train one app together; this one is rank 0."""
+    """The processes that train one app together; this one is rank 0.
+
+    Attributes:
+        generation: how often they were started.
+    """
 
     def __init__(self, plan: ParallelPlan, *, app_dir: str, sha256: str) -> None:
         self._plan = plan
@@ -45,6 +49,7 @@ class RankGroup:
         self._folder: str | None = None
         self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._form: Form | None = None
+        self.generation = 0
 
     @property
     def pids(self) -> list[int]:
@@ -60,6 +65,7 @@ class RankGroup:
         if self._form is not None and all(process.poll() is None for process, _ in self._ranks):
             return self._form
         self.close()
+        self.generation += 1
         self._folder = tempfile.mkdtemp(prefix="meadow-ranks-")
         meeting_place = Path(self._folder) / "meeting"
         try:
