@@ -49,8 +49,9 @@ class Ddp:
             raise DataError('the model has no params to train; device.parallel = "ddp" needs some')
         synchronise_norms(module, self)
         gpu = [self._device.index or 0] if self._device.type == "cuda" else None
+        # Not static_graph=True, which fails when the first pass of all does not synchronise.
         self._spread = DistributedDataParallel(
-            module, device_ids=gpu, static_graph=True, init_sync=False, **_LEAVE_BUFFERS
+            module, device_ids=gpu, find_unused_parameters=True, init_sync=False, **_LEAVE_BUFFERS
         )
 
     def share(self, places: torch.Tensor) -> torch.Tensor:

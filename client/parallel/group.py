@@ -22,14 +22,16 @@ from ...errors import DataError, MeadowError
 from ..micro_batch import ran_out_of_memory
 from .form import Form
 from .meeting import is_lost_rank, join, leave
-from .orders import Fault, RankStart, RoundOrder, hear, tell
+from .orders import READY, RankStart, RoundOrder, Word, hear, tell
 from .plan import ParallelPlan
 
 __all__ = ["ATTEMPTS_MAX", "RankGroup"]
 
 ATTEMPTS_MAX = 5
 """How often a round is tried when ranks are lost or memory runs out."""
-REPORT_WAIT_S = 10.0
+START_WAIT_S = 300.0
+"""How long a rank may take to load the app."""
+REPORT_WAIT_S = 2.0
 """How long a rank whose end was noticed may take to say why."""
 MODULE = f"{__package__}.rank"
 
@@ -75,8 +77,13 @@ class RankGroup:
                     **self._app, rank=rank, plan=self._plan, meeting_place=str(meeting_place)
                 )
                 tell(connection, start.to_json())
+            for _, connection in self._ranks:
+                self._require_ready(connection)
             self._form = join(self._plan, 0, meeting_place)
-        except (OSError, RuntimeError) as error:
+        except DataError:
+            self.close()
+            raise
+        except (EOFError, OSError, RuntimeError) as error:
             fault = self._first_fault()
             self.close()
             why = fault.text if fault else str(error)
@@ -150,25 +157,32 @@ class RankGroup:
         self._ranks.append((process, connection))
         return connection
 
-    def _fault(self, error: Exception) -> Fault | None:
+    def _require_ready(self, connection: Connection) -> None:
+        if not connection.poll(START_WAIT_S):
+            raise TimeoutError(f"a rank was not ready within {START_WAIT_S:.0f} s")
+        word = Word(**hear(connection))
+        if word.kind != READY:
+            raise DataError(f"in another process: {word.text}")
+
+    def _fault(self, error: Exception) -> Word | None:
         """Return what went wrong in the group, None if it is this rank's own app."""
         if ran_out_of_memory(error):
-            return Fault(kind="memory", text=str(error))
+            return Word(kind="memory", text=str(error))
         if not is_lost_rank(error):
             return None
-        return self._first_fault() or Fault(kind="lost", text=str(error))
+        return self._first_fault() or Word(kind="lost", text=str(error))
 
-    def _first_fault(self) -> Fault | None:
+    def _first_fault(self) -> Word | None:
         """Return what a rank says of its end; that it lost another one counts least."""
         until_s = time.monotonic() + REPORT_WAIT_S
         faults = []
         for process, connection in self._ranks:
             with contextlib.suppress(EOFError, OSError):
                 if connection.poll(max(0.0, until_s - time.monotonic())):
-                    faults.append(Fault(**hear(connection)))
+                    faults.append(Word(**hear(connection)))
                     continue
             status = process.poll()
             if status is not None:
-                faults.append(Fault(kind="lost", text=f"a rank ended with status {status}"))
+                faults.append(Word(kind="lost", text=f"a rank ended with status {status}"))
         faults.sort(key=lambda fault: ("memory", "app", "lost").index(fault.kind))
         return faults[0] if faults else None

@@ -15,7 +15,9 @@ from ..mid_epoch import MidEpoch
 from ..training_settings import TrainingSettings
 from .plan import ParallelPlan
 
-__all__ = ["Fault", "RankStart", "RoundOrder", "hear", "tell"]
+__all__ = ["READY", "RankStart", "RoundOrder", "Word", "hear", "tell"]
+
+READY = "ready"
 
 FRAME_BYTES_MAX = 1 << 20
 
@@ -84,8 +86,9 @@ class RoundOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """What ended a rank: "app" or "memory", or "lost", which is the end of another one."""
+class Word:
+    """What a rank says: that it is ready, or what ended it: "app", "memory", or "lost", which is
+    the end of another one."""
 
     kind: str
     text: str

@@ -25,7 +25,7 @@ from ..trainer import train
 from ..warm_module import WarmModule
 from .form import Form
 from .meeting import is_lost_rank, join
-from .orders import Fault, RankStart, RoundOrder, hear, tell
+from .orders import READY, RankStart, RoundOrder, hear, tell
 
 __all__ = ["main"]
 
@@ -48,14 +48,14 @@ def main() -> None:
         if app.sha256 != start.sha256:
             raise AppError(f"{start.app_dir} was changed since the agent looked at it")
         task = app.load_task()
+        tell(connection, {"kind": READY, "text": ""})
         member = _Member(task, start, join(start.plan, start.rank, Path(start.meeting_place)))
         while True:
             member.train(RoundOrder.from_json(orders.get()))
     except BaseException as error:
         traceback.print_exc()
         text = app.explain(error) if app and not isinstance(error, MeadowError) else str(error)
-        fault = Fault(kind=_kind(error), text=text)
-        tell(connection, {"kind": fault.kind, "text": fault.text})
+        tell(connection, {"kind": _kind(error), "text": text})
         os._exit(FAILED)  # not through torch, which would wait for the others
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,54 +20,7 @@ from meadow.client.warm_module import WarmModule
 from meadow.sections.device import DeviceConfig
 from meadow.task import Site
 
-TASK = '''
-import os, signal
-from pathlib import Path
-import meadow, torch
-from torch import nn
-
-STEPS = 0
-
-class Unused(nn.Module):
-    """Params that no output depends on, and a batch norm over all examples."""
-    def __init__(self):
-        super().__init__()
-        self.spare = nn.Linear(3, 3)
-        self.conv = nn.Conv2d(1, 4, 3, bias=False)  # Adam would blow up the rounding in its gradient
-        self.norm = nn.BatchNorm2d(4)
-        self.out = nn.Linear(64, 3)
-
-    def forward(self, inputs):
-        return self.out(torch.relu(self.norm(self.conv(inputs))).flatten(1))
-
-def loss(outputs, targets):
-    """Counts passes; dies, hangs or runs out of memory where the folder says so."""
-    global STEPS
-    STEPS += 1
-    here = Path(FOLDER)
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    for act in ("kill", "stop", "raise"):
-        file = here / f"{act}-{rank}"
-        if file.exists() and STEPS >= int(file.read_text()):
-            file.unlink()
-            if act == "raise":
-                raise ValueError("a bad scan")
-            os.kill(os.getpid(), signal.SIGKILL if act == "kill" else signal.SIGSTOP)
-    bound = here / "memory"
-    if bound.exists() and len(targets) > int(bound.read_text()):
-        raise torch.OutOfMemoryError("simulated")
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-def accuracy(outputs, targets):
-    return (outputs.argmax(dim=1) == targets).float()
-
-def load(site):
-    generator = torch.Generator().manual_seed(site.index)
-    inputs = torch.randn(53, 1, 6, 6, generator=generator)
-    return meadow.ClientData(train=(inputs, (inputs.sum((1, 2, 3)).long() % 3).abs()))
-
-task = meadow.Task(model=Unused, loss=loss, metrics={"accuracy": accuracy}, client_data=load)
-'''
+SCANS = Path(__file__).parent / "scans"
 
 
 class Bench:
@@ -74,17 +29,23 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         app = folder / "app"
-        app.mkdir()
-        (app / "task.py").write_text(TASK.replace("FOLDER", repr(str(folder))))
-        (app / "meadow.toml").write_text('[app]\ntask = "task:task"\n')
+        shutil.copytree(SCANS, app)
         self.app = App.load(app, environ={})
         self.task = self.app.load_task()
+        self.module: Any = sys.modules[self.task.loss.__module__]
         self._modules: dict[LocalTraining, WarmModule] = {}
         self._rounds = 0
 
     def say(self, name: str, text: object) -> None:
         """Leave a word for the app."""
         (self.folder / name).write_text(str(text))
+
+    def passes(self, rank: int) -> list[int]:
+        """Return the sizes of a rank's passes since this was asked last."""
+        file = self.folder / f"passes-{rank}"
+        sizes = [int(size) for size in file.read_text().split()] if file.exists() else []
+        file.unlink(missing_ok=True)
+        return sizes
 
     def training(self, **device: Any) -> LocalTraining:
         """Return what trains as an owner's [device] says."""
@@ -130,14 +91,14 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Return the app, with no word left for it."""
-    yield Bench(tmp_path_factory.mktemp("bench"))
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Return an app and its folder."""
+    return Bench(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.fixture(scope="module")
 def pair(bench: Bench) -> Iterator[LocalTraining]:
     """Two ranks of one thread."""
-    training = bench.training(parallel="ddp", processes=2, rank_timeout_s=20.0, save_steps=2)
+    training = bench.training(parallel="ddp", processes=2, rank_timeout_s=4.0, save_steps=2)
     yield training
     training.close()

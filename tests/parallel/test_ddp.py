@@ -35,12 +35,13 @@ def test_two_ranks_make_one_update(
     assert told == pytest.approx(means, rel=1e-5)
 
 
-def test_a_killed_rank_costs_no_round(bench: Bench, pair: LocalTraining) -> None:
-    """A rank that is killed in the middle is replaced, and the update is the same."""
+@pytest.mark.parametrize("end", ["kill-1", "stop-1"])
+def test_a_lost_rank_costs_no_round(bench: Bench, pair: LocalTraining, end: str) -> None:
+    """A rank that is killed or hangs in the middle is replaced, and the update is the same."""
     expected, *_ = bench.train(pair, batch_size=8, **PLAIN)
-    bench.say("kill-1", 1)
+    bench.say(end, 9)
     ours, *_ = bench.train(pair, batch_size=8, **PLAIN)
-    assert not (bench.folder / "kill-1").exists()
+    assert not (bench.folder / end).exists()
     assert distance(ours, expected) == 0
 
 
