@@ -80,8 +80,9 @@ def train(
         DataError: the data are empty or not what the task needs, or the loss is not finite.
     """
     form = form or Alone()
-    stream = [settings.server_round, client, "training", *([form.rank] if form.rank else [])]
-    with seeded(derive(settings.seed, *stream), device):
+    own = (form.rank,) if form.rank else ()  # rank 0 draws what one process alone would draw
+    stream = derive(settings.seed, settings.server_round, client, "training", *own)
+    with seeded(stream, device):
         local = _Local(task, module, settings, client, device, form, micro_batch or MicroBatch())
         return local.run(data, saves, resume_at)
 

@@ -37,6 +37,7 @@ class Ddp:
         self.rank, self.ranks = rank, ranks
         self._device = torch.device(device)
         self._spread: DistributedDataParallel | None = None
+        self._first = True
         self.live = True
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> None:
@@ -48,10 +49,10 @@ class Ddp:
         if not any(param.requires_grad for param in module.parameters()):
             raise DataError('the model has no params to train; device.parallel = "ddp" needs some')
         synchronise_norms(module, self)
+        self._first = True
         gpu = [self._device.index or 0] if self._device.type == "cuda" else None
-        # Not static_graph=True, which fails when the first pass of all does not synchronise.
         self._spread = DistributedDataParallel(
-            module, device_ids=gpu, find_unused_parameters=True, init_sync=False, **_LEAVE_BUFFERS
+            module, device_ids=gpu, static_graph=True, init_sync=False, **_LEAVE_BUFFERS
         )
 
     def share(self, places: torch.Tensor) -> torch.Tensor:
@@ -69,7 +70,11 @@ class Ddp:
         """As `Form.backward`."""
         assert self._spread is not None
         self.live = live
-        with nullcontext() if last else self._spread.no_sync():
+        # The first pass of all must add up, or the static graph is not known; it does no harm, as
+        # the mean of equal gradients is that gradient.
+        adding = last or self._first
+        self._first = False
+        with nullcontext() if adding else self._spread.no_sync():
             with self._autocast():
                 outputs = self._spread(inputs)
             # DistributedDataParallel divides what it adds up by the number of ranks.

@@ -35,7 +35,7 @@ def join(plan: ParallelPlan, rank: int, meeting_place: Path) -> Form:
         torch.cuda.set_device(device)
     dist.init_process_group(
         plan.backend,
-        store=dist.FileStore(str(meeting_place), plan.ranks),
+        store=dist.FileStore(str(meeting_place), plan.ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=plan.ranks,
         timeout=timedelta(seconds=plan.timeout_s),

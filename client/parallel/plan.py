@@ -71,7 +71,8 @@ class ParallelPlan:
             devices = tuple(f"cuda:{gpu}" for gpu in gpus[:ranks])
         else:
             devices = ("cpu",) * _processes(config)
-        kind, reason = config.parallel, ""
+        kind: str = config.parallel
+        reason = ""
         if kind == "auto":
             kind, reason = _chosen(len(devices))
         return cls(kind=kind, devices=devices, timeout_s=config.rank_timeout_s, reason=reason)

@@ -14,9 +14,9 @@ import torch
 from meadow.apps import App
 from meadow.client.local_training import LocalTraining, Round
 from meadow.client.training_settings import TrainingSettings
+from meadow.client.warm_module import WarmModule
 from meadow.flower import params_to_arrays
 from meadow.module_params import build_module, params_of_module
-from meadow.client.warm_module import WarmModule
 from meadow.sections.device import DeviceConfig
 from meadow.task import Site
 
@@ -71,9 +71,7 @@ class Bench:
                 data=data,
                 settings=TrainingSettings(**settings),
                 client=1,
-                load=lambda generation: module.with_params(
-                    arrays, seed=0, generation=generation
-                ),
+                load=lambda generation: module.with_params(arrays, seed=0, generation=generation),
                 key=(key or self._rounds,),
             )
         )
