@@ -48,6 +48,7 @@ class LocalTraining:
 
     Attributes:
         device: where this process computes.
+        module_device: where its whole module is: the CPU, if ranks hold parts of it.
         text: the devices for people.
     """
 
@@ -67,7 +68,7 @@ class LocalTraining:
         self._saves = saves
         self._ranks = 1
         self._micro_batch = MicroBatch()
-        self.device = device
+        self.device = self.module_device = device
         self.text = text or device
 
     @classmethod
@@ -96,6 +97,7 @@ class LocalTraining:
             text=device if plan.kind == "none" else plan.text + reason,
         )
         made._ranks = plan.ranks if group else 1
+        made.module_device = "cpu" if plan.sharded else device
         return made
 
     def train(self, work: Round) -> tuple[torch.nn.Module, int, dict[str, float]]:

@@ -20,6 +20,7 @@ from .micro_batch import MicroBatch, ran_out_of_memory
 from .objectives import proximal
 from .optimizers import LocalOptimizer
 from .parallel.form import Alone, Form, LossOf
+from .parallel.sharded_tensors import local_of
 from .training_settings import TrainingSettings
 from .unfinished import Place, Unfinished
 
@@ -80,7 +81,7 @@ def train(
         DataError: the data are empty or not what the task needs, or the loss is not finite.
     """
     form = form or Alone()
-    own = (form.rank,) if form.rank else ()  # rank 0 draws what one process alone would draw
+    own = (form.part,) if form.part else ()  # part 0 draws what one process alone would draw
     stream = derive(settings.seed, settings.server_round, client, "training", *own)
     with seeded(stream, device):
         local = _Local(task, module, settings, client, device, form, micro_batch or MicroBatch())
@@ -113,9 +114,10 @@ class _Local:
         self._form = form
         self._micro_batch = micro_batch
         module.train()
-        form.attach(module, self._autocast)
+        module = form.attach(module, self._autocast)
         self._params = [p for p in module.parameters() if p.requires_grad]
-        self._starts = [p.detach().clone() for p in self._params] if settings.proximal_mu else []
+        starts = (local_of(p.detach()).clone() for p in self._params)
+        self._starts = [*starts] if settings.proximal_mu else []
         scaled = settings.precision == "fp16"
         self._scaler = torch.amp.GradScaler(self._device.type) if scaled else None
         self._optimizer = LocalOptimizer(self._params, settings)
@@ -137,7 +139,7 @@ class _Local:
                 seed=order,
                 epoch=place.epoch,
                 skip=place.batches,
-                share=form.share if form.ranks > 1 else None,
+                share=form.share if form.parts > 1 else None,
             )
             for group in _groups(batches, settings.accumulation_steps):
                 self._step(group, sizes[place.batches : place.batches + len(group)])
@@ -156,6 +158,7 @@ class _Local:
                     "invalid values in the data"
                 )
             place = place.in_next_epoch(samples=int(examples))
+        form.collect()
         return place.samples, means
 
     def _names(self) -> tuple[str, ...]:
@@ -190,7 +193,7 @@ class _Local:
         """Add up the gradients of the mean loss over all examples, on all ranks."""
         examples, form = sum(sizes), self._form
         for index, (batch, size) in enumerate(zip(group, sizes, strict=True)):
-            mine, most = form.rows(size), -(-size // form.ranks)
+            mine, most = form.rows(size), -(-size // form.parts)
             pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
             for number, (inputs, targets, live) in enumerate(pieces, 1):
                 inputs = inputs.to(self._device, non_blocking=True)
@@ -221,9 +224,10 @@ class _Local:
         settings = self._settings
         for param, start in zip(self._params, self._starts, strict=False):
             if param.grad is not None:
-                param.grad = proximal(param.grad, param.detach(), start, mu=settings.proximal_mu)
+                here = local_of(param.grad), local_of(param.detach())
+                here[0].copy_(proximal(*here, start, mu=settings.proximal_mu))
         if settings.gradient_clip_norm:
-            torch.nn.utils.clip_grad_norm_(self._params, settings.gradient_clip_norm)
+            self._form.clip(self._params, settings.gradient_clip_norm)
 
 
 def _sizes(data: Data, batch_size: int, form: Form) -> list[int]:
@@ -232,10 +236,10 @@ def _sizes(data: Data, batch_size: int, form: Form) -> list[int]:
     Raises:
         DataError: the ranks do not have the same number of samples.
     """
-    if form.ranks == 1:
+    if form.parts == 1:
         return []
     count = samples_in(data)
-    if form.totals([count]) != [count * form.ranks]:
+    if form.totals([count]) != [count * form.parts]:
         raise DataError(
             f"process {form.rank} of {form.ranks} has {count} samples, others another number; "
             "client_data must give the same data in every process"

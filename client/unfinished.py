@@ -17,6 +17,7 @@ from ..randomness import generator_states, set_generator_states
 from .mid_epoch import MidEpoch, Moment
 from .optimizers import LocalOptimizer
 from .parallel.form import Form
+from .parallel.sharded_tensors import local_of
 
 __all__ = ["Place", "Unfinished"]
 
@@ -107,18 +108,12 @@ class Unfinished:
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, param in self._module.named_parameters():
-            yield f"param:{name}", _local(param.detach())
+            yield f"param:{name}", local_of(param.detach())
         for name, buffer in self._module.named_buffers():
             yield f"buffer:{name}", buffer
         for number, slot in enumerate(self._optimizer.slots):
             for index, tensor in enumerate(slot):
-                yield f"slot:{number}:{index}", _local(tensor)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a sharded tensor that is here, or the whole of another."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
+                yield f"slot:{number}:{index}", local_of(tensor)
 
 
 def _read(saves: MidEpoch, step: int, rank: int) -> Moment:

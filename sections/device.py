@@ -10,7 +10,7 @@ from ..settings import refuse, setting
 
 __all__ = ["DeviceConfig", "check_device"]
 
-SPREAD = ("auto", "ddp")
+SPREAD = ("auto", "ddp", "fsdp", "tensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class DeviceConfig:
     gpus: str | int | tuple[int, ...] | None = setting(
         None, 'instead of device, the GPUs to use: "all", a number, a list of them, or "cpu"'
     )
-    parallel: Literal["none", "ddp", "auto"] = setting(
+    parallel: Literal["none", "ddp", "fsdp", "tensor", "auto"] = setting(
         "none", "how a round is spread over the GPUs, or over processes of the CPU"
     )
     processes: int | None = setting(

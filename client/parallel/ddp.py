@@ -11,14 +11,14 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ...errors import DataError
-from .form import Autocast, LossOf, rows_of
+from .divided import Divided, send_params
+from .form import Autocast, LossOf
 from .synchronous_norm import synchronise_norms
 
-__all__ = ["Ddp", "send_params", "totals"]
+__all__ = ["Ddp"]
 
 
 # The option's name since torch 2.13, and the one before.
@@ -28,24 +28,22 @@ _LEAVE_BUFFERS: dict[str, Any] = {
 }
 
 
-class Ddp:
+class Ddp(Divided):
     """Gradients are added up over ranks in buckets, while the backward pass still runs."""
 
     sharded = False
 
     def __init__(self, rank: int, ranks: int, device: str) -> None:
-        self.rank, self.ranks = rank, ranks
-        self._device = torch.device(device)
+        super().__init__(rank, ranks, device)
         self._spread: DistributedDataParallel | None = None
         self._first = True
-        self.live = True
 
-    def attach(self, module: torch.nn.Module, autocast: Autocast) -> None:
+    def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
         """As `Form.attach`; a module that comes again keeps its buckets."""
         self._autocast = autocast
         send_params(module)
         if self._spread is not None and self._spread.module is module:
-            return
+            return module
         if not any(param.requires_grad for param in module.parameters()):
             raise DataError('the model has no params to train; device.parallel = "ddp" needs some')
         synchronise_norms(module, self)
@@ -54,15 +52,7 @@ class Ddp:
         self._spread = DistributedDataParallel(
             module, device_ids=gpu, static_graph=True, init_sync=False, **_LEAVE_BUFFERS
         )
-
-    def share(self, places: torch.Tensor) -> torch.Tensor:
-        """As `Form.share`."""
-        mine = rows_of(len(places), self.rank, self.ranks)
-        return places[mine.start : mine.stop] if mine else places[:1]
-
-    def rows(self, count: int) -> int:
-        """As `Form.rows`."""
-        return len(rows_of(count, self.rank, self.ranks))
+        return module
 
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
@@ -80,21 +70,9 @@ class Ddp:
             # DistributedDataParallel divides what it adds up by the number of ranks.
             torch.autograd.backward(loss(outputs, targets) * self.ranks)
 
-    def totals(self, values: Sequence[float]) -> list[float]:
-        """As `Form.totals`."""
-        return totals(values, self._device)
+    def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
+        """As `Form.clip`."""
+        torch.nn.utils.clip_grad_norm_(params, norm)
 
-
-def totals(values: Sequence[float], device: torch.device) -> list[float]:
-    """Return the sums over all ranks."""
-    sums = torch.tensor(list(values), dtype=torch.float64, device=device)
-    dist.all_reduce(sums)
-    return [float(value) for value in sums]
-
-
-@torch.no_grad()
-def send_params(module: torch.nn.Module) -> None:
-    """Give all ranks rank 0's params and buffers."""
-    tensors = [tensor.detach() for tensor in module.state_dict().values()]
-    for work in [dist.broadcast(tensor, 0, async_op=True) for tensor in tensors]:
-        work.wait()
+    def collect(self) -> None:
+        """As `Form.collect`."""

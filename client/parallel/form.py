@@ -26,17 +26,21 @@ class Form(Protocol):
     Attributes:
         rank: this process among those that train together, from 0.
         ranks: how many they are.
+        parts: in how many parts a batch is divided.
+        part: which of them is this rank's.
         sharded: whether each rank holds a part of the params, rather than all of them.
     """
 
     rank: int
     ranks: int
+    part: int
+    parts: int
     sharded: bool
 
-    def attach(self, module: torch.nn.Module, autocast: Autocast) -> None:
-        """Take the module of a round, and what its forward pass runs in.
+    def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
+        """Take the module of a round, and what its forward pass runs in; returns what is trained.
 
-        Guarantees: all ranks then have rank 0's params and buffers.
+        Guarantees: all ranks then have rank 0's params and buffers, or their parts of them.
         """
 
     def share(self, places: torch.Tensor) -> torch.Tensor:
@@ -61,17 +65,24 @@ class Form(Protocol):
         """
 
     def totals(self, values: Sequence[float]) -> list[float]:
-        """Return the sums over all ranks."""
+        """Return the sums over all parts of the batches."""
+
+    def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
+        """Scale the gradients so that their L2 norm, over all ranks, is `norm` at most."""
+
+    def collect(self) -> None:
+        """Put what was trained into the module that was attached, whole."""
 
 
 class Alone:
     """The form of one process."""
 
-    rank, ranks, sharded = 0, 1, False
+    rank, ranks, part, parts, sharded = 0, 1, 0, 1, False
 
-    def attach(self, module: torch.nn.Module, autocast: Autocast) -> None:
+    def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
         """As `Form.attach`."""
         self._module, self._autocast = module, autocast
+        return module
 
     def share(self, places: torch.Tensor) -> torch.Tensor:
         """As `Form.share`."""
@@ -92,6 +103,13 @@ class Alone:
     def totals(self, values: Sequence[float]) -> list[float]:
         """As `Form.totals`."""
         return list(values)
+
+    def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
+        """As `Form.clip`."""
+        torch.nn.utils.clip_grad_norm_(params, norm)
+
+    def collect(self) -> None:
+        """As `Form.collect`."""
 
 
 def rows_of(count: int, rank: int, ranks: int) -> range:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,7 +42,20 @@ def join(plan: ParallelPlan, rank: int, meeting_place: Path) -> Form:
         timeout=timedelta(seconds=plan.timeout_s),
     )
     dist.barrier()
-    return Ddp(rank, plan.ranks, device)
+    return _form_class(plan.kind)(rank, plan.ranks, device)
+
+
+def _form_class(kind: str) -> Callable[[int, int, str], Form]:
+    """Return a form by name; what it needs of torch is loaded now."""
+    if kind == "fsdp":
+        from .fsdp import Fsdp
+
+        return Fsdp
+    if kind == "tensor":
+        from .tensor import Tensor
+
+        return Tensor
+    return Ddp
 
 
 def leave() -> None:

@@ -36,6 +36,11 @@ class ParallelPlan:
         return len(self.devices)
 
     @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a part of the params only."""
+        return self.kind in ("fsdp", "tensor")
+
+    @property
     def backend(self) -> str:
         """What the ranks speak with each other."""
         return "nccl" if self.devices[0].startswith("cuda") else "gloo"

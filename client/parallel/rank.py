@@ -66,7 +66,7 @@ class _Member:
         self._task = task
         self._form = form
         self._device = start.plan.devices[start.rank]
-        self._module = WarmModule(task, self._device)
+        self._module = WarmModule(task, "cpu" if start.plan.sharded else self._device)
         self._data: tuple[Site, SiteData] | None = None
 
     def train(self, order: RoundOrder) -> None:
