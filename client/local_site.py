@@ -64,7 +64,11 @@ class LocalSite:
             _arrays(message), seed=settings.seed, generation=self._training.generation
         )
         examples, means = evaluate(
-            self._task, module, data, batch_size=settings.batch_size, device=self._training.module_device
+            self._task,
+            module,
+            data,
+            batch_size=settings.batch_size,
+            device=self._training.module_device,
         )
         metrics = MetricRecord({"num-examples": examples, **means})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -49,7 +49,7 @@ class DeviceConfig:
     )
     threads: int = setting(1, "CPU threads of a process", at_least=1, at_most=4096)
     memory_mb_max: int | None = setting(
-        None, "training is stopped beyond this much memory; no limit if absent", at_least=64
+        None, "training is stopped beyond this much memory, of all its processes; no limit if absent", at_least=64
     )
 
 

@@ -36,16 +36,18 @@ class Ddp(Divided):
     def __init__(self, rank: int, ranks: int, device: str) -> None:
         super().__init__(rank, ranks, device)
         self._spread: DistributedDataParallel | None = None
+        self._attached: torch.nn.Module | None = None
         self._first = True
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
         """As `Form.attach`; a module that comes again keeps its buckets."""
         self._autocast = autocast
         send_params(module)
-        if self._spread is not None and self._spread.module is module:
+        if self._attached is module:
             return module
         if not any(param.requires_grad for param in module.parameters()):
             raise DataError('the model has no params to train; device.parallel = "ddp" needs some')
+        self._attached = module
         synchronise_norms(module, self)
         self._first = True
         gpu = [self._device.index or 0] if self._device.type == "cuda" else None

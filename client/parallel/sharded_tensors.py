@@ -13,13 +13,13 @@ __all__ = ["clip_sharded", "local_of", "whole_of"]
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a sharded tensor that is here, or the whole of another."""
     to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()  # type: ignore[no-any-return]
+    return tensor if to_local is None else to_local()
 
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a sharded tensor in full; all ranks must ask for it."""
     full_tensor = getattr(tensor, "full_tensor", None)
-    return tensor if full_tensor is None else full_tensor()  # type: ignore[no-any-return]
+    return tensor if full_tensor is None else full_tensor()
 
 
 @torch.no_grad()

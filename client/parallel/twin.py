@@ -21,7 +21,10 @@ class Twin:
     """The spread copy of one module, kept from round to round."""
 
     def __init__(
-        self, module: torch.nn.Module, device: torch.device, spread: Callable[[torch.nn.Module], None]
+        self,
+        module: torch.nn.Module,
+        device: torch.device,
+        spread: Callable[[torch.nn.Module], None],
     ) -> None:
         self.whole = module
         self._device = device

@@ -13,6 +13,7 @@ import torch
 
 from meadow.apps import App
 from meadow.client.local_training import LocalTraining, Round
+from meadow.client.site_data import SiteData
 from meadow.client.training_settings import TrainingSettings
 from meadow.client.warm_module import WarmModule
 from meadow.flower import params_to_arrays
@@ -51,7 +52,7 @@ class Bench:
         """Return what trains as an owner's [device] says."""
         return LocalTraining.owned(
             self.task,
-            DeviceConfig(device="cpu", **device),
+            DeviceConfig(**{"device": "cpu", **device}),
             app_dir=str(self.app.folder),
             sha256=self.app.sha256,
             client_dir=self.folder,
@@ -62,8 +63,8 @@ class Bench:
     ) -> tuple[dict[str, torch.Tensor], int, dict[str, float]]:
         """Train a round; returns the params, the samples and the means."""
         self._rounds += 1
-        data = self.task.client_data(Site(index=0, count=2)).train
-        module = self._modules.setdefault(training, WarmModule(self.task, "cpu"))
+        data = SiteData(self.task, Site(index=0, count=2), training.device).loaded().train
+        module = self._modules.setdefault(training, WarmModule(self.task, training.module_device))
         arrays = params_to_arrays(params_of_module(build_module(self.task, 5)))
         trained, samples, means = training.train(
             Round(
