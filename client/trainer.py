@@ -204,11 +204,13 @@ class _Local:
     def _loss_of(self, examples: int, live: bool) -> LossOf:
         """Return what one piece adds to the loss whose gradient makes the step."""
 
-        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        def loss(
+            outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
+        ) -> torch.Tensor:
             if outputs.dtype in _AUTOCAST.values() and self._settings.precision != "fp32":
                 outputs = outputs.float()
             losses = self._task.loss(outputs, targets)
-            if live:
+            if live and note:
                 self._means.add(outputs, targets, losses)
             mean = losses.sum() / examples if live else losses.sum() * 0
             return self._scaler.scale(mean) if self._scaler else mean

@@ -10,7 +10,7 @@ from ..settings import refuse, setting
 
 __all__ = ["DeviceConfig", "check_device"]
 
-SPREAD = ("auto", "ddp", "fsdp", "tensor")
+SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class DeviceConfig:
     gpus: str | int | tuple[int, ...] | None = setting(
         None, 'instead of device, the GPUs to use: "all", a number, a list of them, or "cpu"'
     )
-    parallel: Literal["none", "ddp", "fsdp", "tensor", "auto"] = setting(
+    parallel: Literal["none", "ddp", "fsdp", "tensor", "pipeline", "auto"] = setting(
         "none", "how a round is spread over the GPUs, or over processes of the CPU"
     )
     processes: int | None = setting(
@@ -49,7 +49,9 @@ class DeviceConfig:
     )
     threads: int = setting(1, "CPU threads of a process", at_least=1, at_most=4096)
     memory_mb_max: int | None = setting(
-        None, "training is stopped beyond this much memory, of all its processes; no limit if absent", at_least=64
+        None,
+        "training is stopped beyond this much memory, of all its processes; no limit if absent",
+        at_least=64,
     )
 
 

@@ -16,8 +16,14 @@ __all__ = ["Alone", "Autocast", "Form", "LossOf", "rows_of"]
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
-LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(outputs, targets) -> the scalar whose gradient is wanted."""
+
+class LossOf(Protocol):
+    """The scalar whose gradient is wanted."""
+
+    def __call__(
+        self, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
+    ) -> torch.Tensor:
+        """Return it; with `note` the examples also count for loss and metrics."""
 
 
 class Form(Protocol):

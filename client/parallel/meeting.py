@@ -55,6 +55,10 @@ def _form_class(kind: str) -> Callable[[int, int, str], Form]:
         from .tensor import Tensor
 
         return Tensor
+    if kind == "pipeline":
+        from .pipeline import Pipeline
+
+        return Pipeline
     return Ddp
 
 

@@ -72,7 +72,9 @@ class Bench:
                 data=data,
                 settings=TrainingSettings(**settings),
                 client=1,
-                load=lambda generation: module.with_params(arrays, seed=0, generation=generation),
+                load=lambda generation: module.with_params(
+                    arrays, seed=settings.get("seed", 0), generation=generation
+                ),
                 key=(key or self._rounds,),
             )
         )
