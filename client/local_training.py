@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..module_params import build_module
 from ..sections.device import DeviceConfig
 from ..task import Site, Task
 from .micro_batch import MicroBatch
@@ -80,7 +81,8 @@ class LocalTraining:
         Raises:
             DataError: a device is not there, or the ranks do not start.
         """
-        plan = ParallelPlan.of(config)
+        size = _bytes_of(task) if config.parallel == "auto" else 0
+        plan = ParallelPlan.of(config, model_bytes=size)
         one = config.parallel == "none" and config.gpus is None
         device = choose_device(config.device if one else plan.devices[0])
         group = None
@@ -160,3 +162,8 @@ class LocalTraining:
         )
         forget_others(folder)
         return MidEpoch(folder=folder, every_steps=self._config.save_steps, ranks=self._ranks)
+
+
+def _bytes_of(task: Task) -> int:
+    params = build_module(task, 0).parameters()
+    return sum(param.numel() * param.element_size() for param in params)

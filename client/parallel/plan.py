@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,11 @@ from ...errors import DataError
 from ...sections.device import DeviceConfig
 
 __all__ = ["ParallelPlan"]
+
+COPIES = 4
+"""Params, gradients and Adam's two moments."""
+FILLED_MAX = 0.7
+"""How much of a GPU these may fill; activations need the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +59,18 @@ class ParallelPlan:
         return f"{', '.join(names)} as {self.ranks} ranks with {self.kind}"
 
     @classmethod
-    def of(cls, config: DeviceConfig, *, gpus_there: int | None = None) -> ParallelPlan:
+    def of(
+        cls,
+        config: DeviceConfig,
+        *,
+        model_bytes: int = 0,
+        gpus_there: int | None = None,
+        free_bytes: Callable[[str], int] | None = None,
+    ) -> ParallelPlan:
         """Return the plan for this machine.
+
+        `model_bytes` is the size of the params, by which "auto" decides. What the machine has is
+        asked of torch, unless `gpus_there` and `free_bytes`, of a device, say it.
 
         Raises:
             DataError: a GPU that the owner names is not there, or the number of processes is
@@ -79,7 +94,7 @@ class ParallelPlan:
         kind: str = config.parallel
         reason = ""
         if kind == "auto":
-            kind, reason = _chosen(len(devices))
+            kind, reason = _chosen(devices, model_bytes, free_bytes or _free_bytes)
         return cls(kind=kind, devices=devices, timeout_s=config.rank_timeout_s, reason=reason)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +132,21 @@ def _processes(config: DeviceConfig) -> int:
     return config.processes or 1
 
 
-def _chosen(devices: int) -> tuple[str, str]:
-    if devices == 1:
+def _free_bytes(device: str) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)
+
+
+def _chosen(
+    devices: tuple[str, ...], model_bytes: int, free_bytes: Callable[[str], int]
+) -> tuple[str, str]:
+    """Choose a form, and say why."""
+    if len(devices) == 1:
         return "none", "there is one device"
-    return "ddp", f"there are {devices} devices, and each holds the whole model"
+    if devices[0] == "cpu":
+        return "ddp", f"there are {len(devices)} processes in one memory"
+    needed, least = COPIES * model_bytes, min(free_bytes(device) for device in devices)
+    sizes = f"training needs about {needed / 1e9:.1f} GB for params, gradients and optimizer"
+    if needed > FILLED_MAX * least:
+        return "fsdp", f"{sizes}, more than {FILLED_MAX:.0%} of the {least / 1e9:.1f} GB free"
+    return "ddp", f"{sizes}, and each of {len(devices)} GPUs has {least / 1e9:.1f} GB free"

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.fleet
 
 SETTINGS = (
     "run.rounds=3",
-    "run.min_clients=2",
-    "simulation.clients=2",
+    "run.min_clients=3",
+    "simulation.clients=3",
     "training.epochs=2",
     "training.batch_size=8",
     "training.learning_rate=0.05",
@@ -37,10 +37,10 @@ save_steps = 3
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A server, a client of two ranks, and a plain one."""
+    """A server, a client of two ranks, and two plain ones."""
     folder = tmp_path_factory.mktemp("ranks")
     shutil.copytree(SCANS, folder / "scans")
-    with federation(folder, folder / "scans", clients=2) as running:
+    with federation(folder, folder / "scans", clients=3) as running:
         file = running.client_dir(0) / "client.toml"
         file.write_text(file.read_text().replace("\n[device]\n", DEVICE))
         yield running
@@ -72,7 +72,7 @@ def finished(fleet: Federation, run: int) -> dict[str, torch.Tensor]:
     """Wait for the end of a run; returns its model."""
     assert fleet.wait_for_end(run)["status"] == "finished"
     rows = fleet.rounds(run)
-    assert [(row["clients"], row["failures"]) for row in rows] == [(2, 0)] * 3, rows
+    assert [(row["clients"], row["failures"]) for row in rows] == [(3, 0)] * 3, rows
     return model(fleet.run_dir(run) / "model.safetensors")
 
 
@@ -109,3 +109,11 @@ def test_a_death_costs_a_few_steps(
         fleet.clients[0].start()
     assert distance(finished(fleet, run), undisturbed) == 0
     assert 3 * STEPS <= passes(fleet) <= 3 * STEPS + 4
+
+
+def test_the_server_may_see_sums_alone(
+    fleet: Federation, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    """Secure aggregation takes the update of two ranks as it takes any other."""
+    run = fleet.submit(*SETTINGS, "privacy.secure_aggregation.enabled=true")
+    assert distance(finished(fleet, run), undisturbed) < 1e-2  # updates are rounded for the sum

@@ -59,7 +59,7 @@ def test_a_killed_rank_costs_a_few_steps(bench: Bench, spread: LocalTraining) ->
 def test_what_cannot_be_cut_is_refused(bench: Bench, spread: LocalTraining) -> None:
     """A module that is no sequence is a sentence, not a wrong model."""
     (bench.folder / "sequence").unlink()
-    with pytest.raises(DataError, match="needs a model that is an nn.Sequential"):
+    with pytest.raises(DataError, match=r"needs a model that is an nn\.Sequential"):
         bench.train(spread, batch_size=8, seed=3)  # another seed: the model is built again
 
 

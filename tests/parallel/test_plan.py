@@ -14,7 +14,12 @@ from meadow.sections.device import DeviceConfig
 
 
 def plan(gpus_there: int, **device: Any) -> ParallelPlan:
-    return ParallelPlan.of(DeviceConfig(**device), gpus_there=gpus_there)
+    return ParallelPlan.of(
+        DeviceConfig(**device),
+        model_bytes=10**9,
+        gpus_there=gpus_there,
+        free_bytes=lambda gpu: 5 * 10**9 if gpu == "cuda:3" else 80 * 10**9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,6 +36,8 @@ def plan(gpus_there: int, **device: Any) -> ParallelPlan:
         (1, {"parallel": "auto"}, "none", ("cuda:0",)),
         (2, {"parallel": "auto"}, "ddp", ("cuda:0", "cuda:1")),
         (0, {"parallel": "auto"}, "none", ("cpu",)),
+        (0, {"parallel": "auto", "processes": 2}, "ddp", ("cpu", "cpu")),
+        (4, {"gpus": (0, 3), "parallel": "auto"}, "fsdp", ("cuda:0", "cuda:3")),
     ],
 )
 def test_who_trains(there: int, device: dict[str, Any], kind: str, devices: Any) -> None:
