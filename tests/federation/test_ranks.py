@@ -117,3 +117,24 @@ def test_the_server_may_see_sums_alone(
     """Secure aggregation takes the update of two ranks as it takes any other."""
     run = fleet.submit(*SETTINGS, "privacy.secure_aggregation.enabled=true")
     assert distance(finished(fleet, run), undisturbed) < 1e-2  # updates are rounded for the sum
+
+
+def test_clients_of_the_other_forms(tmp_path: Path) -> None:
+    """Clients that hold parts of the params on each rank make the model of plain ones."""
+    app = tmp_path / "scans"
+    shutil.copytree(SCANS, app)
+    (app / "sequence").write_text("also for the server, which has a copy of the app\n")
+    with federation(tmp_path, app, clients=3) as fleet:
+        for index, form in enumerate(("fsdp", "tensor", "pipeline")):
+            file = fleet.client_dir(index) / "client.toml"
+            device = DEVICE.replace('"ddp"', f'"{form}"')
+            file.write_text(file.read_text().replace("\n[device]\n", device))
+        run = fleet.submit(*SETTINGS)
+        assert fleet.wait_for_end(run)["status"] == "finished"
+        rows = fleet.rounds(run)
+        assert [(row["clients"], row["failures"]) for row in rows] == [(3, 0)] * 3, rows
+        made = model(fleet.run_dir(run) / "model.safetensors")
+    options = [part for setting in SETTINGS for part in ("--set", setting)]
+    arguments = ("--executor", "sequential", "--out", str(tmp_path / "plain"), *options)
+    meadow("simulate", str(app), *arguments)
+    assert distance(made, model(tmp_path / "plain" / "model.safetensors")) < 1e-5

@@ -68,3 +68,12 @@ def test_all_ranks_make_as_many_pieces(rows: int, most: int) -> None:
     assert len(pieces) == -(-most // 3)
     assert [int(x) for part, _, live in pieces if live for x in part] == list(range(rows))
     assert all(len(part) for part, _, _ in pieces)
+
+
+def test_the_owner_decides_the_precision(bench: Bench) -> None:
+    """What [device] says counts, whatever the run says."""
+    said, *_ = bench.train(bench.training(), precision="bf16", **SETTINGS)
+    owned, *_ = bench.train(bench.training(precision="bf16"), precision="fp32", **SETTINGS)
+    plain, *_ = bench.train(bench.training(), precision="fp32", **SETTINGS)
+    assert distance(owned, said) == 0
+    assert distance(owned, plain) > 0
