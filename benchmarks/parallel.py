@@ -5,7 +5,7 @@ CPU. `ddp_speedup_2` is the samples a second of two ranks of one thread over tho
 of one thread; both are trained in turns, and the median of each counts. `warm_overhead_ms` is what
 a round of a single step of a few images takes longer on the two ranks: orders, params, totals.
 
-    python benchmarks/parallel.py [--repeats 5] [--epochs 3]
+    python benchmarks/parallel.py [--repeats 5] [--epochs 10]
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=10)
     options = parser.parse_args()
     torch.set_num_threads(1)
     app, site = App.load(APP, environ={}), Site(index=0, count=1)
