@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -28,9 +29,18 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def batches_of(
-    data: Data, batch_size: int, *, seed: int | None = None, epoch: int = 0
+    data: Data,
+    batch_size: int,
+    *,
+    seed: int | None = None,
+    epoch: int = 0,
+    skip: int = 0,
+    share: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> Iterator[Batch]:
     """Yield (inputs, targets); with a seed in the epoch's random order, else as the data lie.
+
+    The first `skip` batches are left out. Of a batch's places, in their order, only those that
+    `share` returns are loaded.
 
     The last batch may be smaller. A DataLoader keeps its own batches and order; if it has
     generators of its own they are seeded from `seed` and `epoch`, so that they do not depend on
@@ -44,19 +54,27 @@ def batches_of(
         raise DataError("there are no samples; a site's data must not be empty")
     if isinstance(data, DataLoader):
         _reseed(data, seed, epoch)
-        yield from (_pair(batch) for batch in data)
+        if share is not None:
+            raise DataError(
+                "a DataLoader makes its own batches, which cannot be divided among processes; "
+                "give its Dataset instead"
+            )
+        yield from (_pair(batch) for batch in islice(data, skip, None))
         return
     order = _order(count, seed, epoch)
     if (pooled := in_pool(data)) is not None:
         (inputs, targets), places = pooled
         order = (order if places is None else places[order]).to(inputs.device)
-        for start in range(0, count, batch_size):
+        for start in range(skip * batch_size, count, batch_size):
             chosen = order[start : start + batch_size]
+            chosen = chosen if share is None else share(chosen)
             yield inputs[chosen], targets[chosen]
         return
     samples = cast(Dataset[Batch], data)
-    for start in range(0, count, batch_size):
-        yield _pair(default_collate(_items(samples, order[start : start + batch_size].tolist())))
+    for start in range(skip * batch_size, count, batch_size):
+        chosen = order[start : start + batch_size]
+        chosen = chosen if share is None else share(chosen)
+        yield _pair(default_collate(_items(samples, chosen.tolist())))
 
 
 def in_pool(data: Data) -> tuple[Batch, torch.Tensor | None] | None:

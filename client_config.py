@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .sections.device import DeviceConfig, check_device
 from .settings import Settings, refuse, setting
 from .settings_sources import given_by_table, read_toml
 from .settings_values import build
@@ -39,17 +40,6 @@ class DataConfig:
     count: int | None = setting(None, "how many sites there are", at_least=1)
     config: Mapping[str, Any] = field(default_factory=dict)
     """The free keys: what the task's `client_data` finds in `Site.config`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
-    """[device]: what training may use of this machine."""
-
-    device: str = setting("auto", 'where training runs: "auto", "cpu", "cuda", "cuda:0", "mps"')
-    threads: int = setting(1, "CPU threads", at_least=1, at_most=4096)
-    memory_mb_max: int | None = setting(
-        None, "training is stopped beyond this much memory; no limit if absent", at_least=64
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,19 +131,14 @@ def make_client_config(values: Mapping[str, Any], *, where: str = "settings") ->
 
 
 def _check(config: ClientConfig, where: str) -> None:
-    data, device, policy = config.data, config.device.device, config.policy
+    data, policy = config.data, config.policy
     if data.index is not None and data.count is not None and data.index >= data.count:
         refuse(
             where,
             "data.index",
             f"= {data.index} must be less than data.count = {data.count}: sites count from 0",
         )
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", device):
-        refuse(
-            where,
-            "device.device",
-            f'must be "auto", "cpu", "mps", "cuda" or "cuda:" and a number, got {device!r}',
-        )
+    check_device(config.device, where)
     for app in policy.allowed_apps:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", app):
             refuse(

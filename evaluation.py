@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -67,9 +68,29 @@ class ExampleMeans:
         """Return the means of all examples so far; not a number where nothing else is right."""
         return {name: _mean(values, self.examples) for name, values in self._values.items()}
 
+    def sums(self) -> list[float]:
+        """Return the sums of all examples so far: of the loss, then of each metric."""
+        return [_sum(values) for values in self._values.values()]
+
+    def mark(self) -> tuple[int, int]:
+        """Return how much there is, for `back_to`."""
+        return len(self._values["loss"]), self.examples
+
+    def back_to(self, mark: tuple[int, int]) -> None:
+        """Forget the examples that were added since a mark."""
+        batches, self.examples = mark
+        for values in self._values.values():
+            del values[batches:]
+
+    def extend(self, other: Mapping[str, torch.Tensor]) -> None:
+        """Take the values of other examples, as `values` gave them."""
+        for name, values in other.items():
+            self._values[name].append(values)
+        self.examples += len(other.get("loss", ()))
+
     def values(self) -> dict[str, torch.Tensor]:
         """Return each example's values so far, by name: (examples,)."""
-        return {name: torch.cat(values) for name, values in self._values.items()}
+        return {name: torch.cat(values) for name, values in self._values.items() if values}
 
     def _take(self, name: str, values: torch.Tensor, count: int) -> None:
         if not isinstance(values, torch.Tensor) or values.shape != (count,):
@@ -82,4 +103,8 @@ class ExampleMeans:
 
 
 def _mean(values: list[torch.Tensor], examples: int) -> float:
-    return float(torch.cat(values).double().sum()) / examples if examples else float("nan")
+    return _sum(values) / examples if examples else float("nan")
+
+
+def _sum(values: list[torch.Tensor]) -> float:
+    return float(torch.cat(values).double().sum()) if values else 0.0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-__all__ = ["seeded"]
+__all__ = ["generator_states", "seeded", "set_generator_states"]
 
 
 @contextmanager
@@ -33,3 +35,33 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+def generator_states(device: str = "cpu") -> dict[str, NDArray[Any]]:
+    """Return where the global generators are, as arrays."""
+    _, words, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    assert kind == "MT19937", kind
+    states = {
+        "torch": torch.default_generator.get_state().numpy().copy(),
+        "python": np.array(words, np.uint64),
+        "python-gauss": np.array([] if gauss is None else [gauss], np.float64),
+        "numpy": np.array(keys, np.uint64),
+        "numpy-rest": np.array([place, has_gauss, cached], np.float64),
+    }
+    if torch.device(device).type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device).numpy().copy()
+    return states
+
+
+def set_generator_states(states: Mapping[str, NDArray[Any]], device: str = "cpu") -> None:
+    """Put the global generators where `generator_states` found them."""
+    gauss = states["python-gauss"]
+    words = tuple(int(word) for word in states["python"])
+    random.setstate((3, words, float(gauss[0]) if gauss.size else None))
+    place, has_gauss, cached = states["numpy-rest"]
+    keys = states["numpy"].astype(np.uint32)
+    np.random.set_state(("MT19937", keys, int(place), int(has_gauss), float(cached)))
+    torch.default_generator.set_state(torch.from_numpy(np.array(states["torch"], np.uint8)))
+    if "cuda" in states:
+        torch.cuda.set_rng_state(torch.from_numpy(np.array(states["cuda"], np.uint8)), device)

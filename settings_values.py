@@ -68,9 +68,10 @@ def _convert(key: str, given: Given, kind: Any, rule: Rule) -> Any:
         value = float(value) if abs(value) < 1 << 1000 else math.inf
     if _is_free(kind):
         return _convert_free(key, given.where, kind, value)
-    if _origin_class(kind) is tuple and isinstance(value, list):
+    lists = [k for k in kinds if _origin_class(k) is tuple]
+    if lists and isinstance(value, list):
         value = tuple(value)
-        fits = all(isinstance(item, str) and item for item in value)
+        fits = all(type(item) is get_args(lists[0])[0] and item != "" for item in value)
     else:
         fits = type(value) in kinds and value != ""
     if type(value) is float and not math.isfinite(value):
@@ -147,10 +148,14 @@ def _wanted(kinds: tuple[Any, ...], rule: Rule) -> str:
         return _listed(rule.choices)
     if float in kinds and int in kinds:
         kinds = (float,)
-    name = " or ".join(_NAMES.get(kind, "a list of texts") for kind in kinds)
+    name = " or ".join(_NAMES[kind] if kind in _NAMES else _list_of(kind) for kind in kinds)
     signs = (">=", rule.at_least), (">", rule.above), ("<=", rule.at_most), ("<", rule.below)
     bounds = [f"{sign} {bound}" for sign, bound in signs if bound is not None]
     return " ".join([name, " and ".join(bounds)]).strip()
+
+
+def _list_of(kind: Any) -> str:
+    return "a list of whole numbers" if get_args(kind)[0] is int else "a list of texts"
 
 
 def _listed(values: Sequence[Any]) -> str:

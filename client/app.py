@@ -16,6 +16,7 @@ from ..task import Site, Task
 
 if TYPE_CHECKING:
     from .local_site import LocalSite
+    from .local_training import LocalTraining
 
 __all__ = ["client_app", "site_of"]
 
@@ -24,7 +25,13 @@ DEVICE_VARIABLE = "MEADOW_DEVICE"
 _OWN_KEYS = ("site-index", "site-count", "partition-id", "num-partitions")
 
 
-def client_app(task: Task, *, device: str | None = None, copies: bool = True) -> ClientApp:
+def client_app(
+    task: Task,
+    *,
+    device: str | None = None,
+    copies: bool = True,
+    training: LocalTraining | None = None,
+) -> ClientApp:
     """Return a Flower ClientApp for `task`; it also runs under Flower alone.
 
     It answers "train" with the params after training, "evaluate" with metrics, and "query" with
@@ -35,8 +42,10 @@ def client_app(task: Task, *, device: str | None = None, copies: bool = True) ->
     next message: for a process that sends them at once.
 
     `device` is "auto", "cpu" or a GPU as "cuda:0"; by default what MEADOW_DEVICE says, or "auto".
+    `training` says more than that, for the agents' training process.
     """
-    sites = _Sites(task, device or os.environ.get(DEVICE_VARIABLE, "auto"), copies)
+    wanted = device or os.environ.get(DEVICE_VARIABLE, "auto")
+    sites = _Sites(task, wanted, copies, training)
     app = ClientApp()
 
     @app.train()
@@ -60,8 +69,11 @@ class _Sites:
     torch is imported at the first message, so that an app can be looked at without it.
     """
 
-    def __init__(self, task: Task, device: str, copies: bool) -> None:
+    def __init__(
+        self, task: Task, device: str, copies: bool, training: LocalTraining | None
+    ) -> None:
         self._task = task
+        self._training = training
         self._copies = copies
         self._wanted = device
         self._make: Any = None
@@ -80,13 +92,16 @@ class _Sites:
     def _made(self, site: Site) -> LocalSite:
         if self._make is None:
             from .local_site import LocalSite
+            from .local_training import LocalTraining
             from .trainer import choose_device
             from .warm_module import WarmModule
 
-            device = choose_device(self._wanted)
-            module = WarmModule(self._task, device)
+            training = self._training
+            if training is None:
+                training = LocalTraining(self._task, choose_device(self._wanted))
+            module = WarmModule(self._task, training.module_device)
             self._make = lambda site: LocalSite(
-                self._task, site, device=device, module=module, copies=self._copies
+                self._task, site, training=training, module=module, copies=self._copies
             )
         made: LocalSite = self._make(site)
         return made

@@ -42,6 +42,8 @@ _TEMPLATE = """\
 
 [device]
 # device = "auto"            # "auto", "cpu", "cuda", "cuda:0", "mps"
+# gpus = "all"               # instead of device: "all", a number, a list of them, "cpu"
+# parallel = "auto"          # spread a round over them: "ddp", "fsdp", "tensor" or "auto"
 # threads = 1
 # memory_mb_max = 8000       # training is stopped beyond that
 

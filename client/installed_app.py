@@ -10,6 +10,7 @@ from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..apps import App
+from ..client_config import load_client_config
 from ..errors import AppError
 from ..flower import identify_process, rebuild_message, set_message_id
 from ..transport.blobs import blob_path
@@ -60,11 +61,18 @@ class InstalledApp:
                 )
             return cls(app, _secured(client_app, start), start, "as the app chooses")
         from .app import client_app
-        from .trainer import choose_device  # torch, which a plain Flower app may do without
+        from .local_training import LocalTraining  # torch, which a plain Flower app may do without
 
-        device = choose_device(start.device)
-        made = client_app(app.load_task(), device=device, copies=False)
-        return cls(app, _secured(made, start), start, device)
+        task = app.load_task()
+        training = LocalTraining.owned(
+            task,
+            load_client_config(start.client_dir).device,
+            app_dir=start.app_dir,
+            sha256=start.sha256,
+            client_dir=Path(start.client_dir),
+        )
+        made = client_app(task, copies=False, training=training)
+        return cls(app, _secured(made, start), start, training.text)
 
     def execute(self, work: TrainingWork) -> TrainingDone:
         """Execute one instruction.

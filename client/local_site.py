@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from ..batches import samples_in
-from ..errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
+from ..errors import NOTHING_TO_EVALUATE, ProtocolError
 from ..evaluation import evaluate
 from ..flower import arrays_to_params, params_to_arrays
 from ..module_params import params_of_module
 from ..privacy.dp.clipping import Clipping
-from ..task import ClientData, Site, Task
+from ..task import Site, Task
 from .clipped_reply import clipped_reply
 from .local_algorithms import local_algorithm
 from .local_session import LocalSession, without_companions
+from .local_training import LocalTraining, Round
 from .personal import PERSONAL, Personal, PersonalBench, evaluate_own
+from .site_data import SiteData
 from .trainer import train
 from .training_settings import TrainingSettings
 from .warm_module import WarmModule
-
-if TYPE_CHECKING:
-    from ..task import Data
 
 __all__ = ["LocalSite"]
 
@@ -36,14 +35,14 @@ class LocalSite:
     """Answers a server's messages with one site's data, which are loaded when first needed."""
 
     def __init__(
-        self, task: Task, site: Site, *, device: str, module: WarmModule, copies: bool
+        self, task: Task, site: Site, *, training: LocalTraining, module: WarmModule, copies: bool
     ) -> None:
         self._task = task
         self._site = site
-        self._device = device
+        self._training = training
         self._module = module
         self._copies = copies
-        self._data: ClientData | None = None
+        self._data = SiteData(task, site, training.device)
 
     def train(self, message: Message, *, client: int, state: RecordDict) -> Message:
         """Train from the message's params; the reply has the new ones and "num-examples".
@@ -51,44 +50,62 @@ class LocalSite:
         `state` is what the client keeps between messages: some algorithms change it.
         """
         settings = TrainingSettings.of(_config(message))
-        answer = self._train_personal if settings.algorithm in PERSONAL else self._train
-        examples, means, arrays = answer(_arrays(message), settings, client, state)
+        arrays = _arrays(message)
+        if settings.algorithm == "plain":
+            key = (message.metadata.run_id, message.metadata.message_id)
+            examples, means, trained = self._train(arrays, settings, client, key)
+        else:
+            settings = self._training.alone(settings)
+            answer = self._train_personal if settings.algorithm in PERSONAL else self._train_session
+            examples, means, trained = answer(arrays, settings, client, state)
         metrics = MetricRecord({"num-examples": examples, **means})
         clipping = Clipping.of(_config(message))
         if clipping is not None:
-            arrays, metrics = clipped_reply(_arrays(message), arrays, clipping)
-        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+            trained, metrics = clipped_reply(arrays, trained, clipping)
+        return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
     def _train(
+        self,
+        arrays: ArrayRecord,
+        settings: TrainingSettings,
+        client: int,
+        key: tuple[object, ...],
+    ) -> Trained:
+        """Train as the owner's [device] says, on however many ranks."""
+        round_ = Round(
+            site=self._site,
+            data=self._data.loaded().train,
+            settings=settings,
+            client=client,
+            load=lambda generation: self._module.with_params(
+                arrays, seed=settings.seed, generation=generation
+            ),
+            key=key,
+        )
+        module, examples, means = self._training.train(round_)
+        return examples, means, params_to_arrays(params_of_module(module, copy=self._copies))
+
+    def _train_session(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
     ) -> Trained:
-        algorithm, data, session = local_algorithm(settings), self._loaded().train, None
+        """Train under an algorithm that asks for more."""
+        algorithm, data = local_algorithm(settings), self._data.loaded().train
+        device = self._training.device
         module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
-        loss = 0.0
-        if settings.algorithm != "plain":
-            session = LocalSession(algorithm, module, arrays, state)
+        session, loss = LocalSession(algorithm, module, arrays, state), 0.0
         if algorithm.needs_losses:
-            _, before = evaluate(
-                self._task, module, data, batch_size=settings.batch_size, device=self._device
-            )
+            batch_size = settings.batch_size
+            _, before = evaluate(self._task, module, data, batch_size=batch_size, device=device)
             loss = before["loss"]
         examples, means = train(
-            self._task,
-            module,
-            data,
-            settings,
-            client=client,
-            device=self._device,
-            session=session,
+            self._task, module, data, settings, client=client, device=device, session=session
         )
-        if session is None:
-            return examples, means, params_to_arrays(params_of_module(module, copy=self._copies))
         return examples, means, session.finish(loss=loss, copy=self._copies)
 
     def _train_personal(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
     ) -> Trained:
-        bench, data = self._bench(settings, client, state), self._loaded().train
+        bench, data = self._bench(settings, client, state), self._data.loaded().train
         personal = PERSONAL[settings.algorithm]
         examples, means, params = personal.train(bench, arrays_to_params(arrays), data)
         return examples, means, params_to_arrays(params)
@@ -97,7 +114,7 @@ class LocalSite:
         return PersonalBench(
             task=self._task,
             module=self._module,
-            device=self._device,
+            device=self._training.device,
             client=client,
             settings=settings,
             state=state,
@@ -110,22 +127,28 @@ class LocalSite:
         training data, the metrics of those are there too, as "personal-loss".
         """
         settings = TrainingSettings.of(_config(message))
-        data = self._loaded().test
+        data = self._data.loaded().test
         if data is None or not samples_in(data):
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
         personal = PERSONAL.get(settings.algorithm)
         if personal is None and not settings.tuning_epochs:
-            module = self._module.with_params(_arrays(message), seed=settings.seed)
+            module = self._module.with_params(
+                _arrays(message), seed=settings.seed, generation=self._training.generation
+            )
             examples, means = evaluate(
-                self._task, module, data, batch_size=settings.batch_size, device=self._device
+                self._task,
+                module,
+                data,
+                batch_size=settings.batch_size,
+                device=self._training.module_device,
             )
         else:
             examples, means = evaluate_own(
-                self._bench(settings, client, state),
+                self._bench(self._training.alone(settings), client, state),
                 personal or Personal(),
                 arrays_to_params(_arrays(message)),
-                train_data=self._loaded().train,
+                train_data=self._data.loaded().train,
                 test_data=data,
             )
         metrics = MetricRecord({"num-examples": examples, **means})
@@ -133,7 +156,7 @@ class LocalSite:
 
     def count(self, message: Message) -> Message:
         """Say how many samples there are."""
-        data = self._loaded()
+        data = self._data.loaded()
         metrics = MetricRecord(
             {
                 "num-examples": samples_in(data.train),
@@ -141,23 +164,6 @@ class LocalSite:
             }
         )
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-    def _loaded(self) -> ClientData:
-        if self._data is None:
-            data = self._task.client_data(self._site)
-            if not isinstance(data, ClientData):
-                kind = type(data).__name__
-                raise DataError(f"client_data must return a meadow.ClientData, got a {kind}")
-            test = None if data.test is None else self._placed(data.test)
-            self._data = ClientData(train=self._placed(data.train), test=test)
-        return self._data
-
-    def _placed(self, data: Data) -> Data:
-        """Move a pair of tensors to the device once, not batch by batch."""
-        samples_in(data)  # raises where the data are of no use
-        if isinstance(data, tuple) and self._device != "cpu":
-            return data[0].to(self._device), data[1].to(self._device)
-        return data
 
 
 def _arrays(message: Message) -> ArrayRecord:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .parallel.sharded_tensors import local_of
 from .training_settings import TrainingSettings
 
 __all__ = ["LocalOptimizer", "Slots", "descend", "new_slots"]
@@ -85,8 +86,24 @@ class LocalOptimizer:
         self.param_groups = [{"params": params}]
         self._params = params
         self._settings = settings
-        self._slots = new_slots(params, settings) if slots is None else slots
+        if slots is None:
+            slots = new_slots([local_of(param.detach()) for param in params], settings)
+        self._slots = slots
         self._steps = 0
+
+    @property
+    def slots(self) -> Slots:
+        """What it remembers, parallel to the params."""
+        return self._slots
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has made."""
+        return self._steps
+
+    def resume(self, steps: int) -> None:
+        """Go on after so many steps, with slots that were set from outside."""
+        self._steps = steps
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -97,7 +114,7 @@ class LocalOptimizer:
         """Make a step with the params that have a gradient."""
         self._steps += 1
         used = [place for place, param in enumerate(self._params) if param.grad is not None]
-        gradients = [self._params[place].grad for place in used]
+        gradients = [local_of(self._params[place].grad) for place in used]  # type: ignore[arg-type]
         slots = [[slot[place] for place in used] for slot in self._slots]
-        params = [self._params[place] for place in used]
-        descend(params, gradients, slots, self._settings, step=self._steps)  # type: ignore[arg-type]
+        params = [local_of(self._params[place].detach()) for place in used]
+        descend(params, gradients, slots, self._settings, step=self._steps)

@@ -122,12 +122,9 @@ class TrainingProcess:
         return self._process.returncode is None
 
     def outgrown(self) -> bool:
-        """Return whether the process holds more memory than it may, where the system says it."""
-        try:
-            fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
-        except OSError:
-            return False
-        used = int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+        """Return whether the process, and what it started, hold more memory than they may, where
+        the system says it."""
+        used = _resident_pages(self._process.pid) * os.sysconf("SC_PAGE_SIZE")
         if self._memory_bytes_max is None or used <= self._memory_bytes_max:
             return False
         bound_mb = self._memory_bytes_max // 1_000_000
@@ -174,3 +171,14 @@ class TrainingProcess:
         if status < 0 and not self._killed_because:
             how = f"was killed by {signal.Signals(-status).name}"
         raise ProcessDiedError(f"the training process {how}; see {self._log}")
+
+
+def _resident_pages(pid: int) -> int:
+    """Return how much memory a process and its children hold; what they share counts for each."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        pages = int((folder / "statm").read_text().split()[1])
+        texts = [path.read_text() for path in (folder / "task").glob("*/children")]
+    except (OSError, IndexError):  # it ended meanwhile
+        return 0
+    return pages + sum(_resident_pages(int(child)) for text in texts for child in text.split())

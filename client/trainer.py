@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, cast
@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 import torch
 
-from ..batches import Batch, batches_of
+from ..batches import Batch, batches_of, samples_in
 from ..errors import DataError
 from ..evaluation import ExampleMeans
 from ..randomness import seeded
 from ..seeds import derive, spread
+from .micro_batch import MicroBatch, ran_out_of_memory
 from .objectives import proximal
 from .optimizers import LocalOptimizer, Slots
+from .parallel.form import Alone, Form, LossOf
+from .parallel.sharded_tensors import local_of
 from .training_settings import TrainingSettings
+from .unfinished import Place, Unfinished
 
 if TYPE_CHECKING:
     from ..task import Data, Task
+    from .mid_epoch import MidEpoch
 
 __all__ = ["Session", "choose_device", "train"]
 
@@ -72,19 +77,32 @@ def train(
     client: int,
     device: str,
     session: Session | None = None,
+    form: Form | None = None,
+    micro_batch: MicroBatch | None = None,
+    saves: MidEpoch | None = None,
+    resume_at: int = -1,
 ) -> tuple[int, dict[str, float]]:
     """Train `module` in place; returns the number of samples seen in an epoch, and the means of
     "loss" and the task's metrics over all examples, as they were before each step.
 
-    `session` is the algorithm's part in the steps, if it asks for more than training.
+    `session` is the algorithm's part in the steps, if it asks for more than training; it is for
+    one process, and is not saved. With `saves` the round is saved now and then; `resume_at` is
+    the step of a save to go on from.
+
     Guarantees: the same params, data, settings and client give the same bits in any process
-        that has as many threads and the same kind of device; no global generator is left
-        changed.
+        that has as many threads and the same kind of device, resumed or not; no global generator
+        is left changed. On several ranks the params are those of one within rounding, unless the
+        module draws random numbers.
     Raises:
         DataError: the data are empty or not what the task needs, or the loss is not finite.
     """
-    with seeded(derive(settings.seed, settings.server_round, client, "training"), device):
-        return _Local(task, module, settings, client, device, session).run(data)
+    form = form or Alone()
+    own = (form.part,) if form.part else ()  # part 0 draws what one process alone would draw
+    stream = derive(settings.seed, settings.server_round, client, "training", *own)
+    with seeded(stream, device):
+        pieces = micro_batch or MicroBatch()
+        local = _Local(task, module, settings, client, device, form, pieces, session)
+        return local.run(data, saves, resume_at)
 
 
 def batch_order_seed(settings: TrainingSettings, client: int) -> int:
@@ -103,48 +121,83 @@ class _Local:
         settings: TrainingSettings,
         client: int,
         device: str,
+        form: Form,
+        micro_batch: MicroBatch,
         session: Session | None,
     ) -> None:
         self._task = task
-        self._module = module
         self._settings = settings
         self._client = client
         self._device = torch.device(device)
+        self._form = form
+        self._micro_batch = micro_batch
+        module.train()
+        module = form.attach(module, self._autocast)
         self._params = [p for p in module.parameters() if p.requires_grad]
-        self._starts = [p.detach().clone() for p in self._params] if settings.proximal_mu else []
+        starts = (local_of(p.detach()).clone() for p in self._params)
+        self._starts = [*starts] if settings.proximal_mu else []
         self._session = session
-        slots = session.slots if session is not None else None
-        self._optimizer = LocalOptimizer(self._params, settings, slots)
         scaled = settings.precision == "fp16"
         self._scaler = torch.amp.GradScaler(self._device.type) if scaled else None
+        slots = session.slots if session is not None else None
+        self._optimizer = LocalOptimizer(self._params, settings, slots)
         self._means = ExampleMeans(task)
+        self._unfinished = Unfinished(module, self._optimizer, self._scaler, self._means, device)
 
-    def run(self, data: Data) -> tuple[int, dict[str, float]]:
+    def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
         """Train for the epochs that the settings ask for."""
-        order = batch_order_seed(self._settings, self._client)
-        self._module.train()
-        samples, means = 0, {}
-        for epoch in range(self._settings.epochs):
-            batches = batches_of(data, self._settings.batch_size, seed=order, epoch=epoch)
-            for group in _groups(batches, self._settings.accumulation_steps):
-                self._step(group)
-            samples = samples or self._means.examples
-            means = self._means.means()
+        settings, form = self._settings, self._form
+        order = batch_order_seed(settings, self._client)
+        sizes = _sizes(data, settings.batch_size, form)
+        place, means = Place(), {}
+        if saves is not None and at >= 0:
+            place = self._unfinished.resume(saves, at, form)
+        while place.epoch < settings.epochs:
+            batches = batches_of(
+                data,
+                settings.batch_size,
+                seed=order,
+                epoch=place.epoch,
+                skip=place.batches,
+                share=form.share if form.parts > 1 else None,
+            )
+            for group in _groups(batches, settings.accumulation_steps):
+                self._step(group, sizes[place.batches : place.batches + len(group)])
+                place = place.after(len(group))
+                if saves is not None and place.steps % saves.every_steps == 0:
+                    self._unfinished.save(saves, place, form)
+            examples, *sums = form.totals([self._means.examples, *self._means.sums()])
+            means = {
+                name: total / examples for name, total in zip(self._names(), sums, strict=True)
+            }
             if not math.isfinite(means["loss"]):
                 raise DataError(
                     f"the training loss is {means['loss']} in round "
-                    f"{self._settings.server_round}, epoch {epoch + 1}; lower "
+                    f"{settings.server_round}, epoch {place.epoch + 1}; lower "
                     "training.learning_rate, set training.gradient_clip_norm, or look for "
                     "invalid values in the data"
                 )
-        return samples, means
+            place = place.in_next_epoch(samples=int(examples))
+        form.collect()
+        return place.samples, means
 
-    def _step(self, group: list[Batch]) -> None:
+    def _names(self) -> tuple[str, ...]:
+        return "loss", *self._task.metrics
+
+    def _step(self, group: list[Batch], sizes: Sequence[int]) -> None:
         """Make one optimizer step from the mean gradient over all examples of these batches."""
-        examples = sum(len(targets) for _, targets in group)
-        for inputs, targets in group:
-            loss = self._losses(inputs, targets).sum() / examples
-            torch.autograd.backward(self._scaler.scale(loss) if self._scaler else loss)
+        sizes = sizes or [len(targets) for _, targets in group]
+        mark = self._means.mark()
+        while True:
+            try:
+                self._backward(group, sizes)
+                break
+            except Exception as error:
+                if not ran_out_of_memory(error) or self._form.ranks > 1:
+                    raise  # ranks that wait for this one are started again
+            self._micro_batch.halve(max(sizes))
+            self._means.back_to(mark)
+            self._optimizer.zero_grad()
         optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler looks at it
         if self._scaler:
             self._scaler.unscale_(optimizer)
@@ -156,15 +209,33 @@ class _Local:
             self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def _losses(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        inputs, targets = inputs.to(self._device), targets.to(self._device)
-        with self._autocast():
-            outputs = self._module(inputs)
-        if outputs.dtype in _AUTOCAST.values() and self._settings.precision != "fp32":
-            outputs = outputs.float()
-        losses = self._task.loss(outputs, targets)
-        self._means.add(outputs, targets, losses)
-        return losses
+    def _backward(self, group: list[Batch], sizes: Sequence[int]) -> None:
+        """Add up the gradients of the mean loss over all examples, on all ranks."""
+        examples, form = sum(sizes), self._form
+        for index, (batch, size) in enumerate(zip(group, sizes, strict=True)):
+            mine, most = form.rows(size), -(-size // form.parts)
+            pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
+            for number, (inputs, targets, live) in enumerate(pieces, 1):
+                inputs = inputs.to(self._device, non_blocking=True)
+                targets = targets.to(self._device, non_blocking=True)
+                last = number == len(pieces) and index == len(group) - 1
+                form.backward(inputs, targets, self._loss_of(examples, live), live=live, last=last)
+
+    def _loss_of(self, examples: int, live: bool) -> LossOf:
+        """Return what one piece adds to the loss whose gradient makes the step."""
+
+        def loss(
+            outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
+        ) -> torch.Tensor:
+            if outputs.dtype in _AUTOCAST.values() and self._settings.precision != "fp32":
+                outputs = outputs.float()
+            losses = self._task.loss(outputs, targets)
+            if live and note:
+                self._means.add(outputs, targets, losses)
+            mean = losses.sum() / examples if live else losses.sum() * 0
+            return self._scaler.scale(mean) if self._scaler else mean
+
+        return loss
 
     def _autocast(self) -> AbstractContextManager[object]:
         dtype = _AUTOCAST.get(self._settings.precision)
@@ -175,11 +246,29 @@ class _Local:
         settings = self._settings
         for param, start in zip(self._params, self._starts, strict=False):
             if param.grad is not None:
-                param.grad = proximal(param.grad, param.detach(), start, mu=settings.proximal_mu)
+                here = local_of(param.grad), local_of(param.detach())
+                here[0].copy_(proximal(*here, start, mu=settings.proximal_mu))
         if self._session is not None:
             self._session.correct()
         if settings.gradient_clip_norm:
-            torch.nn.utils.clip_grad_norm_(self._params, settings.gradient_clip_norm)
+            self._form.clip(self._params, settings.gradient_clip_norm)
+
+
+def _sizes(data: Data, batch_size: int, form: Form) -> list[int]:
+    """Return the sizes of an epoch's batches, over all ranks; nothing where one rank sees them.
+
+    Raises:
+        DataError: the ranks do not have the same number of samples.
+    """
+    if form.parts == 1:
+        return []
+    count = samples_in(data)
+    if form.totals([count]) != [count * form.parts]:
+        raise DataError(
+            f"process {form.rank} of {form.ranks} has {count} samples, others another number; "
+            "client_data must give the same data in every process"
+        )
+    return [min(batch_size, count - at) for at in range(0, count, batch_size)]
 
 
 def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

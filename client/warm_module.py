@@ -23,10 +23,10 @@ class WarmModule:
     def __init__(self, task: Task, device: str) -> None:
         self._task = task
         self._device = device
-        self._seed: int | None = None
+        self._built_for: tuple[int, int] | None = None
         self._module: torch.nn.Module | None = None
-        self._built: Params = {}
-        """The params before the first round, once somebody needs them."""
+        self._built: dict[int, Params] = {}
+        """The params before the first round, by the run's seed, once somebody needs them."""
         self._unsent: dict[str, torch.Tensor] = {}
         """Buffers that are not part of the params (`persistent=False`), as they were built."""
 
@@ -36,26 +36,35 @@ class WarmModule:
         Raises:
             ProtocolError: a tensor is another model's.
         """
-        if not self._built or seed != self._seed:
-            self._built = params_of_module(build_module(self._task, seed))
-        return self.with_params(params_to_arrays({**self._built, **params}), seed=seed)
+        if seed not in self._built:
+            self._built = {seed: params_of_module(build_module(self._task, seed))}
+        return self.with_params(params_to_arrays({**self._built[seed], **params}), seed=seed)
 
-    def with_params(self, arrays: ArrayRecord, *, seed: int) -> torch.nn.Module:
+    def with_params(
+        self, arrays: ArrayRecord, *, seed: int, generation: int = 0
+    ) -> torch.nn.Module:
         """Return the module with these params; `seed` is the run's, and decides what is not sent.
+
+        A module of another `generation` is built anew: those who train it have changed.
 
         Raises:
             ProtocolError: the params are another model's.
         """
-        if self._module is None or seed != self._seed:
+        module = self.fresh(seed=seed, generation=generation)
+        load_params(module, arrays_to_params(arrays))
+        return module
+
+    def fresh(self, *, seed: int, generation: int = 0) -> torch.nn.Module:
+        """Return the module with whatever params, for somebody who sets them."""
+        if self._module is None or self._built_for != (seed, generation):
             self._module = build_module(self._task, seed).to(self._device)
-            self._seed = seed
+            self._built_for = seed, generation
             sent = self._module.state_dict()
             self._unsent = {
                 name: buffer.clone()
                 for name, buffer in self._module.named_buffers()
                 if name not in sent
             }
-        load_params(self._module, arrays_to_params(arrays))
         for name, buffer in self._module.named_buffers():
             if name in self._unsent:
                 buffer.copy_(self._unsent[name])

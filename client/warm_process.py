@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import AppError
+from ..sections.device import DeviceConfig
 from ..transport.entries import pack_entries
 from ..transport.fleet_pb2 import Inspection, Instruction, TrainingDone, TrainingStart, TrainingWork
 from .events import Event, Report
@@ -42,7 +43,7 @@ class WarmProcess(Trainer):
         self._report = report
         self._one = asyncio.Lock()
         self._process: TrainingProcess | None = None
-        self._started_as: tuple[bytes, Mapping[str, str], int | None] | None = None
+        self._started_as: tuple[bytes, Mapping[str, str], DeviceConfig] | None = None
 
     async def execute(
         self,
@@ -139,7 +140,7 @@ class WarmProcess(Trainer):
             "FLWR_TELEMETRY_ENABLED": "0",
             "PYTHONUNBUFFERED": "1",
         }
-        wanted = (order.SerializeToString(), environment, config.device.memory_mb_max)
+        wanted = (order.SerializeToString(), environment, config.device)
         if self._process is not None and self._process.alive and wanted == self._started_as:
             return self._process
         await self._stop()

@@ -103,13 +103,11 @@ def wanted(kind: Any, rule: Rule) -> str:
     if rule.choices:
         return ", ".join(f"`{value_to_toml(choice)}`" for choice in rule.choices)
     members = {kind} if get_origin(kind) in (tuple, dict, Literal) else {*get_args(kind)} or {kind}
-    if section := get_origin(kind):
-        if section is tuple:
-            return "list of texts"
-        if "Mapping" in str(section):
-            return "table of texts"
+    if "Mapping" in str(get_origin(kind)):
+        return "table of texts"
     members -= {NoneType}
-    name = NAMES[float] if float in members else " or ".join(NAMES[each] for each in members)
+    said = sorted({NAMES.get(each) or f"list of {NAMES[get_args(each)[0]]}s" for each in members})
+    name = NAMES[float] if float in members else " or ".join(said)
     signs = (("≥", rule.at_least), (">", rule.above), ("≤", rule.at_most), ("<", rule.below))
     return ", ".join([name, *(f"{sign} {bound}" for sign, bound in signs if bound is not None)])
 

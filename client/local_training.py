@@ -1,0 +1,187 @@
+"""How this process trains a round: alone or with other ranks, saved now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..errors import DataError
+from ..module_params import build_module
+from ..sections.device import DeviceConfig
+from ..task import Site, Task
+from .micro_batch import MicroBatch
+from .mid_epoch import MidEpoch, forget_others, saves_folder
+from .parallel.form import Alone, Form
+from .parallel.group import RankGroup
+from .parallel.orders import RoundOrder
+from .parallel.plan import ParallelPlan
+from .trainer import choose_device, train
+from .training_settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from ..task import Data
+
+__all__ = ["LocalTraining", "Round"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One train instruction.
+
+    Attributes:
+        load: returns the module with the params that the server sent, for a generation of ranks.
+        key: what tells this instruction from others, and is the same when it is repeated.
+    """
+
+    site: Site
+    data: Data
+    settings: TrainingSettings
+    client: int
+    load: Callable[[int], torch.nn.Module]
+    key: tuple[object, ...]
+
+
+class LocalTraining:
+    """Trains rounds as the owner's [device] says; processes and bounds stay for the next one.
+
+    Attributes:
+        device: where this process computes.
+        module_device: where its whole module is: the CPU, if ranks hold parts of it.
+        text: the devices for people.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        device: str,
+        *,
+        group: RankGroup | None = None,
+        config: DeviceConfig | None = None,
+        saves: Path | None = None,
+        text: str = "",
+    ) -> None:
+        self._task = task
+        self._group = group
+        self._config = config or DeviceConfig()
+        self._saves = saves
+        self._ranks = 1
+        self._micro_batch = MicroBatch()
+        self.device = self.module_device = device
+        self.text = text or device
+
+    @classmethod
+    def owned(
+        cls, task: Task, config: DeviceConfig, *, app_dir: str, sha256: str, client_dir: Path
+    ) -> LocalTraining:
+        """Return what an owner's [device] describes, its ranks started.
+
+        Raises:
+            DataError: a device is not there, or the ranks do not start.
+        """
+        size = _bytes_of(task) if config.parallel == "auto" else 0
+        plan = ParallelPlan.of(config, model_bytes=size)
+        one = config.parallel == "none" and config.gpus is None
+        device = choose_device(config.device if one else plan.devices[0])
+        group = None
+        if plan.kind != "none":
+            group = RankGroup(plan, app_dir=app_dir, sha256=sha256)
+            group.warm()
+        reason = f" ({plan.reason})" if plan.reason else ""
+        made = cls(
+            task,
+            device,
+            group=group,
+            config=config,
+            saves=client_dir / "unfinished",
+            text=device if plan.kind == "none" else plan.text + reason,
+        )
+        made._ranks = plan.ranks if group else 1
+        made.module_device = "cpu" if plan.sharded else device
+        return made
+
+    def train(self, work: Round) -> tuple[torch.nn.Module, int, dict[str, float]]:
+        """Return the trained module, and what `trainer.train` returns.
+
+        Guarantees: an instruction that was begun before, and is repeated, goes on from where it
+            was last saved, and gives the same params.
+        """
+        settings = self._as_owned(work.settings)
+        saves = self._saves_of(work, settings)
+
+        def order() -> RoundOrder:
+            return RoundOrder(
+                site=work.site,
+                settings=settings,
+                client=work.client,
+                examples_max=self._micro_batch.examples_max,
+                saves=saves,
+                resume_at=-1 if saves is None else saves.latest(),
+            )
+
+        def go(told: RoundOrder, form: Form) -> tuple[torch.nn.Module, int, dict[str, float]]:
+            module = work.load(self.generation)
+            examples, means = train(
+                self._task,
+                module,
+                work.data,
+                told.settings,
+                client=told.client,
+                device=self.device,
+                form=form,
+                micro_batch=self._micro_batch,
+                saves=told.saves,
+                resume_at=told.resume_at,
+            )
+            return module, examples, means
+
+        if self._group is None:
+            return go(order(), Alone())
+        share = -(-settings.batch_size // self._ranks)
+        return self._group.run(order, go, lambda: self._micro_batch.halve(share))
+
+    def alone(self, settings: TrainingSettings) -> TrainingSettings:
+        """Return the settings for work that one process has to do.
+
+        Raises:
+            DataError: there are several ranks.
+        """
+        if self._group is not None:
+            raise DataError(
+                f"params of a client's own (algorithm {settings.algorithm!r}) need the whole model "
+                f"in one process, and parallel is {self._config.parallel!r}; set parallel = "
+                '"none" in [device]'
+            )
+        return self._as_owned(settings)
+
+    def _as_owned(self, settings: TrainingSettings) -> TrainingSettings:
+        if self._config.precision == "run":
+            return settings
+        return replace(settings, precision=self._config.precision)
+
+    @property
+    def generation(self) -> int:
+        """How often ranks were started; a module is spread over those of one start."""
+        return 0 if self._group is None else self._group.generation
+
+    def close(self) -> None:
+        """End the other ranks."""
+        if self._group is not None:
+            self._group.close()
+
+    def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
+        if self._saves is None or not self._config.save_steps:
+            return None
+        folder = saves_folder(
+            self._saves, work.key, settings, work.client, self._ranks, self.device
+        )
+        forget_others(folder)
+        return MidEpoch(folder=folder, every_steps=self._config.save_steps, ranks=self._ranks)
+
+
+def _bytes_of(task: Task) -> int:
+    params = build_module(task, 0).parameters()
+    return sum(param.numel() * param.element_size() for param in params)

@@ -1,0 +1,1 @@
+"""One round of training on several processes, each with a device of its own."""

@@ -1,0 +1,80 @@
+"""The form "ddp": every rank has the whole module and computes a part of each batch.
+
+Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ...errors import DataError
+from .divided import Divided, send_params
+from .form import Autocast, LossOf
+from .synchronous_norm import synchronise_norms
+
+__all__ = ["Ddp"]
+
+
+# The option's name since torch 2.13, and the one before.
+_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+_LEAVE_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False,
+}
+
+
+class Ddp(Divided):
+    """Gradients are added up over ranks in buckets, while the backward pass still runs."""
+
+    sharded = False
+
+    def __init__(self, rank: int, ranks: int, device: str) -> None:
+        super().__init__(rank, ranks, device)
+        self._spread: DistributedDataParallel | None = None
+        self._attached: torch.nn.Module | None = None
+        self._first = True
+
+    def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
+        """As `Form.attach`; a module that comes again keeps its buckets."""
+        self._autocast = autocast
+        send_params(module)
+        if self._attached is module:
+            return module
+        if not any(param.requires_grad for param in module.parameters()):
+            raise DataError('the model has no params to train; device.parallel = "ddp" needs some')
+        self._attached = module
+        synchronise_norms(module, self)
+        self._first = True
+        gpu = [self._device.index or 0] if self._device.type == "cuda" else None
+        self._spread = DistributedDataParallel(
+            module, device_ids=gpu, static_graph=True, init_sync=False, **_LEAVE_BUFFERS
+        )
+        return module
+
+    def backward(
+        self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
+    ) -> None:
+        """As `Form.backward`."""
+        assert self._spread is not None
+        self.live = live
+        # The first pass of all must add up, or the static graph is not known; it does no harm, as
+        # the mean of equal gradients is that gradient.
+        adding = last or self._first
+        self._first = False
+        with nullcontext() if adding else self._spread.no_sync():
+            with self._autocast():
+                outputs = self._spread(inputs)
+            # DistributedDataParallel divides what it adds up by the number of ranks.
+            torch.autograd.backward(loss(outputs, targets) * self.ranks)
+
+    def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
+        """As `Form.clip`."""
+        torch.nn.utils.clip_grad_norm_(params, norm)
+
+    def collect(self) -> None:
+        """As `Form.collect`."""

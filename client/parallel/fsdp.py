@@ -1,0 +1,73 @@
+"""The form "fsdp": every rank has a part of each param, and computes a part of each batch.
+
+Source: Rajbhandari et al. 2020, "ZeRO", stage 3, as torch's fully_shard does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from .divided import Divided
+from .form import Autocast, LossOf
+from .sharded_tensors import clip_sharded
+from .synchronous_norm import synchronise_norms
+from .twin import Twin
+
+__all__ = ["Fsdp"]
+
+SHARDED_PARAMS_MIN = 100_000
+"""A block of fewer params is gathered together with what is around it."""
+
+
+class Fsdp(Divided):
+    """Params are gathered block by block for a pass; gradients are added up into their parts."""
+
+    sharded = True
+
+    def __init__(self, rank: int, ranks: int, device: str) -> None:
+        super().__init__(rank, ranks, device)
+        self._mesh = init_device_mesh(self._device.type, (ranks,))
+        self._twin: Twin | None = None
+
+    def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
+        """As `Form.attach`."""
+        self._autocast = autocast
+        if self._twin is None or self._twin.whole is not module:
+            self._twin = Twin(module, self._device, self._spread)
+        self._twin.receive()
+        return self._twin.module
+
+    def _spread(self, module: torch.nn.Module) -> None:
+        module.train()
+        synchronise_norms(module, self)
+        for block in module.children():
+            if sum(param.numel() for param in block.parameters()) >= SHARDED_PARAMS_MIN:
+                fully_shard(block, mesh=self._mesh)
+        fully_shard(module, mesh=self._mesh)
+
+    def backward(
+        self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
+    ) -> None:
+        """As `Form.backward`."""
+        assert self._twin is not None
+        module = self._twin.module
+        assert isinstance(module, FSDPModule)
+        self.live = live
+        module.set_requires_gradient_sync(last)
+        with self._autocast():
+            outputs = self._twin.module(inputs)
+        # fully_shard divides what it adds up by the number of ranks.
+        torch.autograd.backward(loss(outputs, targets) * self.ranks)
+
+    def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
+        """As `Form.clip`."""
+        clip_sharded(params, norm)
+
+    def collect(self) -> None:
+        """As `Form.collect`."""
+        assert self._twin is not None
+        self._twin.give_back()

@@ -1,0 +1,113 @@
+"""What rank 0 tells the others, as JSON over a socket pair; tensors go through collectives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ...simulations.partition import Partition
+from ...task import Site
+from ..mid_epoch import MidEpoch
+from ..training_settings import TrainingSettings
+from .plan import ParallelPlan
+
+__all__ = ["READY", "RankStart", "RoundOrder", "Word", "hear", "tell"]
+
+READY = "ready"
+
+FRAME_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """Which app a rank is for, and whom it meets."""
+
+    app_dir: str
+    sha256: str
+    rank: int
+    plan: ParallelPlan
+    meeting_place: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return {
+            "app_dir": self.app_dir,
+            "sha256": self.sha256,
+            "rank": self.rank,
+            "plan": self.plan.to_json(),
+            "meeting_place": self.meeting_place,
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> RankStart:
+        """Return what `to_json` gave."""
+        return cls(**{**said, "plan": ParallelPlan.from_json(said["plan"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOrder:
+    """One round: all ranks train by the same order."""
+
+    site: Site
+    settings: TrainingSettings
+    client: int
+    examples_max: int | None
+    saves: MidEpoch | None
+    resume_at: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        site = {**asdict(self.site), "config": dict(self.site.config)}
+        saves = None
+        if self.saves is not None:
+            saves = {**asdict(self.saves), "folder": str(self.saves.folder)}
+        return {
+            "site": site,
+            "settings": asdict(self.settings),
+            "client": self.client,
+            "examples_max": self.examples_max,
+            "saves": saves,
+            "resume_at": self.resume_at,
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> RoundOrder:
+        """Return what `to_json` gave."""
+        site = {**said["site"], "partition": Partition(**said["site"]["partition"])}
+        saves = said["saves"]
+        if saves is not None:
+            saves = MidEpoch(**{**saves, "folder": Path(saves["folder"])})
+        settings = TrainingSettings(**said["settings"])
+        return cls(**{**said, "site": Site(**site), "settings": settings, "saves": saves})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What a rank says: that it is ready, or what ended it: "app", "memory", or "lost", which is
+    the end of another one."""
+
+    kind: str
+    text: str
+
+
+def tell(connection: Connection, said: Mapping[str, Any]) -> None:
+    """Send one object.
+
+    Raises:
+        OSError: nobody is there any more.
+    """
+    connection.send_bytes(json.dumps(said).encode())
+
+
+def hear(connection: Connection) -> dict[str, Any]:
+    """Return the next object.
+
+    Raises:
+        OSError: nobody is there any more; EOFError is one that multiprocessing raises too.
+    """
+    said: dict[str, Any] = json.loads(connection.recv_bytes(FRAME_BYTES_MAX))
+    return said

@@ -1,0 +1,152 @@
+"""On what a round is trained, decided from the owner's words and the devices that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ...errors import DataError
+from ...sections.device import DeviceConfig
+
+__all__ = ["ParallelPlan"]
+
+COPIES = 4
+"""Params, gradients and Adam's two moments."""
+FILLED_MAX = 0.7
+"""How much of a GPU these may fill; activations need the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPlan:
+    """How a round is spread over processes.
+
+    Attributes:
+        kind: the form; "none" is one process.
+        devices: the device of each rank.
+        timeout_s: how long a rank waits for the others.
+        reason: why "auto" chose this; empty if it was not asked.
+    """
+
+    kind: str
+    devices: tuple[str, ...]
+    timeout_s: float
+    reason: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """How many processes train together."""
+        return len(self.devices)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank holds a part of the params only."""
+        return self.kind in ("fsdp", "tensor")
+
+    @property
+    def backend(self) -> str:
+        """What the ranks speak with each other."""
+        return "nccl" if self.devices[0].startswith("cuda") else "gloo"
+
+    @property
+    def text(self) -> str:
+        """The devices for people."""
+        if self.kind == "none":
+            return self.devices[0]
+        names = sorted({*self.devices})
+        return f"{', '.join(names)} as {self.ranks} ranks with {self.kind}"
+
+    @classmethod
+    def of(
+        cls,
+        config: DeviceConfig,
+        *,
+        model_bytes: int = 0,
+        gpus_there: int | None = None,
+        free_bytes: Callable[[str], int] | None = None,
+    ) -> ParallelPlan:
+        """Return the plan for this machine.
+
+        `model_bytes` is the size of the params, by which "auto" decides. What the machine has is
+        asked of torch, unless `gpus_there` and `free_bytes`, of a device, say it.
+
+        Raises:
+            DataError: a GPU that the owner names is not there, or the number of processes is
+                neither said nor clear.
+        """
+        there = torch.cuda.device_count() if gpus_there is None else gpus_there
+        gpus = _gpus(config, there)
+        if config.parallel == "none":
+            first = f"cuda:{gpus[0]}" if gpus else "cpu"
+            return cls(kind="none", devices=(first,), timeout_s=config.rank_timeout_s)
+        if gpus:
+            ranks = config.processes or len(gpus)
+            if ranks > len(gpus):
+                raise DataError(
+                    f"device.processes = {ranks}, and there are {len(gpus)} GPUs to use; one "
+                    "process a GPU is the most"
+                )
+            devices = tuple(f"cuda:{gpu}" for gpu in gpus[:ranks])
+        else:
+            devices = ("cpu",) * _processes(config)
+        kind: str = config.parallel
+        reason = ""
+        if kind == "auto":
+            kind, reason = _chosen(devices, model_bytes, free_bytes or _free_bytes)
+        return cls(kind=kind, devices=devices, timeout_s=config.rank_timeout_s, reason=reason)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> ParallelPlan:
+        """Return the plan that `to_json` gave."""
+        return cls(**{**said, "devices": tuple(said["devices"])})
+
+
+def _gpus(config: DeviceConfig, there: int) -> tuple[int, ...]:
+    """Return the numbers of the GPUs to use; none is the CPU."""
+    if config.gpus == "cpu" or config.device == "cpu":
+        return ()
+    if isinstance(config.gpus, str | None):
+        return tuple(range(there))
+    asked = (config.gpus,) if isinstance(config.gpus, int) else config.gpus
+    missing = [gpu for gpu in asked if gpu >= there]
+    if missing:
+        raise DataError(
+            f"device.gpus names GPU {missing[0]}, and torch sees {there} GPUs, counted from 0; "
+            'say gpus = "all"'
+        )
+    return asked
+
+
+def _processes(config: DeviceConfig) -> int:
+    if config.processes is None and config.parallel != "auto":
+        raise DataError(
+            f'device.parallel = "{config.parallel}" on the CPU needs device.processes, the '
+            "number of processes: there are no GPUs to count"
+        )
+    return config.processes or 1
+
+
+def _free_bytes(device: str) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)
+
+
+def _chosen(
+    devices: tuple[str, ...], model_bytes: int, free_bytes: Callable[[str], int]
+) -> tuple[str, str]:
+    """Choose a form, and say why."""
+    if len(devices) == 1:
+        return "none", "there is one device"
+    if devices[0] == "cpu":
+        return "ddp", f"there are {len(devices)} processes in one memory"
+    needed, least = COPIES * model_bytes, min(free_bytes(device) for device in devices)
+    sizes = f"training needs about {needed / 1e9:.1f} GB for params, gradients and optimizer"
+    if needed > FILLED_MAX * least:
+        return "fsdp", f"{sizes}, more than {FILLED_MAX:.0%} of the {least / 1e9:.1f} GB free"
+    return "ddp", f"{sizes}, and each of {len(devices)} GPUs has {least / 1e9:.1f} GB free"

@@ -1,0 +1,104 @@
+"""A rank beside the training process: `python -m meadow.client.parallel.rank --fd N`.
+
+It loads the app and the owner's data as rank 0 does, and computes its part of every round. It ends
+when rank 0 is gone, and after any exception, which it tells before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ...apps import App
+from ...errors import AppError, MeadowError
+from ...process_limits import keep_freed_memory
+from ...task import Site, Task
+from ..micro_batch import MicroBatch, ran_out_of_memory
+from ..site_data import SiteData
+from ..trainer import train
+from ..warm_module import WarmModule
+from .form import Form
+from .meeting import is_lost_rank, join
+from .orders import READY, RankStart, RoundOrder, hear, tell
+
+__all__ = ["main"]
+
+RANK_0_GONE = 70
+FAILED = 1
+
+
+def main() -> None:
+    """Serve rank 0 until it is gone."""
+    keep_freed_memory()
+    parser = argparse.ArgumentParser(prog="meadow.client.parallel.rank")
+    parser.add_argument("--fd", type=int, required=True)
+    connection = Connection(parser.parse_args().fd)
+    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
+    app = None
+    try:
+        start = RankStart.from_json(orders.get())
+        app = App.load(start.app_dir, environ={})
+        if app.sha256 != start.sha256:
+            raise AppError(f"{start.app_dir} was changed since the agent looked at it")
+        task = app.load_task()
+        tell(connection, {"kind": READY, "text": ""})
+        member = _Member(task, start, join(start.plan, start.rank, Path(start.meeting_place)))
+        while True:
+            member.train(RoundOrder.from_json(orders.get()))
+    except BaseException as error:
+        traceback.print_exc()
+        text = app.explain(error) if app and not isinstance(error, MeadowError) else str(error)
+        tell(connection, {"kind": _kind(error), "text": text})
+        os._exit(FAILED)  # not through torch, which would wait for the others
+
+
+class _Member:
+    """One rank's task, module and data."""
+
+    def __init__(self, task: Task, start: RankStart, form: Form) -> None:
+        self._task = task
+        self._form = form
+        self._device = start.plan.devices[start.rank]
+        self._module = WarmModule(task, "cpu" if start.plan.sharded else self._device)
+        self._data: tuple[Site, SiteData] | None = None
+
+    def train(self, order: RoundOrder) -> None:
+        if self._data is None or self._data[0] != order.site:
+            self._data = order.site, SiteData(self._task, order.site, self._device)
+        train(
+            self._task,
+            self._module.fresh(seed=order.settings.seed),
+            self._data[1].loaded().train,
+            order.settings,
+            client=order.client,
+            device=self._device,
+            form=self._form,
+            micro_batch=MicroBatch(order.examples_max),
+            saves=order.saves,
+            resume_at=order.resume_at,
+        )
+
+
+def _listen(connection: Connection, orders: queue.SimpleQueue[dict[str, Any]]) -> None:
+    try:
+        while True:
+            orders.put(hear(connection))
+    except (EOFError, OSError):
+        os._exit(RANK_0_GONE)
+
+
+def _kind(error: BaseException) -> str:
+    if ran_out_of_memory(error):
+        return "memory"
+    return "lost" if is_lost_rank(error) else "app"
+
+
+if __name__ == "__main__":
+    main()

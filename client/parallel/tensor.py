@@ -1,0 +1,95 @@
+"""The form "tensor": every rank computes a part of each linear layer, on the whole batch.
+
+Source: Shoeybi et al. 2019, "Megatron-LM", section 3, the column-parallel layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from ...errors import DataError
+from .form import Autocast, LossOf
+from .sharded_tensors import clip_sharded
+from .twin import Twin
+
+__all__ = ["Tensor"]
+
+
+class Tensor:
+    """Outputs of linear layers are computed in parts, and gathered."""
+
+    part, parts, sharded = 0, 1, True
+
+    def __init__(self, rank: int, ranks: int, device: str) -> None:
+        self.rank, self.ranks = rank, ranks
+        self._device = torch.device(device)
+        self._mesh = init_device_mesh(self._device.type, (ranks,))
+        self._twin: Twin | None = None
+
+    def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
+        """As `Form.attach`.
+
+        Raises:
+            DataError: the module has no layer that could be divided.
+        """
+        self._autocast = autocast
+        if self._twin is None or self._twin.whole is not module:
+            self._twin = Twin(module, self._device, self._spread)
+        self._twin.receive()
+        return self._twin.module
+
+    def _spread(self, module: torch.nn.Module) -> None:
+        module.train()
+        within = [
+            f"{name}."
+            for name, layer in module.named_modules()
+            if isinstance(layer, torch.nn.MultiheadAttention)  # uses its layers' params itself
+        ]
+        plan = {
+            name: ColwiseParallel(output_layouts=Replicate())
+            for name, layer in module.named_modules()
+            if type(layer) is torch.nn.Linear
+            and layer.out_features >= self.ranks
+            and not name.startswith(tuple(within))
+        }
+        if not plan:
+            raise DataError(
+                f"the model has no nn.Linear of {self.ranks} outputs or more, and device.parallel "
+                '= "tensor" divides nothing else; say "ddp" or "fsdp"'
+            )
+        parallelize_module(module, self._mesh, plan)  # type: ignore[arg-type]
+
+    def share(self, places: torch.Tensor) -> torch.Tensor:
+        """As `Form.share`."""
+        return places
+
+    def rows(self, count: int) -> int:
+        """As `Form.rows`."""
+        return count
+
+    def backward(
+        self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
+    ) -> None:
+        """As `Form.backward`."""
+        assert self._twin is not None
+        with self._autocast():
+            outputs = self._twin.module(inputs)
+        torch.autograd.backward(loss(outputs, targets))
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """As `Form.totals`: every rank has seen all examples."""
+        return list(values)
+
+    def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
+        """As `Form.clip`."""
+        clip_sharded(params, norm)
+
+    def collect(self) -> None:
+        """As `Form.collect`."""
+        assert self._twin is not None
+        self._twin.give_back()

@@ -1,0 +1,87 @@
+"""What the owner says and what is there decide who trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from meadow.client.parallel.form import rows_of
+from meadow.client.parallel.plan import ParallelPlan
+from meadow.errors import DataError
+from meadow.sections.device import DeviceConfig
+
+
+def plan(gpus_there: int, **device: Any) -> ParallelPlan:
+    return ParallelPlan.of(
+        DeviceConfig(**device),
+        model_bytes=10**9,
+        gpus_there=gpus_there,
+        free_bytes=lambda gpu: 5 * 10**9 if gpu == "cuda:3" else 80 * 10**9,
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "device", "kind", "devices"),
+    [
+        (0, {}, "none", ("cpu",)),
+        (2, {}, "none", ("cuda:0",)),
+        (2, {"gpus": 1}, "none", ("cuda:1",)),
+        (2, {"gpus": "cpu"}, "none", ("cpu",)),
+        (4, {"gpus": "all", "parallel": "ddp"}, "ddp", ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
+        (4, {"gpus": (1, 3), "parallel": "fsdp"}, "fsdp", ("cuda:1", "cuda:3")),
+        (4, {"parallel": "ddp", "processes": 2}, "ddp", ("cuda:0", "cuda:1")),
+        (0, {"parallel": "ddp", "processes": 3}, "ddp", ("cpu", "cpu", "cpu")),
+        (1, {"parallel": "auto"}, "none", ("cuda:0",)),
+        (2, {"parallel": "auto"}, "ddp", ("cuda:0", "cuda:1")),
+        (0, {"parallel": "auto"}, "none", ("cpu",)),
+        (0, {"parallel": "auto", "processes": 2}, "ddp", ("cpu", "cpu")),
+        (4, {"gpus": (0, 3), "parallel": "auto"}, "fsdp", ("cuda:0", "cuda:3")),
+    ],
+)
+def test_who_trains(there: int, device: dict[str, Any], kind: str, devices: Any) -> None:
+    """Each combination of words and GPUs has one meaning, and "auto" a reason."""
+    made = plan(there, **device)
+    assert (made.kind, made.devices) == (kind, devices)
+    assert bool(made.reason) == (device.get("parallel") == "auto")
+    assert ParallelPlan.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("device", "sentence"),
+    [
+        ({"gpus": (0, 5)}, "names GPU 5, and torch sees 2 GPUs"),
+        ({"parallel": "ddp", "processes": 3}, "processes = 3, and there are 2 GPUs to use"),
+        ({"gpus": "cpu", "parallel": "ddp"}, "on the CPU needs device.processes"),
+    ],
+)
+def test_what_is_not_there_is_refused(device: dict[str, Any], sentence: str) -> None:
+    """Each mistake is a sentence with the next step."""
+    with pytest.raises(DataError, match=sentence):
+        plan(2, **device)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 64])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_rows_are_divided(count: int, ranks: int) -> None:
+    """Every row is one rank's, and ranks differ by one row at most."""
+    parts = [rows_of(count, rank, ranks) for rank in range(ranks)]
+    assert [row for part in parts for row in part] == list(range(count))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor"])
+def test_two_gpus_make_one_update(bench: Any, kind: str) -> None:
+    """As on the CPU, with NCCL; looser, as convolutions on GPUs round in other ways."""
+    from .conftest import distance
+
+    settings = {"batch_size": 8, "learning_rate": 0.1}
+    expected, *_ = bench.train(bench.training(), **settings)
+    training = bench.training(device="auto", gpus=(0, 1), parallel=kind)
+    try:
+        ours, *_ = bench.train(training, **settings)
+    finally:
+        training.close()
+    assert distance({name: value.cpu() for name, value in ours.items()}, expected) < 1e-3
