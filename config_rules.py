@@ -134,18 +134,19 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
 
 def _check_robust_rule(config: Config, given: Settings, where: str) -> None:
     """Refuse a rule whose conditions are not met by the smallest round that counts."""
-    key, quorum = "robust.aggregation", config.run.min_clients
+    quorum = config.run.min_clients
+    said = [key for key in given if key.startswith("robust")]
     assert config.robust is not None
     try:
         rule = build_rule(config.robust)
         build_algorithm(config)
     except ConfigError as error:
-        refuse(_said(given, where, key, "robust"), "robust", f"cannot be: {error}")
+        refuse(_said(given, where, *said), "robust", f"cannot be: {error}")
     secure = config.privacy.secure_aggregation
     needed = rule.clients_min * (secure.group_size or 1 if secure.enabled else 1)
     if quorum < needed:
         refuse(
-            _said(given, where, "run.min_clients", key, "robust"),
+            _said(given, where, "run.min_clients", *said),
             "run.min_clients",
             f"= {quorum} must be >= {needed} for {rule.name} with robust.byzantine = "
             f"{config.robust.byzantine}; raise min_clients or lower byzantine",
