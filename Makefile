@@ -12,7 +12,8 @@ PROTO := transport/fleet.proto
 .NOTPARALLEL:
 
 help:
-	@echo "make demo    a whole federation on this machine, with mutual TLS and real data"
+	@echo "make demo    a whole federation on this machine, with mutual TLS and real data;"
+	@echo "             with SECURE=1 the server sees only sums of updates"
 	@echo "make test    every test"
 	@echo "make check   formatting, lint, types, layers and packaging"
 	@echo "make format  apply what formatting and lint can repair"
@@ -22,10 +23,10 @@ help:
 	@echo "make clean   remove what is made, but not .venv nor runs"
 
 demo: $(READY)
-	@$(BIN)/meadow demo
+	@$(BIN)/meadow demo$(if $(SECURE), --secure)
 
 test: $(READY)
-	@$(BIN)/python -m pytest -q --durations=10 -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -q --durations=10
 
 check: $(READY) build/names/meadow
 	@$(BIN)/ruff check .
