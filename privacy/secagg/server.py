@@ -59,6 +59,10 @@ class SecureSum:
     suspects: tuple[str, ...] = ()
 
 
+UNMASKING_THREADS = 16
+"""At most: the system spreads them over its cores."""
+
+
 class ServerSession:
     """The server in one session."""
 
@@ -153,7 +157,7 @@ class ServerSession:
         )
         clients = np.flatnonzero(shared).tolist()
         masks = recovery.masks({client: self._shares.get(client, {}) for client in clients})
-        add_masks(self._total, masks)
+        add_masks(self._total, masks, threads=UNMASKING_THREADS)
         vector, weight = self._plan.encoding.decode(self._total)
         names = tuple(self._roster.names[client] for client in np.flatnonzero(survivors).tolist())
         return SecureSum(

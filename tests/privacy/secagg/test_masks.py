@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from meadow.privacy.secagg.masks import (
     BLOCK,
     KEYS_AT_ONCE,
+    PART_VALUES,
     Keystream,
     Mask,
     add_masks,
@@ -52,3 +53,13 @@ def test_masks_cancel(length, count):
     assert length < 3 or not np.array_equal(total, before)
     add_masks(total, [Mask(key, -1) for key in reversed(keys)])
     np.testing.assert_array_equal(total, before)
+
+
+@pytest.mark.parametrize("length", [PART_VALUES * 2, PART_VALUES * 5 + 3])
+def test_threads_add_the_same(length):
+    """Each begins in the middle of every keystream, and nobody's part is left out."""
+    masks = [Mask(bytes([number]) * 32, 1 if number % 2 else -1) for number in range(3)]
+    alone, together = np.zeros(length, np.uint32), np.zeros(length, np.uint32)
+    add_masks(alone, masks)
+    add_masks(together, masks, threads=3)
+    np.testing.assert_array_equal(together, alone)
