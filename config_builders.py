@@ -54,8 +54,13 @@ def build_rule(chosen: RobustConfig) -> Rule:
     )
 
 
-def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms:
-    """Return the public numbers of a run's secure sums, and which metrics are in them."""
+def build_secure_terms(
+    config: Config, *, metrics: Sequence[str], noise_multiplier: float | None = None
+) -> SecureTerms:
+    """Return the public numbers of a run's secure sums, and which metrics are in them.
+
+    With `noise_multiplier`, the clients add noise to the sums, and there are no metrics.
+    """
     from .privacy.secure_terms import SecureTerms
 
     chosen = config.privacy.secure_aggregation
@@ -66,9 +71,11 @@ def build_secure_terms(config: Config, *, metrics: Sequence[str]) -> SecureTerms
         value_bits=chosen.value_bits,
         clip=chosen.clip,
         weight_max=chosen.weight_max,
-        metrics=tuple(sorted(metrics)),
+        metrics=() if noise_multiplier is not None else tuple(sorted(metrics)),
         metrics_max=chosen.metrics_max,
         group_size=chosen.group_size,
+        clip_norm=config.privacy.differential_privacy.clip if noise_multiplier else None,
+        noise_multiplier=noise_multiplier,
     )
 
 

@@ -44,6 +44,7 @@ def build_privacy(config: Config) -> PrivacyPlan | None:
             delta=chosen.delta,
             rounds=run.rounds,
             probability=cohort / population if chosen.sampling == "poisson" else None,
+            source=chosen.noise,
         )
     return PrivacyPlan(
         noise_multiplier=multiplier,
@@ -52,6 +53,7 @@ def build_privacy(config: Config) -> PrivacyPlan | None:
         cohort=cohort,
         population=population,
         sampling=chosen.sampling,
+        noise=chosen.noise,
         clipping=Clipping(kind=chosen.clipping, norm=chosen.clip),
         adaptive=_adaptive(config) if chosen.clipping == "adaptive" else None,
         epsilon_max=chosen.epsilon,
@@ -60,7 +62,7 @@ def build_privacy(config: Config) -> PrivacyPlan | None:
 
 def privacy_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong with the privacy that is asked for: whether, which keys, and why."""
-    return [*_number_rules(config), *_neighbour_rules(config)]
+    return [*_number_rules(config), *_noise_rules(config), *_neighbour_rules(config)]
 
 
 def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
@@ -104,6 +106,53 @@ def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     ]
 
 
+def _noise_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
+    chosen, secure = config.privacy.differential_privacy, config.privacy.secure_aggregation.enabled
+    noise, key, hidden = chosen.noise, f"{SECTION}.noise", "privacy.secure_aggregation.enabled"
+    return [
+        (
+            noise == "distributed" and not secure,
+            (key, hidden),
+            (
+                '= "distributed" gives each client a share of the noise that is too small alone: it '
+                f"needs {hidden} = true"
+            ),
+        ),
+        (
+            noise != "distributed" and secure,
+            (key, hidden),
+            (
+                f'= "{noise}" does not go with {hidden} = true, which does not trust the server and '
+                'bounds single values; set noise = "distributed"'
+            ),
+        ),
+        (
+            noise != "server" and chosen.sampling != "fixed",
+            (f"{SECTION}.sampling", key),
+            (
+                f'= "{chosen.sampling}" amplifies only against those who do not know who takes part, '
+                f'and noise = "{noise}" is against a server that does; set sampling = "fixed"'
+            ),
+        ),
+        (
+            noise != "server" and chosen.clipping == "adaptive",
+            (f"{SECTION}.clipping", key),
+            (
+                f'= "adaptive" is for noise that the server adds, this is "{noise}"; set clipping = '
+                '"fixed"'
+            ),
+        ),
+        (
+            noise == "local_laplace" and chosen.clipping != "fixed",
+            (f"{SECTION}.clipping", key),
+            (
+                f'= "{chosen.clipping}" bounds an L2 norm, and noise = "local_laplace" needs an L1 '
+                'norm of the whole change; set clipping = "fixed"'
+            ),
+        ),
+    ]
+
+
 def _neighbour_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     run, enabled = config.run, f"{SECTION}.enabled"
     stopping = run.early_stopping
@@ -114,14 +163,6 @@ def _neighbour_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
         and isinstance(algorithm.aggregator, MeanAggregator)
     )
     return [
-        (
-            config.privacy.secure_aggregation.enabled,
-            (enabled, "privacy.secure_aggregation.enabled"),
-            (
-                "= true adds noise on the server, which secure aggregation does not trust; noise "
-                "within secure sums is not available: set one of the two to false"
-            ),
-        ),
         (
             not averages,
             (enabled, "strategy.name"),

@@ -11,7 +11,7 @@ from .sections.strategy_rules import is_clippable
 if TYPE_CHECKING:
     from .config import Config
 
-__all__ = ["secure_rules"]
+__all__ = ["secure_rules", "sum_sizes"]
 
 SECURE_CLIENTS_MIN = 3
 SECURE_CLIENTS_MAX = 10_000
@@ -26,7 +26,7 @@ def _safety_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     key = "privacy.secure_aggregation"
     try:
         terms = build_secure_terms(config, metrics=())
-        for clients in _group_sizes(_drawn(config), terms.group_size):
+        for clients in sum_sizes(config):
             terms.plan(clients=clients, length=1)
     except ConfigError as error:
         return [(True, (key, f"{key}.corrupt_fraction", f"{key}.enabled"), f"is not safe: {error}")]
@@ -107,7 +107,8 @@ def _drawn(config: Config) -> int:
     return min(clients, max(drawn, run.min_clients))
 
 
-def _group_sizes(clients: int, least: int | None) -> set[int]:
+def sum_sizes(config: Config) -> set[int]:
     """Return how many clients the smallest and the largest group of a cohort have."""
+    clients, least = _drawn(config), config.privacy.secure_aggregation.group_size
     count = max(1, clients // least) if least else 1
     return {clients // count, -(-clients // count)}

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 
 from ..client_config import PolicyConfig
 from ..errors import MeadowError, RefusedError
+from ..privacy.dp.announced import AnnouncedNoise
 from ..privacy.dp.clipping import Clipping
-from ..privacy.dp.gaussian import cost_of, epsilon_of_cost
-from ..privacy.dp.plan import NOISE_KEY
+from ..privacy.dp.concentrated import epsilon_of_line
+from ..privacy.dp.events import GaussianEvent
+from ..privacy.dp.gaussian import epsilon_of_cost
+from ..privacy.secure_kinds import is_secure
 from ..transport.entries import unpack_entries
 from ..transport.fleet_pb2 import Instruction
 from .policy import is_training
@@ -24,36 +27,48 @@ from .policy import is_training
 __all__ = ["Spending", "announced_noise", "check_budget", "epsilon_spent"]
 
 CONFIG_RECORD = "config"
+SUMMED = "query.secure_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """What some rounds cost; infinite if one was without noise."""
+    """What some rounds cost; infinite if one was without noise.
+
+    `gaussian` is whether all of them were Gaussian: then a closed form gives their epsilon.
+    """
 
     app: str
     run_id: str
     rounds: int
     cost: float
+    gaussian: bool = True
 
 
-def announced_noise(instruction: Instruction) -> float | None:
-    """Return the noise multiplier that an instruction announces, None if its round has no noise."""
+def announced_noise(instruction: Instruction) -> AnnouncedNoise | None:
+    """Return the noise that an instruction announces, None if its round has none.
+
+    Noise that clients add within secure sums is none in an instruction without such a sum.
+    """
     if not instruction.differential_privacy:
         return None
     records = [each for each in instruction.envelope.records if each.name == CONFIG_RECORD]
     try:
         said = unpack_entries(records[0].configs.entries) if len(records) == 1 else {}
-        clipped = Clipping.of(said) is not None
+        noise = AnnouncedNoise.of(said) if Clipping.of(said) is not None else None
     except MeadowError:
         return None
-    noise = said.get(NOISE_KEY)
-    known = clipped and isinstance(noise, float) and 0 < noise < math.inf
-    return float(noise) if known else None  # type: ignore[arg-type]
+    secure = is_secure(instruction.envelope.metadata.message_type)
+    if noise is not None and (noise.source == "distributed") != secure:
+        return None
+    return noise
 
 
 def epsilon_spent(spent: Sequence[Spending], delta: float) -> float:
     """Return the epsilon of all these rounds together."""
-    return epsilon_of_cost(math.fsum(each.cost for each in spent), delta)
+    cost = math.fsum(each.cost for each in spent)
+    if all(each.gaussian for each in spent):
+        return epsilon_of_cost(cost, delta)
+    return epsilon_of_line(cost, delta)
 
 
 def check_budget(
@@ -67,10 +82,13 @@ def check_budget(
     budget, delta = policy.epsilon_max, policy.delta
     if budget is None:
         return
+    asked_for = instruction.envelope.metadata.message_type
+    if not is_training(instruction) and asked_for.startswith(SUMMED):
+        return  # of a round that was counted when it began; whether it is allowed is decided there
     if not is_training(instruction):
         raise RefusedError(
             f"policy.epsilon_max is {budget:g}, and what a "
-            f"{instruction.envelope.metadata.message_type[:40]!r} message asks for carries no noise"
+            f"{asked_for[:40]!r} message asks for carries no noise"
         )
     noise = announced_noise(instruction)
     if noise is None:
@@ -80,11 +98,17 @@ def check_budget(
         raise RefusedError(
             f"policy.epsilon_max is {budget:g}, and this data was trained on without noise before"
         )
-    this = Spending(app=instruction.app.name, run_id="", rounds=1, cost=cost_of(noise))
+    this = Spending(
+        app=instruction.app.name,
+        run_id="",
+        rounds=1,
+        cost=noise.event.cost,
+        gaussian=isinstance(noise.event, GaussianEvent),
+    )
     after = epsilon_spent([*spent, this], delta)
     if after > budget:
         raise RefusedError(
             f"policy.epsilon_max is {budget:g} at delta = {delta:g}: {before:.4g} was spent in "
-            f"{rounds} rounds, and this one, with noise multiplier {noise:.4g}, would make it "
+            f"{rounds} rounds, and this one, with noise multiplier {noise.multiplier:.4g}, would make it "
             f"{after:.4g}"
         )

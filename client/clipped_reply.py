@@ -5,22 +5,32 @@ from __future__ import annotations
 from flwr.app import ArrayRecord, MetricRecord
 
 from ..flower import MemoryTensor, arrays_to_params, params_to_arrays, tensors_of
+from ..privacy.dp.announced import AnnouncedNoise
 from ..privacy.dp.clipping import Clipping, clip_update, reported_metrics
+from ..privacy.dp.local import noisy_update
+from ..privacy.entropy import system_entropy
 
 __all__ = ["clipped_reply"]
 
 
 def clipped_reply(
-    before: ArrayRecord, trained: ArrayRecord, clipping: Clipping
+    before: ArrayRecord,
+    trained: ArrayRecord,
+    clipping: Clipping,
+    noise: AnnouncedNoise | None,
 ) -> tuple[ArrayRecord, MetricRecord]:
-    """Return a reply's params and metrics.
+    """Return a reply's params and metrics, with noise where the client adds its own.
 
     Every client counts once, so the number of its examples stays with it; so do loss and metrics.
 
     Raises:
         UpdateError: the trained params are not finite.
     """
-    tensors, within = clip_update(arrays_to_params(before), tensors_of(trained), clipping)
+    params = arrays_to_params(before)
+    if noise is not None and noise.is_local:
+        noisy = noisy_update(params, tensors_of(trained), clipping, noise, system_entropy)
+        return params_to_arrays(noisy), MetricRecord({"num-examples": 1})
+    tensors, within = clip_update(params, tensors_of(trained), clipping)
     made = params_to_arrays(
         {name: MemoryTensor(tensor.numpy()) for name, tensor in tensors.items()}
     )

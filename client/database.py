@@ -37,7 +37,8 @@ CREATE TABLE IF NOT EXISTS spent (
     content TEXT PRIMARY KEY,        -- digest of an instruction: its id alone may come again
     run_id TEXT NOT NULL,
     app TEXT NOT NULL,
-    multiplier REAL                  -- of the round's noise; NULL if it has none
+    cost REAL,                       -- by the round's noise; NULL if it has none
+    gaussian INTEGER NOT NULL        -- whether a closed form gives the epsilon of the cost
 );
 CREATE TABLE IF NOT EXISTS refusals (
     number INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -88,9 +88,7 @@ class Execution:
         if is_training(instruction):
             now_s = self._clock()
             noise = announced_noise(instruction)
-            await asyncio.to_thread(
-                self._ledger.participate, instruction, now_s=now_s, noise_multiplier=noise
-            )
+            await asyncio.to_thread(self._ledger.participate, instruction, now_s=now_s, noise=noise)
         blobs = blobs_of(instruction.envelope)
         for blob in blobs:
             await self._fetch(blob)

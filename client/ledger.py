@@ -6,6 +6,8 @@ import math
 from datetime import UTC, datetime
 from hashlib import sha256
 
+from ..privacy.dp.announced import AnnouncedNoise
+from ..privacy.dp.events import GaussianEvent
 from ..transport.fleet_pb2 import Instruction
 from .budget import Spending
 from .database import Database
@@ -23,7 +25,7 @@ class Ledger:
         self._database = database
 
     def participate(
-        self, instruction: Instruction, *, now_s: float, noise_multiplier: float | None = None
+        self, instruction: Instruction, *, now_s: float, noise: AnnouncedNoise | None = None
     ) -> None:
         """Count an instruction before it is executed, and the noise that its round will have.
 
@@ -42,12 +44,13 @@ class Ledger:
                 ),
             )
             rows.execute(
-                "INSERT OR IGNORE INTO spent VALUES (?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO spent VALUES (?, ?, ?, ?, ?)",
                 (
                     content_of(instruction),
                     str(instruction.run_id),
                     instruction.app.name,
-                    noise_multiplier,
+                    None if noise is None else noise.event.cost,
+                    noise is not None and isinstance(noise.event, GaussianEvent),
                 ),
             )
 
@@ -58,8 +61,7 @@ class Ledger:
         is begun again is one.
         """
         found = self._database.rows(
-            "SELECT app, run_id, count(*), count(multiplier),"
-            " sum(1 / (multiplier * multiplier)) FROM spent"
+            "SELECT app, run_id, count(*), count(cost), sum(cost), min(gaussian) FROM spent"
             " WHERE content <> ? GROUP BY app, run_id ORDER BY max(rowid)",
             (besides,),
         )
@@ -69,8 +71,9 @@ class Ledger:
                 run_id=str(run_id),
                 rounds=int(str(rounds)),
                 cost=float(str(cost)) if rounds == noisy else math.inf,
+                gaussian=bool(gaussian),
             )
-            for app, run_id, rounds, noisy, cost in found
+            for app, run_id, rounds, noisy, cost, gaussian in found
         ]
 
     def rounds_today(self, *, now_s: float, besides: str = "") -> int:

@@ -12,6 +12,7 @@ from ..errors import NOTHING_TO_EVALUATE, ProtocolError
 from ..evaluation import evaluate
 from ..flower import arrays_to_params, params_to_arrays
 from ..module_params import params_of_module
+from ..privacy.dp.announced import AnnouncedNoise
 from ..privacy.dp.clipping import Clipping
 from ..task import Site, Task
 from .clipped_reply import clipped_reply
@@ -61,7 +62,8 @@ class LocalSite:
         metrics = MetricRecord({"num-examples": examples, **means})
         clipping = Clipping.of(_config(message))
         if clipping is not None:
-            trained, metrics = clipped_reply(arrays, trained, clipping)
+            noise = AnnouncedNoise.of(_config(message))
+            trained, metrics = clipped_reply(arrays, trained, clipping, noise)
         return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
     def _train(

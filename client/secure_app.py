@@ -89,9 +89,10 @@ class _SecureApp(ClientApp):
         binding = bind(
             announcement, run_id=context.run_id, category=category, content=message.content
         )
+        announcement.terms.require_announced(message.content.config_records.get("config", {}))
         params = arrays_to_params(_one(message.content.array_records, "ArrayRecord"))
         layout = VectorLayout(params if category == "train" else {}, announcement.terms)
-        plan = announcement.terms.plan(clients=len(announcement.keys), length=layout.length)
+        plan = announcement.plan(layout.length)
         identity.minimum.require(plan.topology)
         _require_member(identity, announcement)
         Past(context.state).require_new(category, binding)

@@ -176,10 +176,8 @@ class KeptSession:
         return np.zeros(self.length, np.float32), 0
 
     def _session(self) -> ClientSession:
-        terms = self.announcement.terms
-        plan = terms.plan(clients=len(self.announcement.keys), length=self.length)
         return ClientSession(
-            plan=plan,
+            plan=self.announcement.plan(self.length),
             me=name_of(self.identity.node),
             signing_key=self.identity.key,
             roster=self.announcement.roster,

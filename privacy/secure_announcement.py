@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from ..errors import SecureAggregationError
 from ..flower import tensors_of
-from .secagg import Binding, Roster
+from .secagg import Binding, Plan, Roster
 from .secagg.keys import KEY_BYTES
 from .secure_terms import RECORD, SecureTerms
 
@@ -53,6 +53,14 @@ class Announcement:
     def roster(self) -> Roster:
         """The cohort as `secagg` knows it."""
         return Roster.of({name_of(node): key for node, key in self.keys.items()})
+
+    def plan(self, length: int) -> Plan:
+        """Return the plan of a session of vectors of this length.
+
+        Raises:
+            ConfigError: the terms are not safe for so many clients.
+        """
+        return self.terms.plan(clients=len(self.keys), length=length, seed=self.session)
 
     def record(self) -> ConfigRecord:
         """Return the record that says all of it."""

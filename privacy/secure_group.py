@@ -47,7 +47,7 @@ class SecureGroup:
         self.suspects: tuple[str, ...] = ()
         self._announcement, self._layout = announcement, layout
         self._category = head.message_type
-        self._plan = announcement.terms.plan(clients=len(self.nodes), length=layout.length)
+        self._plan = announcement.plan(layout.length)
         self._session = ServerSession(
             plan=self._plan,
             roster=announcement.roster,

@@ -14,11 +14,17 @@ masked vector, which is an array. What is inside of "message" is `secagg`'s.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, SecureAggregationError
+from ..strategies.bounds import require_number
+from .dp.announced import AnnouncedNoise
+from .dp.clipping import Clipping
 from .secagg import Plan, plan_secure_sum
-from .secagg.topology import CLIENTS_MIN
+from .secagg.noisy_encoding import NoisyEncoding
+from .secagg.topology import CLIENTS_MIN, choose_topology
 
 __all__ = ["GRINDING_BITS", "MASKED", "RECORD", "SECURE_SUM_FAILED", "SecureTerms"]
 
@@ -46,6 +52,9 @@ class SecureTerms:
         metrics: which metrics are summed up beside the params.
         metrics_max: a metric, and the change of an integer in the params, is clipped to this.
         group_size: the fewest clients of a group; None is one sum of the whole cohort.
+        clip_norm: with `noise_multiplier`: the L2 norm that the whole vector is clipped to.
+        noise_multiplier: of the noise in a sum, standard deviation / clip_norm; the clients add
+            it, each its share. None: sums carry no noise. Noisy sums have no metrics.
     """
 
     corrupt: float = 0.33
@@ -57,6 +66,8 @@ class SecureTerms:
     metrics: tuple[str, ...] = ("loss",)
     metrics_max: float = 100.0
     group_size: int | None = None
+    clip_norm: float | None = None
+    noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
         if self.group_size is not None and self.group_size < CLIENTS_MIN:
@@ -67,9 +78,36 @@ class SecureTerms:
             raise ConfigError(f"metrics must be at most {METRICS_COUNT_MAX} different names")
         if any(not name or not name.isprintable() for name in self.metrics):
             raise ConfigError(f"metrics must have plain names, got {self.metrics!r:.200}")
+        if (self.clip_norm is None) != (self.noise_multiplier is None):
+            raise ConfigError("a noisy sum needs clip_norm and noise_multiplier, and no other has")
+        if self.noise_multiplier is not None:
+            require_number("noise_multiplier", self.noise_multiplier, above=0)
+            require_number("clip_norm", self.clip_norm, above=0)
+            if self.metrics:
+                raise ConfigError(f"metrics carry no noise: none may be summed, got {self.metrics}")
 
-    def plan(self, *, clients: int, length: int) -> Plan:
-        """Return the plan of one session.
+    def require_announced(self, record: Mapping[str, Any]) -> None:
+        """Check that sums have the noise and the clip that an instruction announces.
+
+        Raises:
+            ProtocolError: what is announced cannot be.
+            SecureAggregationError: they have others: a ledger would be wrong.
+        """
+        noise, clipping = AnnouncedNoise.of(record), Clipping.of(record)
+        said: tuple[float | None, float | None] = (None, None)
+        if noise is not None and clipping is not None and noise.source == "distributed":
+            said = noise.multiplier, clipping.norm
+        if said != (self.noise_multiplier, self.clip_norm):
+            raise SecureAggregationError(
+                f"the instruction announces sums with noise multiplier and clip {said}, the terms "
+                f"of the sum say {(self.noise_multiplier, self.clip_norm)}"
+            )
+
+    def plan(self, *, clients: int, length: int, seed: bytes = b"") -> Plan:
+        """Return the plan of one session; `seed` decides how noisy sums are rotated.
+
+        The noise of the fewest clients whose sum may become known is enough, less those that may
+        collude with the server: they know their own.
 
         Raises:
             ConfigError: these numbers are not safe for so many clients, or a group has fewer.
@@ -78,6 +116,23 @@ class SecureTerms:
             raise ConfigError(
                 f"a group must have at least {self.group_size} clients (group_size), got {clients}"
             )
+        if self.noise_multiplier is not None and self.clip_norm is not None:
+            topology = choose_topology(
+                clients=clients,
+                corrupt=self.corrupt,
+                dropout=self.dropout,
+                grinding_bits=GRINDING_BITS,
+            )
+            encoding = NoisyEncoding(
+                length=length,
+                bits=self.bits,
+                clip_norm=self.clip_norm,
+                noise_multiplier=self.noise_multiplier,
+                clients=clients,
+                noisy=topology.survivors_min - topology.corrupt,
+                seed=seed,
+            )
+            return Plan(topology=topology, encoding=encoding)
         room = (1 << max(0, self.bits - self.value_bits)) - 1
         weight_max = self.weight_max or max(1, min(1 << 24, room // max(1, clients)))
         return plan_secure_sum(

@@ -28,7 +28,8 @@ class VectorLayout:
     """Where params and metrics lie in the vector; server and clients compute the same one.
 
     Shapes: a vector has `length` values. Complex params are two each.
-    Edge cases: integers are rounded half to even, a boolean is true if most of the weight says so; both
+    Edge cases: in a noisy sum there are only params of floating point; others stay what they
+        were. Else integers are rounded half to even, a boolean is true if most of the weight says so; both
         change by at most `metrics_max`, floating-point params by at most `clip`. A metric that
         only some clients report is averaged over those, and is None if there are none.
     """
@@ -38,6 +39,7 @@ class VectorLayout:
         self._sizes = {
             name: values.size * (2 if values.dtype.kind == "c" else 1)
             for name, values in params.items()
+            if terms.noise_multiplier is None or is_floating(values.dtype)
         }
         self._changes = sum(self._sizes.values())
         self.length = self._changes + 2 * len(terms.metrics)
@@ -58,6 +60,8 @@ class VectorLayout:
             change = _as_reals(new.numpy()) - _as_reals(old)
             if not np.isfinite(change).all():
                 raise UpdateError(f"tensor {name!r} has values that are not finite")
+            if name not in self._sizes:
+                continue
             vector[start : start + change.size] = change * self._scale_of(old.dtype)
             start += change.size
         if strangers := trained.keys() - self._params.keys():
@@ -77,6 +81,9 @@ class VectorLayout:
         params: dict[str, NDArray[Any]] = {}
         start = 0
         for name, old in self._params.items():
+            if name not in self._sizes:
+                params[name] = old
+                continue
             change = sums[start : start + self._sizes[name]] / (weight * self._scale_of(old.dtype))
             params[name] = _moved(old, change)
             start += self._sizes[name]

@@ -122,6 +122,12 @@ class DifferentialPrivacyConfig:
         at_most=1e9,
         only=_ADAPTIVE,
     )
+    noise: Literal["server", "distributed", "local_gaussian", "local_laplace"] = setting(
+        "server",
+        "who adds it, and where: the server, to the sum; distributed: the clients, within secure "
+        "sums; local: each client, to its own change",
+        only=_PRIVATE,
+    )
     sampling: Literal["poisson", "fixed"] = setting(
         "poisson",
         "poisson: every client takes part by its own secret coin, which amplifies privacy; fixed: "

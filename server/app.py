@@ -17,9 +17,13 @@ from ..config import (
     evaluation_record,
     training_record,
 )
-from ..flower import params_to_arrays
+from ..flower import arrays_to_params, params_to_arrays
+from ..privacy.dp.announced import AnnouncedNoise
 from ..privacy.secure_grid import SecureAggregationGrid
+from ..privacy.secure_terms import SecureTerms
+from ..privacy.secure_vector import VectorLayout
 from ..private_config import build_privacy
+from ..secure_config import sum_sizes
 from ..strategies.adapter import FederatedStrategy, RunResult
 from ..strategies.plan import EarlyStopping, RoundPlan
 from ..strategies.recorder import Recorder
@@ -63,18 +67,23 @@ def run_rounds(
     Raises:
         RunError: a round cannot be completed.
     """
+    initial = initial_arrays(task, config.run.seed)
     algorithm = build_algorithm(config)
     privacy = privacy or open_books(config)
     if privacy is not None:
         algorithm = privacy.plan.private(algorithm)
     strategy = FederatedStrategy(algorithm, _plan(config), recorder=recorder, privacy=privacy)
     if config.privacy.secure_aggregation.enabled:
-        grid = _secured(grid, task, config, recorder)
-    if (terms := build_compression_terms(config)) is not None:
-        grid = CompressionGrid(grid, terms)
+        noise = privacy.plan.announced if privacy is not None else None
+        terms = _secure_terms(task, config, noise)
+        _require_room(config, terms, initial)
+        tell = recorder.event if recorder is not None else lambda kind, detail: None
+        grid = SecureAggregationGrid(grid, terms, tell=tell, seed=config.run.seed)
+    if (compressed := build_compression_terms(config)) is not None:
+        grid = CompressionGrid(grid, compressed)
     return strategy.start(
         grid,
-        initial_arrays(task, config.run.seed),
+        initial,
         num_rounds=config.run.rounds,
         train_config=ConfigRecord(dict(training_record(config))),
         evaluate_config=ConfigRecord(dict(evaluation_record(config))),
@@ -94,19 +103,25 @@ def open_books(config: Config, path: Path | None = None, *, sync: bool = True) -
     return None if plan is None else PrivateRun(plan, RunLedger(path, sync=sync))
 
 
-def _secured(
-    grid: Grid, task: Task, config: Config, recorder: Recorder | None
-) -> SecureAggregationGrid:
-    """Return a grid that shows the strategy nothing but sums."""
+def _secure_terms(task: Task, config: Config, noise: AnnouncedNoise | None) -> SecureTerms:
+    """Return what the clients sum up, and with which noise."""
     metrics = ["loss", *task.metrics]
     if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
         metrics += [f"personal-{name}" for name in metrics]
-    return SecureAggregationGrid(
-        grid,
-        build_secure_terms(config, metrics=metrics),
-        tell=recorder.event if recorder is not None else lambda kind, detail: None,
-        seed=config.run.seed,
-    )
+    distributed = noise is not None and noise.source == "distributed"
+    multiplier = noise.multiplier if noise is not None and distributed else None
+    return build_secure_terms(config, metrics=metrics, noise_multiplier=multiplier)
+
+
+def _require_room(config: Config, terms: SecureTerms, initial: ArrayRecord) -> None:
+    """Check that no sum of this model's updates could overflow, before anybody trains.
+
+    Raises:
+        ConfigError: one could.
+    """
+    length = VectorLayout(arrays_to_params(initial), terms).length
+    for clients in sum_sizes(config):
+        terms.plan(clients=clients, length=length)
 
 
 def initial_arrays(task: Task, seed: int) -> ArrayRecord:

@@ -28,6 +28,11 @@ class PrivateRun:
         self.plan, self._ledger = plan, ledger
         ledger.require(plan.event)
 
+    @property
+    def ahead(self) -> bool:
+        """Whether rounds are released by their clients, and so before the server has replies."""
+        return self.plan.released_by_clients
+
     def draw(self, present: Sequence[int]) -> list[int] | None:
         """Return a round's cohort by secret coins, None if the plan does not ask for it."""
         return self.plan.draw(present) if self.plan.sampling == "poisson" else None
@@ -68,6 +73,6 @@ class PrivateRun:
             "relation": plan.relation,
             "sampling": plan.sampling,
             "sampling_probability": plan.probability if plan.sampling == "poisson" else None,
-            "mechanism": f"Gaussian, {plan.clipping.kind} clipping",
+            "mechanism": plan.mechanism_name,
             "claim": plan.claim(count),
         }

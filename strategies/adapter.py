@@ -95,6 +95,8 @@ class FederatedStrategy(Strategy):
         if arrays is not self._arrays:
             self._adopt(arrays, server_round)
         cohort = self._cohort_of(server_round, grid)
+        if self._privacy is not None and self._privacy.ahead:
+            self._spent = self._privacy.account(server_round)
         self._combined = combines_updates(grid)
         sent, algorithm = self._algorithm.sent(self._state), self._algorithm.at(self._state)
         self._replies = TrainingReplies(
@@ -125,7 +127,7 @@ class FederatedStrategy(Strategy):
         collected, self._replies = self._replies, None
         for message in replies:
             collected.take(message)
-        if self._privacy is not None:
+        if self._privacy is not None and not self._privacy.ahead:
             self._spent = self._privacy.account(server_round)
         aggregate = collected.finish()
         state = self._algorithm.apply(self._state, aggregate)

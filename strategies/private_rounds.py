@@ -15,6 +15,10 @@ class PrivateRounds(Protocol):
     evaluate: metrics carry no noise.
     """
 
+    @property
+    def ahead(self) -> bool:
+        """Whether a round is released by its clients: it is accounted for before they are asked."""
+
     def draw(self, present: Sequence[int]) -> list[int] | None:
         """Return a round's cohort, None if it is drawn as without privacy."""
 

@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...strategies.bounds import require_whole
-from .events import Event, GaussianEvent
-from .gaussian import cost_of, epsilon_of_cost
+from .concentrated import epsilon_of_line
+from .events import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent
+from .gaussian import epsilon_of_cost
 
 __all__ = ["Accountant", "counted_as", "epsilon_of", "epsilon_of_many"]
 
@@ -40,7 +41,11 @@ def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant
     if count == 0:
         return 0.0
     if isinstance(event, GaussianEvent):
-        return epsilon_of_cost(count * cost_of(event.noise_multiplier), delta)
+        return epsilon_of_cost(count * event.cost, delta)
+    if isinstance(event, ConcentratedEvent):
+        return epsilon_of_line(count * event.cost, delta)
+    if isinstance(event, LaplaceEvent):
+        return min(count * event.epsilon, epsilon_of_line(count * event.cost, delta))
     if event.probability == 1:
         return epsilon_of(event.event, count=count, delta=delta)
     return _by_dp_accounting(event, count, delta, accountant)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ...errors import ConfigError
 from ...strategies.bounds import require_number
 from .accountant import epsilon_of
+from .announced import AnnouncedNoise, NoiseSource
 from .events import Event, GaussianEvent, PoissonEvent
 
 __all__ = ["calibrate_noise", "rounds_within"]
@@ -18,11 +19,17 @@ ROUNDS_MAX = 10**6
 
 
 def calibrate_noise(
-    *, epsilon: float, delta: float, rounds: int, probability: float | None
+    *,
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    probability: float | None,
+    source: NoiseSource = "server",
 ) -> float:
     """Return the smallest noise multiplier for which the rounds stay within the budget.
 
-    `probability` is that of a Poisson sample; None is without amplification.
+    `probability` is that of a Poisson sample, of noise by the server; None is without
+    amplification.
 
     Guarantees: the run's epsilon is at most `epsilon`; with a ten-thousandth less noise it would not
         be.
@@ -32,9 +39,9 @@ def calibrate_noise(
     require_number("epsilon", epsilon, above=0)
 
     def spent(multiplier: float) -> float:
-        released = GaussianEvent(noise_multiplier=multiplier)
+        released = AnnouncedNoise(source=source, multiplier=multiplier).event
         event: Event = released
-        if probability is not None:
+        if probability is not None and isinstance(released, GaussianEvent):
             event = PoissonEvent(probability=probability, event=released)
         return epsilon_of(event, count=rounds, delta=delta)
 

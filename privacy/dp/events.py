@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ...strategies.bounds import require_number
+from .gaussian import cost_of
 
-__all__ = ["Event", "GaussianEvent", "PoissonEvent"]
+__all__ = ["ConcentratedEvent", "Event", "GaussianEvent", "LaplaceEvent", "PoissonEvent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,53 @@ class GaussianEvent:
 
     def __post_init__(self) -> None:
         require_number("noise_multiplier", self.noise_multiplier, above=0)
+
+    @property
+    def cost(self) -> float:
+        """What one release costs; costs of releases add up."""
+        return cost_of(self.noise_multiplier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcentratedEvent:
+    """A sum whose Renyi divergences are at most a Gaussian one's: order / (2 z^2) of every order.
+
+    `noise_multiplier` is z, for neighbours as with `GaussianEvent`; distributed Skellam noise
+    releases this.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        require_number("noise_multiplier", self.noise_multiplier, above=0)
+
+    @property
+    def cost(self) -> float:
+        """What one release costs; costs of releases add up."""
+        return cost_of(self.noise_multiplier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaplaceEvent:
+    """A vector of L1 norm <= C plus Laplace noise of standard deviation z C a coordinate.
+
+    `noise_multiplier` is z: the release is (sqrt(2) / z)-private, without a delta.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        require_number("noise_multiplier", self.noise_multiplier, above=0)
+
+    @property
+    def epsilon(self) -> float:
+        """What one release spends."""
+        return math.sqrt(2.0) / self.noise_multiplier
+
+    @property
+    def cost(self) -> float:
+        """What one release costs; costs of releases add up."""
+        return self.epsilon**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +86,4 @@ class PoissonEvent:
         require_number("probability", self.probability, above=0, at_most=1)
 
 
-Event = GaussianEvent | PoissonEvent
+Event = GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent

@@ -28,7 +28,7 @@ from .clipping import WITHIN_KEY, Clipping, clip_update
 from .events import GaussianEvent
 from .noise import generator_of
 
-__all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
+__all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum", "exact"]
 
 BLOCK = 8_192
 """Values at once: the change and its noise stay in the cache, and are made nowhere else."""
@@ -94,7 +94,7 @@ class PrivateMean:
         return GaussianEvent(noise_multiplier=cost**-0.5)
 
     def zero(self, like: Params) -> PrivateSum:
-        return PrivateSum(params=like, changes=self.mean.zero(_exact(like)))
+        return PrivateSum(params=like, changes=self.mean.zero(exact(like)))
 
     def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
         for update in updates:
@@ -113,10 +113,10 @@ class PrivateMean:
 
     def finish(self, accumulator: PrivateSum) -> NoisyAggregate:
         params, clients = accumulator.params, accumulator.clients
-        exact = self.mean.finish(accumulator.changes).mean if clients else params
+        mean_of_all = self.mean.finish(accumulator.changes).mean if clients else params
         noise = generator_of(self.entropy)
         mean = {
-            name: self._released(old, exact[name], clients, noise)
+            name: self._released(old, mean_of_all[name], clients, noise)
             if is_floating(old.dtype)
             else old
             for name, old in params.items()
@@ -153,7 +153,7 @@ class PrivateMean:
         return made
 
 
-def _exact(params: Params) -> dict[str, NDArray[Any]]:
+def exact(params: Params) -> dict[str, NDArray[Any]]:
     """Return arrays of the same shapes whose means are not rounded; they take no memory."""
     return {
         name: np.broadcast_to(

@@ -16,18 +16,19 @@ from ...strategies.mean import MeanAggregator
 from ..entropy import Entropy, system_entropy
 from .accountant import epsilon_of, epsilon_of_many
 from .adaptive import AdaptiveClip
+from .announced import SOURCES, AnnouncedNoise, NoiseSource
 from .clipping import Clipping
-from .events import Event, GaussianEvent, PoissonEvent
+from .events import Event, PoissonEvent
 from .mechanism import NoisyAggregate, PrivateMean
+from .mechanism_words import MECHANISMS
 from .sampling import draw_poisson
+from .summed import SummedMean
 
-__all__ = ["CLIP_SLOT", "NOISE_KEY", "PrivacyPlan", "Sampling"]
+__all__ = ["CLIP_SLOT", "PrivacyPlan", "Sampling"]
 
 Sampling = Literal["poisson", "fixed"]
 CLIP_SLOT = "dp_clip"
 NORM = "norm"
-NOISE_KEY = "dp-noise-multiplier"
-"""In an instruction: the noise multiplier of everything that the round releases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class PrivacyPlan:
         sampling: "poisson": every client tosses a coin with probability cohort / population, and
             that amplifies privacy. "fixed": cohorts are drawn otherwise, and no amplification is
             claimed: a client is accounted for as if it took part in every round.
+        noise: who adds it; by clients it goes with "fixed" sampling and without adaptive clipping.
         epsilon_max: what the run may spend; None is whatever the rounds cost.
 
     Guarantees: the params of every round, and whatever is computed from them, are
@@ -53,6 +55,7 @@ class PrivacyPlan:
     cohort: float
     population: int
     sampling: Sampling = "poisson"
+    noise: NoiseSource = "server"
     clipping: Clipping = field(default_factory=Clipping)
     adaptive: AdaptiveClip | None = None
     epsilon_max: float | None = None
@@ -71,6 +74,12 @@ class PrivacyPlan:
             )
         if (self.clipping.kind == "adaptive") != (self.adaptive is not None):
             raise ConfigError("adaptive clipping needs an AdaptiveClip, and no other has one")
+        require_choice("noise", self.noise, SOURCES)
+        if self.noise != "server" and (self.sampling != "fixed" or self.adaptive is not None):
+            raise ConfigError(
+                f'noise = "{self.noise}" is against a server that knows who takes part: it needs '
+                'sampling = "fixed", and a clip that does not move'
+            )
         self.mechanism(self.clipping)
 
     # ------------------------------------------------------------------ sampler, mechanism, event
@@ -84,8 +93,18 @@ class PrivacyPlan:
         """Return a round's cohort by secret coins: what "poisson" is accounted as."""
         return draw_poisson(present, self.probability, self.entropy)
 
+    @property
+    def announced(self) -> AnnouncedNoise:
+        """What clients are told of the noise."""
+        return AnnouncedNoise(source=self.noise, multiplier=self.noise_multiplier)
+
+    @property
+    def released_by_clients(self) -> bool:
+        """Whether a round is released by its clients, as they answer."""
+        return self.noise != "server"
+
     def mechanism(self, clipping: Clipping) -> PrivateMean:
-        """Return the mechanism of a round with this clip."""
+        """Return the server's mechanism of a round with this clip."""
         multiplier = self.noise_multiplier
         if self.adaptive is not None:
             multiplier = self.adaptive.params_multiplier(multiplier)
@@ -100,7 +119,9 @@ class PrivacyPlan:
     @property
     def event(self) -> Event:
         """What one round releases: the mechanism's own event, as it is sampled."""
-        released: GaussianEvent = self.mechanism(self.clipping).event
+        if self.released_by_clients:
+            return self.announced.event
+        released = self.mechanism(self.clipping).event
         if self.sampling == "fixed":
             return released
         return PoissonEvent(probability=self.probability, event=released)
@@ -119,7 +140,9 @@ class PrivacyPlan:
     @property
     def noise_stddev(self) -> float:
         """The noise's standard deviation on one param of the mean change, at the first clip."""
-        return self.mechanism(self.clipping).noise_multiplier * self.clipping.norm / self.cohort
+        noises = self.cohort if self.announced.is_local else 1.0
+        multiplier = self.mechanism(self.clipping).noise_multiplier * math.sqrt(noises)
+        return multiplier * self.clipping.norm / self.cohort
 
     # ------------------------------------------------------------------ the algorithm
 
@@ -137,11 +160,12 @@ class PrivacyPlan:
 
         def of_round(state: State) -> Algorithm:
             clipping = self._clipping_in(state)
-            told = {**clipping.record(), NOISE_KEY: self.noise_multiplier}
+            told = {**clipping.record(), **self.announced.record()}
+            server = self.mechanism(clipping)
             return replace(
                 algorithm,
                 client_config={**algorithm.client_config, **told},
-                aggregator=self.mechanism(clipping),
+                aggregator=SummedMean(cohort=self.cohort) if self.released_by_clients else server,
             )
 
         def init(params: Params) -> State:
@@ -197,14 +221,22 @@ class PrivacyPlan:
             "per_layer": f"clipped tensor by tensor to an L2 norm of {self.clipping.norm:g} together",
             "adaptive": "clipped to a norm that follows a quantile, itself released with noise",
         }[self.clipping.kind]
+        if self.noise == "local_laplace":
+            clip = f"clipped to an L1 norm of {self.clipping.norm:g}"
+        words = MECHANISMS[self.noise]
         return (
             f"The params of every round are differentially private with {bound} and "
             f"delta = {self.delta:g}. Unit: a client with all of its data. Neighbours: "
             f"{self.relation}. "
-            f"Sampling: {drawn}. Mechanism: {releases} noisy sums of client updates, {clip}, with "
-            f"Gaussian noise of multiplier {self.noise_multiplier:.6g}, added by the server, which "
-            "is trusted. Who took part, traffic and durations are not covered."
+            f"Sampling: {drawn}. Mechanism: {releases} {words.released}, {clip}, with "
+            f"{words.noise} of multiplier {self.noise_multiplier:.6g}, added by {words.adder}. "
+            "Who took part, traffic and durations are not covered."
         )
+
+    @property
+    def mechanism_name(self) -> str:
+        """The noise and the clipping, in short."""
+        return f"{MECHANISMS[self.noise].name}, {self.clipping.kind} clipping"
 
 
 def _up(value: float) -> str:

@@ -8,7 +8,7 @@ made; a client with non-finite values refuses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,16 @@ class Encoding:
     @property
     def wire_bytes(self) -> int:
         """The bytes of one masked vector."""
-        return packed_bytes(self.length + 1, self.bits)
+        return packed_bytes(self.numbers, self.bits)
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers a vector becomes, the weight among them."""
+        return self.length + 1
+
+    def to_bytes(self) -> bytes:
+        """Return bytes that differ for different encodings."""
+        return repr(astuple(replace(self, clip=float(self.clip)))).encode()  # 1 and 1.0 are equal
 
     def require_room(self, clients: int) -> None:
         """Check that no sum of so many clients overflows: n * weight_max < 2^(bits-value_bits).
@@ -94,7 +103,7 @@ class Encoding:
             UpdateError: the shape, dtype or weight is wrong, or a value is not finite.
         """
         self._check(vector, weight)
-        numbers = np.empty(self.length + 1, np.uint32)
+        numbers = np.empty(self.numbers, np.uint32)
         numbers[-1] = weight
         stream, buffer = Keystream(entropy(KEY_BYTES)), stream_buffer()
         for start in range(0, self.length, BLOCK):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 from ...errors import ConfigError
 from .encoding import Encoding
+from .noisy_encoding import NoisyEncoding
 from .topology import Topology, choose_topology
 
 __all__ = ["Minimum", "Plan", "plan_secure_sum"]
@@ -20,15 +21,14 @@ class Plan:
     """
 
     topology: Topology
-    encoding: Encoding
+    encoding: Encoding | NoisyEncoding
 
     def __post_init__(self) -> None:
         self.encoding.require_room(self.topology.clients)
 
     def to_bytes(self) -> bytes:
         """Return bytes that differ for different plans."""
-        encoding = replace(self.encoding, clip=float(self.encoding.clip))  # 1 and 1.0 are equal
-        return repr((astuple(self.topology), astuple(encoding))).encode()
+        return repr(astuple(self.topology)).encode() + self.encoding.to_bytes()
 
     def describe(self) -> str:
         """Return in plain words what the plan withstands."""

@@ -80,7 +80,7 @@ class ServerSession:
         """By receiver, then by sender."""
         self._signatures: dict[int, bytes] = {}
         """Of the current round."""
-        self._total = np.zeros(plan.encoding.length + 1, np.uint32)
+        self._total = np.zeros(plan.encoding.numbers, np.uint32)
         self._shares: dict[int, dict[int, bytes]] = {}
         """By the owner of the secret, then by the holder of the share."""
 
@@ -189,7 +189,7 @@ class ServerSession:
         packed = reader.body(encoding.wire_bytes)
         reader.end()
         self._verify(sender, signature, Purpose.MASKED, *map(members_bytes, self._sets))
-        self._total += unpack(packed, encoding.length + 1, encoding.bits)
+        self._total += unpack(packed, encoding.numbers, encoding.bits)
         self._signatures[sender] = signature
 
     def _take_confirmation(self, sender: int, reader: Reader) -> None:

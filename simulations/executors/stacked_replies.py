@@ -15,6 +15,7 @@ from ...client.training_settings import TrainingSettings
 from ...errors import DataError, UpdateError
 from ...flower import arrays_to_params, params_to_arrays
 from ...module_params import params_of_module, to_array
+from ...privacy.dp.announced import AnnouncedNoise
 from ...privacy.dp.clipping import Clipping
 from ...strategies.broadcast import Broadcast
 from ...strategies.combined import EXAMPLES_KEY, ClientTable
@@ -50,8 +51,9 @@ class CohortReplies:
         self._module = module
         self.arrays = order.content.array_records["arrays"]
         self._settings = settings
-        self._combine = combine
-        self._clip = Clipping.of(order.content.config_records["config"])
+        config = order.content.config_records["config"]
+        self._clip, self._noise = Clipping.of(config), AnnouncedNoise.of(config)
+        self._combine = combine and not (self._noise is not None and self._noise.is_local)
         self._teller = teller
         self._table = ClientTable()
         self._sums: dict[str, torch.Tensor] = {}
@@ -120,7 +122,7 @@ class CohortReplies:
         if self._clip is not None:
             before = params_to_arrays(params_of_module(self._module))
             arrays, metrics = clipped_reply(
-                before, reply.content.array_records["arrays"], self._clip
+                before, reply.content.array_records["arrays"], self._clip, self._noise
             )
             reply.content = RecordDict({"arrays": arrays, "metrics": metrics})
         return reply

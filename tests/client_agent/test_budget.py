@@ -25,9 +25,10 @@ import os, signal, sys
 from pathlib import Path
 from meadow.client.database import Database
 from meadow.client.ledger import Ledger
+from meadow.privacy.dp.announced import AnnouncedNoise
 from meadow.transport import fleet_pb2 as pb
 instruction = pb.Instruction.FromString(bytes.fromhex(sys.argv[2]))
-Ledger(Database(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise_multiplier=2.0)
+Ledger(Database(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise=AnnouncedNoise(multiplier=2.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -57,7 +58,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def spend(ledger: Ledger, instruction: pb.Instruction) -> None:
     """Count an instruction as the agent does."""
-    ledger.participate(instruction, now_s=0.0, noise_multiplier=announced_noise(instruction))
+    ledger.participate(instruction, now_s=0.0, noise=announced_noise(instruction))
 
 
 def test_costs_add_up_over_runs(ledger: Ledger) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from meadow.errors import ConfigError
 from meadow.privacy.dp.adaptive import AdaptiveClip
+from meadow.privacy.dp.announced import NOISE_KEY
 from meadow.privacy.dp.clipping import Clipping
 from meadow.privacy.dp.events import GaussianEvent, PoissonEvent
 from meadow.privacy.dp.mechanism import NoisyAggregate
-from meadow.privacy.dp.plan import NOISE_KEY, PrivacyPlan
+from meadow.privacy.dp.plan import PrivacyPlan
 from meadow.privacy.dp.sampling import draw_poisson, shortfall
 from meadow.privacy.entropy import system_entropy
 from meadow.strategies.algorithm import Algorithm

@@ -1,0 +1,65 @@
+"""What an instruction says of its round's noise: who adds it, and how much it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ...errors import ProtocolError
+from .events import ConcentratedEvent, GaussianEvent, LaplaceEvent
+
+__all__ = ["NOISE_KEY", "SOURCES", "AnnouncedNoise", "NoiseSource"]
+
+NoiseSource = Literal["server", "distributed", "local_gaussian", "local_laplace"]
+SOURCES = ("server", "distributed", "local_gaussian", "local_laplace")
+NOISE_KEY = "dp-noise-multiplier"
+SOURCE_KEY = "dp-noise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnouncedNoise:
+    """Who adds the noise, and its multiplier: of everything that the round releases.
+
+    "server": Gaussian, on the sum, by the server. "distributed": Skellam, on the sum, by its
+    clients under secure aggregation. "local_gaussian", "local_laplace": on every client's change,
+    by the client.
+    """
+
+    source: NoiseSource = "server"
+    multiplier: float
+
+    @property
+    def event(self) -> GaussianEvent | ConcentratedEvent | LaplaceEvent:
+        """What the round releases of a client that takes part."""
+        if self.source == "distributed":
+            return ConcentratedEvent(noise_multiplier=self.multiplier)
+        if self.source == "local_laplace":
+            return LaplaceEvent(noise_multiplier=self.multiplier)
+        return GaussianEvent(noise_multiplier=self.multiplier)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each client's own answer is private."""
+        return self.source.startswith("local")
+
+    def record(self) -> dict[str, float | str]:
+        """Return what clients are told."""
+        return {NOISE_KEY: self.multiplier, SOURCE_KEY: self.source}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> AnnouncedNoise | None:
+        """Return what an instruction's ConfigRecord announces, None if it has no noise.
+
+        Raises:
+            ProtocolError: it announces what there is not.
+        """
+        if NOISE_KEY not in record:
+            return None
+        multiplier, source = record[NOISE_KEY], record.get(SOURCE_KEY, "server")
+        if type(multiplier) is not float or not 0 < multiplier < math.inf or source not in SOURCES:
+            raise ProtocolError(
+                f"noise must be a multiplier > 0 of one of {SOURCES}, got {multiplier!r}, {source!r}"
+            )
+        return cls(source=source, multiplier=multiplier)

@@ -1,0 +1,70 @@
+"""A client's own noise: its change is private before it leaves, whoever sees it.
+
+Gaussian noise is for a change of bounded L2 norm, Laplace noise for one of bounded L1 norm.
+
+Source: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis"
+(2006), proposition 1, for Laplace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...errors import UpdateError
+from ...flower import FlatTensor, MemoryTensor
+from ...strategies.algorithm import Params
+from ...strategies.server_optimizers import is_floating
+from ..entropy import Entropy
+from .announced import AnnouncedNoise
+from .clipping import Clipping, Reals, clip_update
+from .noise import generator_of
+
+__all__ = ["noisy_update"]
+
+
+def noisy_update(
+    params: Params,
+    tensors: Mapping[str, FlatTensor],
+    clipping: Clipping,
+    noise: AnnouncedNoise,
+    entropy: Entropy,
+) -> dict[str, FlatTensor]:
+    """Return a client's tensors with a clipped and noisy change, in the params' dtypes.
+
+    Guarantees: what is returned is private as `noise.event` says, for a client whose change is
+        left out.
+    Edge cases: tensors that are not floating-point are those of `params`.
+    Raises:
+        UpdateError: a value is not finite.
+    """
+    laplace = noise.source == "local_laplace"
+    if not laplace:
+        tensors, _ = clip_update(params, tensors, clipping)
+    real = [name for name in tensors if is_floating(params[name].dtype)]
+    changes = {name: _reals(tensors[name].numpy()) - _reals(params[name]) for name in real}
+    stddev, generator = noise.multiplier * clipping.norm, generator_of(entropy)
+    total = math.fsum(float(np.abs(change).sum()) for change in changes.values())
+    if not math.isfinite(total):
+        raise UpdateError("the update has values that are not finite: it cannot be clipped")
+    factor = min(1.0, clipping.norm / total) if laplace and total else 1.0
+    noisy = dict(params)
+    for name, change in changes.items():
+        if laplace:
+            drawn = generator.laplace(0.0, stddev / math.sqrt(2.0), change.size)
+        else:
+            drawn = generator.normal(0.0, stddev, change.size)
+        moved = _reals(params[name]) + change * factor + drawn
+        if params[name].dtype.kind == "c":
+            moved = moved.view(np.complex128)
+        noisy[name] = moved.astype(params[name].dtype).reshape(params[name].shape)
+    return {name: MemoryTensor(np.ascontiguousarray(noisy[name])) for name in tensors}
+
+
+def _reals(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Reals:
+    """Return the values of a tensor, a complex one's as two each, as a row of float64."""
+    row = np.ascontiguousarray(values).reshape(-1)
+    flat = row.view(row.real.dtype) if row.dtype.kind == "c" else row
+    return flat.astype(np.float64)

@@ -1,0 +1,44 @@
+"""What is said of a run's mechanism in its claim, by who adds the noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MECHANISMS", "MechanismWords"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MechanismWords:
+    """A mechanism: in short, what it releases, with which noise, and who adds that."""
+
+    name: str
+    released: str
+    noise: str
+    adder: str
+
+
+SUMS = "noisy sums of client updates"
+UPDATES = "noisy updates of each client"
+ITSELF = "the client itself, so that nobody sees anything else of it"
+
+MECHANISMS = {
+    "server": MechanismWords(
+        name="Gaussian",
+        released=SUMS,
+        noise="Gaussian noise",
+        adder="the server, which is trusted",
+    ),
+    "distributed": MechanismWords(
+        name="distributed Skellam",
+        released=SUMS,
+        noise="Skellam noise",
+        adder="the clients within secure sums, so that the server sees nothing else: the noise of "
+        "the fewest honest survivors is enough",
+    ),
+    "local_gaussian": MechanismWords(
+        name="local Gaussian", released=UPDATES, noise="Gaussian noise", adder=ITSELF
+    ),
+    "local_laplace": MechanismWords(
+        name="local Laplace", released=UPDATES, noise="Laplace noise", adder=ITSELF
+    ),
+}
