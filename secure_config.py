@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["secure_rules", "sum_sizes"]
 
 SECURE_CLIENTS_MIN = 3
+NOISE_MIN = 1e-3
 SECURE_CLIENTS_MAX = 10_000
 
 
@@ -25,7 +26,7 @@ def secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
 def _safety_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     key = "privacy.secure_aggregation"
     try:
-        terms = build_secure_terms(config, metrics=())
+        terms = build_secure_terms(config, metrics=(), noise_multiplier=_noise(config))
         for clients in sum_sizes(config):
             terms.plan(clients=clients, length=1)
     except ConfigError as error:
@@ -105,6 +106,15 @@ def _drawn(config: Config) -> int:
     run, clients = config.run, config.simulation.clients
     drawn = run.cohort if isinstance(run.cohort, int) else round(run.cohort * clients)
     return min(clients, max(drawn, run.min_clients))
+
+
+def _noise(config: Config) -> float | None:
+    """Return the noise that clients add to sums, hardly any where it follows from epsilon: how
+    much room it needs depends on the model, and is checked when a run begins."""
+    chosen = config.privacy.differential_privacy
+    if not chosen.enabled or chosen.noise != "distributed":
+        return None
+    return chosen.noise_multiplier or NOISE_MIN
 
 
 def sum_sizes(config: Config) -> set[int]:

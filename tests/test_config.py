@@ -314,7 +314,7 @@ WRONG: list[tuple[str, str, list[str]]] = [
     (
         "privacy beside secure sums",
         f"{PRIVATE}epsilon = 2.0\n{SECURE}[run]\nmin_clients = 3",
-        ["differential_privacy.enabled", "noise within secure sums is not available"],
+        ["differential_privacy.noise", 'set noise = "distributed"'],
     ),
     (
         "privacy beside another clip",

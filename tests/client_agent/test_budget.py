@@ -34,17 +34,25 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make(
-    *, id: str = "1", run: int = 1, noise: object = 2.0, kind: str = "train", private: bool = True
+    *,
+    id: str = "1",
+    run: int = 1,
+    noise: object = 2.0,
+    kind: str = "train",
+    private: bool = True,
+    source: str | None = None,
 ) -> pb.Instruction:
     """Return an instruction of a private run."""
     said: dict[str, object] = {"dp-clip-norm": 1.0, "dp-clipping": "fixed", "server-round": 1}
     if noise is not None:
         said["dp-noise-multiplier"] = noise
+    if source is not None:
+        said["dp-noise"] = source
     record = pb.Record(name="config", configs=pb.Entries(entries=pack_entries(said)))  # type: ignore[arg-type]
     return pb.Instruction(
         id=id,
         run_id=run,
-        app=pb.App(name="digits", sha256="a" * 64),
+        app=pb.App(name=source or "digits", sha256="a" * 64),
         differential_privacy=private,
         envelope=pb.Envelope(metadata=pb.Metadata(message_type=kind), records=[record]),
     )
@@ -141,3 +149,39 @@ def test_what_was_counted_survives_a_kill(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL
     assert [each.rounds for each in Ledger(Database(path)).spent()] == [1]
+
+
+def test_noise_that_clients_add_costs_by_its_kind(ledger: Ledger) -> None:
+    """Skellam's and Laplace's releases by their divergences: more than Gaussian ones cost."""
+
+    def epsilon(source: str, kind: str) -> float:
+        made = [make(id=f"{source}{n}", kind=kind, source=source) for n in range(4)]
+        for each in made:
+            spend(ledger, each)
+        return epsilon_spent([each for each in ledger.spent() if each.app == source], 1e-6)
+
+    gaussian = epsilon("local_gaussian", "train")
+    skellam = epsilon("distributed", "train.secure")
+    laplace = epsilon("local_laplace", "train")
+    assert gaussian < skellam < 1.2 * gaussian < laplace
+    assert gaussian == epsilon("server", "train")
+    together = epsilon_spent(ledger.spent(), 1e-6)
+    assert max(skellam, laplace) < together < gaussian + skellam + laplace + gaussian
+
+
+def test_a_share_of_noise_without_a_sum_is_none(ledger: Ledger) -> None:
+    """And a server's noise is none in a secure sum, which it does not reach."""
+    assert announced_noise(make(source="distributed", kind="train.secure")) is not None
+    assert announced_noise(make(source="distributed", kind="train")) is None
+    assert announced_noise(make(source="server", kind="train.secure")) is None
+    assert announced_noise(make(source="nobody")) is None
+
+
+def test_the_messages_of_a_sum_are_of_the_round_that_was_counted() -> None:
+    """A budget lets them pass; evaluations in secure sums, which carry no noise, it does not."""
+    policy = PolicyConfig(epsilon_max=8.0, delta=1e-6)
+    for kind in ("query.secure_identity", "query.secure_vector", "query.secure_unmask"):
+        check_budget(make(kind=kind), policy, spent=[])
+    for kind in ("evaluate.secure", "evaluate", "query"):
+        with pytest.raises(RefusedError, match="carries no noise"):
+            check_budget(make(kind=kind), policy, spent=[])

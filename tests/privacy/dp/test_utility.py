@@ -1,0 +1,70 @@
+"""What distributed noise costs in accuracy: hardly more than the server's, for the same epsilon."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from meadow.privacy.dp.calibration import calibrate_noise
+from meadow.privacy.entropy import system_entropy
+from meadow.privacy.secagg.noisy_encoding import NoisyEncoding
+
+CLIENTS, ROUNDS, CLIP = 50, 10, 0.5
+Reals = NDArray[np.float64]
+
+
+def gradient(weights: Reals, images: Reals, labels: NDArray[np.int64]) -> Reals:
+    """Return softmax regression's."""
+    logits = images @ weights
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    shares[np.arange(len(labels)), labels] -= 1
+    return images.T @ shares / len(labels)
+
+
+def accuracy(multiplier: float, *, distributed: bool, seed: int) -> float:
+    """Return what digits are told apart by after noisy sums of the clients' changes."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(digits.target))
+    images = np.hstack([digits.data[order] / 16, np.ones((len(order), 1))])
+    labels = digits.target[order]
+    parts = np.array_split(np.arange(1_400), CLIENTS)
+    weights = np.zeros((65, 10))
+    for number in range(ROUNDS):
+        changes = []
+        for part in parts:
+            moved = weights.copy()
+            for _ in range(3):
+                moved -= 0.8 * gradient(moved, images[part], labels[part])
+            change = (moved - weights).reshape(-1)
+            changes.append(change * min(1, CLIP / np.linalg.norm(change)))
+        if distributed:
+            made = NoisyEncoding(
+                length=650,
+                bits=24,
+                clip_norm=CLIP,
+                noise_multiplier=multiplier,
+                clients=CLIENTS,
+                noisy=CLIENTS,
+                seed=bytes([number]),
+            )
+            numbers = [made.encode(each, 1, entropy=system_entropy) for each in changes]
+            total, _ = made.decode(np.sum(numbers, axis=0, dtype=np.uint32))
+        else:
+            total = sum(changes) + random.normal(0, multiplier * CLIP, 650)
+        weights = weights + total.reshape(65, 10) / CLIENTS
+    return float(((images[1_400:] @ weights).argmax(axis=1) == labels[1_400:]).mean())
+
+
+def test_utility_is_within_a_twentieth_of_the_servers_noise() -> None:
+    """Mean accuracy of five runs each; with four times the noise it is not."""
+    budget = {"epsilon": 4.0, "delta": 1e-5, "rounds": ROUNDS, "probability": None}
+    servers = calibrate_noise(**budget)  # type: ignore[arg-type]
+    ours = calibrate_noise(**budget, source="distributed")  # type: ignore[arg-type]
+    central = np.mean([accuracy(servers, distributed=False, seed=seed) for seed in range(5)])
+    spread = np.mean([accuracy(ours, distributed=True, seed=seed) for seed in range(5)])
+    noisier = np.mean([accuracy(4 * ours, distributed=True, seed=seed) for seed in range(2)])
+    assert spread >= 0.95 * central
+    assert noisier < 0.95 * central
