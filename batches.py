@@ -23,7 +23,7 @@ from .seeds import derive, epoch_orders
 if TYPE_CHECKING:
     from .task import Data
 
-__all__ = ["Batch", "batches_of", "in_pool", "samples_in"]
+__all__ = ["Batch", "batches_of", "chosen_from", "in_pool", "samples_in"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -75,6 +75,24 @@ def batches_of(
         chosen = order[start : start + batch_size]
         chosen = chosen if share is None else share(chosen)
         yield _pair(default_collate(_items(samples, chosen.tolist())))
+
+
+def chosen_from(data: Data, places: torch.Tensor) -> Batch:
+    """Return the samples at these places, at least one, as one batch.
+
+    Raises:
+        DataError: the data are a DataLoader, which makes its own batches.
+    """
+    if isinstance(data, DataLoader):
+        raise DataError(
+            "a DataLoader makes its own batches, and these are drawn record by record; give its "
+            "Dataset instead"
+        )
+    if (pooled := in_pool(data)) is not None:
+        (inputs, targets), rows = pooled
+        places = (places if rows is None else rows[places]).to(inputs.device)
+        return inputs[places], targets[places]
+    return _pair(default_collate(_items(cast(Dataset[Batch], data), places.tolist())))
 
 
 def in_pool(data: Data) -> tuple[Batch, torch.Tensor | None] | None:

@@ -10,7 +10,9 @@ from .privacy.dp.adaptive import AdaptiveClip
 from .privacy.dp.calibration import calibrate_noise
 from .privacy.dp.clipping import Clipping
 from .privacy.dp.plan import PrivacyPlan
+from .privacy.dp.record_plan import RecordPlan
 from .privacy.dp.sampling import shortfall
+from .record_config import build_record_plan, record_rules
 from .strategies.mean import MeanAggregator
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ SECTION = "privacy.differential_privacy"
 AVERAGES = ("fedavg", "fedprox")
 
 
-def build_privacy(config: Config) -> PrivacyPlan | None:
+def build_privacy(config: Config) -> PrivacyPlan | RecordPlan | None:
     """Return the plan that the configuration asks for, None if it does without.
 
     Raises:
@@ -34,6 +36,8 @@ def build_privacy(config: Config) -> PrivacyPlan | None:
     chosen, run = config.privacy.differential_privacy, config.run
     if not chosen.enabled:
         return None
+    if chosen.unit == "record":
+        return build_record_plan(config)
     cohort, population = _cohort(config), _population(config)
     multiplier = chosen.noise_multiplier
     if multiplier is None:
@@ -62,6 +66,8 @@ def build_privacy(config: Config) -> PrivacyPlan | None:
 
 def privacy_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong with the privacy that is asked for: whether, which keys, and why."""
+    if config.privacy.differential_privacy.unit == "record":
+        return record_rules(config)
     return [*_number_rules(config), *_noise_rules(config), *_neighbour_rules(config)]
 
 

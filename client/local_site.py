@@ -14,12 +14,14 @@ from ..flower import arrays_to_params, params_to_arrays
 from ..module_params import params_of_module
 from ..privacy.dp.announced import AnnouncedNoise
 from ..privacy.dp.clipping import Clipping
+from ..privacy.dp.records import RecordTerms
 from ..task import Site, Task
 from .clipped_reply import clipped_reply
 from .local_algorithms import local_algorithm
 from .local_session import LocalSession, without_companions
 from .local_training import LocalTraining, Round
 from .personal import PERSONAL, Personal, PersonalBench, evaluate_own
+from .record_training import train_records
 from .site_data import SiteData
 from .trainer import train
 from .training_settings import TrainingSettings
@@ -52,7 +54,10 @@ class LocalSite:
         """
         settings = TrainingSettings.of(_config(message))
         arrays = _arrays(message)
-        if settings.algorithm == "plain":
+        if (terms := RecordTerms.of(_config(message))) is not None:
+            settings = self._training.alone(settings)
+            examples, means, trained = self._train_records(arrays, settings, terms, client)
+        elif settings.algorithm == "plain":
             key = (message.metadata.run_id, message.metadata.message_id)
             examples, means, trained = self._train(arrays, settings, client, key)
         else:
@@ -86,6 +91,24 @@ class LocalSite:
         )
         module, examples, means = self._training.train(round_)
         return examples, means, params_to_arrays(params_of_module(module, copy=self._copies))
+
+    def _train_records(
+        self, arrays: ArrayRecord, settings: TrainingSettings, terms: RecordTerms, client: int
+    ) -> Trained:
+        """Train so that nobody sees single records; no loss or metric leaves."""
+        if settings.algorithm != "plain":
+            raise ProtocolError(f"algorithm {settings.algorithm!r} does not train by DP-SGD")
+        module = self._module.with_params(arrays, seed=settings.seed)
+        examples = train_records(
+            self._task,
+            module,
+            self._data.loaded().train,
+            settings,
+            terms,
+            client=client,
+            device=self._training.device,
+        )
+        return examples, {}, params_to_arrays(params_of_module(module, copy=self._copies))
 
     def _train_session(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict

@@ -11,7 +11,9 @@ __all__ = ["DifferentialPrivacyConfig", "PrivacyConfig", "SecureAggregationConfi
 
 _SECURE = {"enabled": (True,)}
 _PRIVATE = {"enabled": (True,)}
-_ADAPTIVE = {**_PRIVATE, "clipping": ("adaptive",)}
+_CLIENT = {**_PRIVATE, "unit": ("client",)}
+_RECORD = {**_PRIVATE, "unit": ("record",)}
+_ADAPTIVE = {**_CLIENT, "clipping": ("adaptive",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +73,16 @@ class SecureAggregationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifferentialPrivacyConfig:
-    """[privacy.differential_privacy]: noise bounds what a model tells about one client."""
+    """[privacy.differential_privacy]: noise bounds what a model tells about one client or record."""
 
     enabled: bool = setting(
         False, "whether it is used; docs/differential-privacy.md says what it promises"
+    )
+    unit: Literal["client", "record"] = setting(
+        "client",
+        "what is hidden: a client with all of its data, or each of a client's records, which then "
+        "trains by DP-SGD",
+        only=_PRIVATE,
     )
     epsilon: float | None = setting(
         None,
@@ -99,7 +107,8 @@ class DifferentialPrivacyConfig:
     )
     clip: float = setting(
         1.0,
-        "the largest L2 norm of a client's change of the params; with adaptive clipping, at first",
+        "the largest L2 norm of a client's change of the params, with adaptive clipping at first; "
+        "with records as the unit, of a record's gradient",
         above=0,
         at_most=1e6,
         only=_PRIVATE,
@@ -107,7 +116,7 @@ class DifferentialPrivacyConfig:
     clipping: Literal["fixed", "adaptive", "per_layer"] = setting(
         "fixed",
         "whether clip stays, follows target_quantile, or is divided among the tensors",
-        only=_PRIVATE,
+        only=_CLIENT,
     )
     target_quantile: float = setting(
         0.5, "the share of clients within the clip", at_least=0, at_most=1, only=_ADAPTIVE
@@ -126,13 +135,13 @@ class DifferentialPrivacyConfig:
         "server",
         "who adds it, and where: the server, to the sum; distributed: the clients, within secure "
         "sums; local: each client, to its own change",
-        only=_PRIVATE,
+        only=_CLIENT,
     )
     sampling: Literal["poisson", "fixed"] = setting(
         "poisson",
         "poisson: every client takes part by its own secret coin, which amplifies privacy; fixed: "
         "cohorts are drawn as without privacy, and nothing is amplified",
-        only=_PRIVATE,
+        only=_CLIENT,
     )
     population: int | None = setting(
         None,
@@ -140,7 +149,15 @@ class DifferentialPrivacyConfig:
         "simulation.clients if absent",
         at_least=1,
         at_most=10**9,
-        only=_PRIVATE,
+        only=_CLIENT,
+    )
+    sampling_rate: float | None = setting(
+        None,
+        "the probability with which a record is in a step's batch, in the place of "
+        "training.batch_size; a round has epochs / sampling_rate steps",
+        above=0,
+        at_most=1,
+        only=_RECORD,
     )
 
 

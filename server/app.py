@@ -18,7 +18,7 @@ from ..config import (
     training_record,
 )
 from ..flower import arrays_to_params, params_to_arrays
-from ..privacy.dp.announced import AnnouncedNoise
+from ..privacy.dp.plan import PrivacyPlan
 from ..privacy.secure_grid import SecureAggregationGrid
 from ..privacy.secure_terms import SecureTerms
 from ..privacy.secure_vector import VectorLayout
@@ -74,8 +74,7 @@ def run_rounds(
         algorithm = privacy.plan.private(algorithm)
     strategy = FederatedStrategy(algorithm, _plan(config), recorder=recorder, privacy=privacy)
     if config.privacy.secure_aggregation.enabled:
-        noise = privacy.plan.announced if privacy is not None else None
-        terms = _secure_terms(task, config, noise)
+        terms = _secure_terms(task, config, privacy)
         _require_room(config, terms, initial)
         tell = recorder.event if recorder is not None else lambda kind, detail: None
         grid = SecureAggregationGrid(grid, terms, tell=tell, seed=config.run.seed)
@@ -103,13 +102,14 @@ def open_books(config: Config, path: Path | None = None, *, sync: bool = True) -
     return None if plan is None else PrivateRun(plan, RunLedger(path, sync=sync))
 
 
-def _secure_terms(task: Task, config: Config, noise: AnnouncedNoise | None) -> SecureTerms:
+def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> SecureTerms:
     """Return what the clients sum up, and with which noise."""
     metrics = ["loss", *task.metrics]
     if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
         metrics += [f"personal-{name}" for name in metrics]
-    distributed = noise is not None and noise.source == "distributed"
-    multiplier = noise.multiplier if noise is not None and distributed else None
+    plan = None if privacy is None else privacy.plan
+    distributed = isinstance(plan, PrivacyPlan) and plan.noise == "distributed"
+    multiplier = plan.noise_multiplier if plan is not None and distributed else None
     return build_secure_terms(config, metrics=metrics, noise_multiplier=multiplier)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import RunStoppedError
 from ..privacy.dp.plan import PrivacyPlan
+from ..privacy.dp.record_plan import RecordPlan
 from .privacy_ledger import RunLedger
 
 __all__ = ["PrivateRun"]
@@ -19,7 +20,7 @@ class PrivateRun:
         crash is a second release, and counted as one.
     """
 
-    def __init__(self, plan: PrivacyPlan, ledger: RunLedger) -> None:
+    def __init__(self, plan: PrivacyPlan | RecordPlan, ledger: RunLedger) -> None:
         """Open the books of a run, new or interrupted.
 
         Raises:
@@ -35,7 +36,7 @@ class PrivateRun:
 
     def draw(self, present: Sequence[int]) -> list[int] | None:
         """Return a round's cohort by secret coins, None if the plan does not ask for it."""
-        return self.plan.draw(present) if self.plan.sampling == "poisson" else None
+        return self.plan.draw(present)
 
     def account(self, round_number: int) -> Mapping[str, Any]:
         """Write a release into the ledger; returns the row's "privacy".
@@ -69,7 +70,7 @@ class PrivateRun:
             "delta": plan.delta,
             "releases": count,
             "noise_multiplier": plan.noise_multiplier,
-            "unit": "client",
+            "unit": plan.unit,
             "relation": plan.relation,
             "sampling": plan.sampling,
             "sampling_probability": plan.probability if plan.sampling == "poisson" else None,

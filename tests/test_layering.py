@@ -52,6 +52,7 @@ LAYERS: list[set[str]] = [
         "flower_result",
         "flower_rounds",
         "private_config",
+        "record_config",
         "sections",
         "secure_config",
         "server_config",

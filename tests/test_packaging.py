@@ -37,6 +37,7 @@ ROOT_MODULES = {
     "process_limits",
     "module_params",
     "randomness",
+    "record_config",
     "run_grid",
     "secure_config",
     "seeds",

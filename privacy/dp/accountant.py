@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ...errors import ConfigError
 from ...strategies.bounds import require_whole
 from .concentrated import epsilon_of_line
-from .events import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent
+from .events import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, StepsEvent
 from .gaussian import epsilon_of_cost
 
 __all__ = ["Accountant", "counted_as", "epsilon_of", "epsilon_of_many"]
@@ -42,6 +42,8 @@ def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant
         return 0.0
     if isinstance(event, GaussianEvent):
         return epsilon_of_cost(count * event.cost, delta)
+    if isinstance(event, StepsEvent):
+        return epsilon_of(event.event, count=count * event.steps, delta=delta)
     if isinstance(event, ConcentratedEvent):
         return epsilon_of_line(count * event.cost, delta)
     if isinstance(event, LaplaceEvent):

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...strategies.bounds import require_number
+from ...strategies.bounds import require_number, require_whole
 from .gaussian import cost_of
 
-__all__ = ["ConcentratedEvent", "Event", "GaussianEvent", "LaplaceEvent", "PoissonEvent"]
+__all__ = [
+    "ConcentratedEvent",
+    "Event",
+    "GaussianEvent",
+    "LaplaceEvent",
+    "PoissonEvent",
+    "StepsEvent",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,4 +93,15 @@ class PoissonEvent:
         require_number("probability", self.probability, above=0, at_most=1)
 
 
-Event = GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsEvent:
+    """So many releases in one round, each after the ones before it."""
+
+    steps: int
+    event: PoissonEvent
+
+    def __post_init__(self) -> None:
+        require_whole("steps", self.steps, at_least=1)
+
+
+Event = GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent | StepsEvent

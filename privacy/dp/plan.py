@@ -24,7 +24,7 @@ from .mechanism_words import MECHANISMS
 from .sampling import draw_poisson
 from .summed import SummedMean
 
-__all__ = ["CLIP_SLOT", "PrivacyPlan", "Sampling"]
+__all__ = ["CLIP_SLOT", "PrivacyPlan", "Sampling", "upwards"]
 
 Sampling = Literal["poisson", "fixed"]
 CLIP_SLOT = "dp_clip"
@@ -89,8 +89,15 @@ class PrivacyPlan:
         """The probability with which a client takes part in a round."""
         return self.cohort / self.population
 
-    def draw(self, present: Sequence[int]) -> list[int]:
-        """Return a round's cohort by secret coins: what "poisson" is accounted as."""
+    @property
+    def unit(self) -> str:
+        """Whose data are hidden: a client's."""
+        return "client"
+
+    def draw(self, present: Sequence[int]) -> list[int] | None:
+        """Return a round's cohort by secret coins, None if that is not what is accounted for."""
+        if self.sampling != "poisson":
+            return None
         return draw_poisson(present, self.probability, self.entropy)
 
     @property
@@ -209,7 +216,7 @@ class PrivacyPlan:
     def claim(self, releases: int) -> str:
         """Say what holds after so many releases: unit, relation, sampling, delta, mechanism."""
         epsilon = self.epsilon(releases)
-        bound = f"epsilon = {_up(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
+        bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
         drawn = {
             "poisson": "each client took part in a round with probability "
             f"{self.probability:.4g}, independently and unknown to whoever sees the params",
@@ -239,6 +246,6 @@ class PrivacyPlan:
         return f"{MECHANISMS[self.noise].name}, {self.clipping.kind} clipping"
 
 
-def _up(value: float) -> str:
+def upwards(value: float) -> str:
     """Return a number with four decimals, rounded up: a claim is never rounded down."""
     return f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"

@@ -91,6 +91,22 @@ class StackedModule:
             gradients, (losses, outputs) = self._mapped(params, buffers, inputs, targets, weights)
         return Step(gradients, losses, outputs)
 
+    def example_gradients(
+        self, params: Tensors, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> Tensors:
+        """Return the gradient of every single example's loss, of a module without buffers.
+
+        Shapes: inputs (clients, batch, ...), targets likewise; gradients (clients, batch, ...).
+        """
+        ones = torch.ones(1, device=self._device)
+
+        def loss_of(params: Tensors, example: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return self._loss_of_one(params, {}, example[None], target[None], ones)[0]
+
+        of_batch = vmap(grad(loss_of), in_dims=(None, 0, 0), randomness="different")
+        gradients: Tensors = vmap(of_batch, randomness="different")(params, inputs, targets)
+        return gradients
+
     def _loss_of_one(
         self,
         params: Tensors,

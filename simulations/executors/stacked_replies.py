@@ -35,6 +35,7 @@ class CohortReplies:
 
     Attributes:
         arrays: what the clients were sent.
+        config: what they were told.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class CohortReplies:
         self._module = module
         self.arrays = order.content.array_records["arrays"]
         self._settings = settings
-        config = order.content.config_records["config"]
-        self._clip, self._noise = Clipping.of(config), AnnouncedNoise.of(config)
+        self.config = order.content.config_records["config"]
+        self._clip, self._noise = Clipping.of(self.config), AnnouncedNoise.of(self.config)
         self._combine = combine and not (self._noise is not None and self._noise.is_local)
         self._teller = teller
         self._table = ClientTable()
@@ -68,7 +69,7 @@ class CohortReplies:
     ) -> Iterator[Message]:
         """Take a chunk; yields the replies that nothing else is added to."""
         self._stacked = stacked
-        losses = trained.means["loss"]
+        losses = trained.means.get("loss", np.zeros(len(clients)))
         good = np.flatnonzero(np.isfinite(losses)).tolist()
         for row in np.flatnonzero(~np.isfinite(losses)).tolist():
             yield error_reply(

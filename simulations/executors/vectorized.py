@@ -20,6 +20,7 @@ from ...client.personal import PERSONAL
 from ...client.training_settings import TrainingSettings
 from ...client.warm_module import WarmModule
 from ...errors import NOTHING_TO_EVALUATE, DataError
+from ...privacy.dp.records import RecordTerms
 from ...strategies.broadcast import Broadcast
 from ...strategies.combined import ClientTable
 from ...task import Task
@@ -32,6 +33,7 @@ from .linear_training import LinearModules, is_linear, train_linear
 from .site_data import SiteData
 from .stacked_evaluation import evaluate_stacked
 from .stacked_module import StackedModule
+from .stacked_records import train_stacked_records
 from .stacked_replies import CohortReplies
 from .stacked_session import StackedSession
 from .stacked_training import train_stacked
@@ -131,8 +133,11 @@ class VectorizedExecutor:
         clients = [client for client, _ in chunk]
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
         with step_threads(stacked, data, settings):
+            records = RecordTerms.of(replies.config)
             session, losses = self._session_of(chunk, stacked, settings, replies)
-            if session is None:
+            if records is not None:
+                trained = train_stacked_records(stacked, data, settings, records, clients=clients)
+            elif session is None:
                 trained = self._train_on(data, stacked, settings, clients)
             else:
                 trained = train_stacked(

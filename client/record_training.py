@@ -1,0 +1,148 @@
+"""DP-SGD on one site's data: what leaves is private for each of its records.
+
+Opacus computes the gradient of every example in one backward pass. Coins and noise are drawn here,
+from the operating system's entropy: what a run's seed decides is no secret.
+
+Source: Abadi et al., "Deep learning with differential privacy" (2016), algorithm 1; Yousefpour et
+al., "Opacus: user-friendly differential privacy library in PyTorch" (2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..batches import Batch, chosen_from, samples_in
+from ..errors import DataError
+from ..privacy.dp.noise import generator_of
+from ..privacy.dp.records import RecordTerms
+from ..privacy.entropy import system_entropy
+from ..randomness import seeded
+from ..seeds import derive
+from .objectives import proximal
+from .optimizers import descend, new_slots
+from .training_settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from ..task import Data, Task
+
+__all__ = ["draw_records", "step_noise", "train_records"]
+
+GRADIENT_BYTES = 256 << 20
+"""What the gradients of single examples may take at once."""
+
+
+def train_records(
+    task: Task,
+    module: torch.nn.Module,
+    data: Data,
+    settings: TrainingSettings,
+    terms: RecordTerms,
+    *,
+    client: int,
+    device: str,
+) -> int:
+    """Train `module` in place; returns the number of records, and nothing else about them.
+
+    Guarantees: the module's params are private as `terms.event(settings.epochs)` says.
+    Edge cases: a record whose gradient is not finite adds nothing; a batch without records is a
+        step of noise.
+    Raises:
+        DataError: there are no data, the module mixes a batch's examples, or Opacus is missing.
+    """
+    count = samples_in(data)
+    if not count:
+        raise DataError("there are no samples; a site's data must not be empty")
+    params = [param for param in module.parameters() if param.requires_grad]
+    starts = [param.detach().clone() for param in params] if settings.proximal_mu else []
+    slots, coins = new_slots(params, settings), generator_of(system_entropy)
+    size = sum(param.numel() * param.element_size() for param in params)
+    rows = max(1, GRADIENT_BYTES // max(1, size))
+    stream = derive(settings.seed, settings.server_round, client, "training")
+    with seeded(stream, device), _example_gradients(module.train()) as hooked:
+        for step in range(1, terms.steps(settings.epochs) + 1):
+            sums = [torch.zeros_like(param) for param in params]
+            places = draw_records(count, terms.rate, coins)
+            for start in range(0, len(places), rows):
+                batch = chosen_from(data, torch.from_numpy(places[start : start + rows]))
+                _add_clipped(task, hooked, params, batch, terms.clip, sums)
+            gradients = [
+                (total + step_noise(total, terms, coins)) / (terms.rate * count) for total in sums
+            ]
+            for place, start_of in enumerate(starts):
+                here = params[place].detach()
+                gradients[place] = proximal(
+                    gradients[place], here, start_of, mu=settings.proximal_mu
+                )
+            descend(params, gradients, slots, settings, step=step)
+    return count
+
+
+def draw_records(count: int, rate: float, coins: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return which records are in a step's batch: each by its own coin."""
+    return np.flatnonzero(coins.random(count) < rate)
+
+
+def step_noise(like: torch.Tensor, terms: RecordTerms, coins: np.random.Generator) -> torch.Tensor:
+    """Return a step's noise on a sum of clipped gradients."""
+    drawn = coins.standard_normal(tuple(like.shape)) * (terms.noise_multiplier * terms.clip)
+    return torch.as_tensor(drawn, dtype=like.dtype, device=like.device)
+
+
+def _add_clipped(
+    task: Task,
+    module: Any,
+    params: list[torch.nn.Parameter],
+    batch: Batch,
+    clip: float,
+    sums: list[torch.Tensor],
+) -> None:
+    """Add the clipped gradients of a batch's examples to the sums."""
+    device = sums[0].device
+    inputs, targets = batch[0].to(device), batch[1].to(device)
+    losses = task.loss(module(inputs), targets)
+    if losses.shape != (len(targets),):
+        raise DataError(
+            f"loss must give one value per example, shape ({len(targets)},), got "
+            f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
+        )
+    losses.sum().backward()
+    single = [getattr(param, "grad_sample", None) for param in params]
+    known = [each.flatten(1) for each in single if each is not None]
+    if known:
+        norms = torch.stack([each.norm(dim=1) for each in known]).norm(dim=0)
+        factors = torch.where(norms.isfinite(), (clip / norms).clamp(max=1.0), 0.0)
+        finite = bool(norms.isfinite().all())
+        for total, each in zip(sums, single, strict=True):
+            if each is not None:
+                rows = each if finite else each.nan_to_num(0.0, 0.0, 0.0)
+                total += torch.einsum("n,n...->...", factors, rows)
+    for param in params:
+        param.grad_sample = None  # type: ignore[attr-defined]
+        param.grad = None
+
+
+@contextmanager
+def _example_gradients(module: torch.nn.Module) -> Iterator[Any]:
+    """Let a backward pass leave every example's gradient in `grad_sample` of the params."""
+    try:
+        from opacus import GradSampleModule
+        from opacus.validators import ModuleValidator
+    except ImportError:
+        raise DataError(
+            "records as the unit of privacy need Opacus on the client: pip install 'meadow-fl[dp]'"
+        ) from None
+    if wrong := ModuleValidator.validate(module, strict=False):
+        raise DataError(
+            f"this model cannot be trained with records as the unit of privacy: {wrong[0]}; "
+            "use group or layer norm in the place of batch norm"
+        )
+    hooked = GradSampleModule(module, loss_reduction="sum")
+    try:
+        yield hooked
+    finally:
+        hooked.to_standard_module()

@@ -1,0 +1,111 @@
+"""A run's plan of privacy with one record as the unit: its clients train by DP-SGD."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...errors import ConfigError
+from ...strategies.algorithm import Algorithm
+from ...strategies.bounds import require_number, require_whole
+from .accountant import epsilon_of, epsilon_of_many
+from .events import StepsEvent
+from .plan import upwards
+from .records import RecordTerms
+
+__all__ = ["RecordPlan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordPlan:
+    """Differential privacy of every client's records, for runs of so many rounds.
+
+    Attributes:
+        epochs: of a round; see `RecordTerms.steps`.
+        epsilon_max: what the run may spend; None is whatever the rounds cost.
+
+    Guarantees: whatever a client sends in all rounds is (epsilon(rounds), delta)-differentially
+        private for one of its records, by `relation`.
+    """
+
+    terms: RecordTerms
+    delta: float
+    rounds: int
+    epochs: int
+    epsilon_max: float | None = None
+    released_by_clients: bool = True
+    unit: str = "record"
+    sampling: str = "poisson"
+    mechanism_name: str = "DP-SGD on the clients: Gaussian, clipping record by record"
+
+    def __post_init__(self) -> None:
+        require_number("delta", self.delta, above=0, below=1)
+        require_whole("rounds", self.rounds, at_least=1)
+        require_whole("epochs", self.epochs, at_least=1)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Of the noise of each step."""
+        return self.terms.noise_multiplier
+
+    @property
+    def probability(self) -> float:
+        """The probability with which a record is in a step's batch."""
+        return self.terms.rate
+
+    @property
+    def event(self) -> StepsEvent:
+        """What one round releases of a client."""
+        return self.terms.event(self.epochs)
+
+    def draw(self, present: Sequence[int]) -> None:
+        """Leave it to the run how cohorts are drawn: nothing is presumed of that."""
+
+    def epsilon(self, releases: int | None = None) -> float:
+        """Return the epsilon of so many rounds with the same client; of the run by default."""
+        count = self.rounds if releases is None else releases
+        return epsilon_of(self.event, count=count, delta=self.delta)
+
+    def epsilon_by_then(self, releases: int) -> float:
+        """Return an upper bound of `epsilon(releases)`, cheap to ask for after every round."""
+        return epsilon_of_many(self.event, count=releases, delta=self.delta, planned=self.rounds)
+
+    def private(self, algorithm: Algorithm) -> Algorithm:
+        """Return the algorithm with clients that train privately; what it makes of that is private.
+
+        Raises:
+            ConfigError: its clients send more than the params that training made.
+        """
+        if algorithm.companions:
+            raise ConfigError(
+                f"clients of strategy {algorithm.name!r} send more than DP-SGD's params; choose "
+                "fedavg or fedprox"
+            )
+        told = {**algorithm.client_config, **self.terms.record()}
+        return replace(algorithm, client_config=told)
+
+    @property
+    def relation(self) -> str:
+        """How neighbours differ."""
+        return (
+            "one record of one client, of which nothing is used, the number of records being the "
+            "same"
+        )
+
+    def claim(self, releases: int) -> str:
+        """Say what holds after so many rounds: unit, relation, sampling, delta, mechanism."""
+        epsilon, terms = self.epsilon(releases), self.terms
+        bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
+        return (
+            f"What clients sent is differentially private with {bound} and delta = "
+            f"{self.delta:g}, against the server too. Unit: one record of a client's training "
+            "data; a client with all of its data is not protected. Neighbours: "
+            f"{self.relation}. Sampling: each record was in a step's batch with probability "
+            f"{terms.rate:.4g}, independently and secretly; nothing is presumed of how cohorts were "
+            f"drawn: a client may have taken part in every round. Mechanism: {releases} rounds of "
+            f"{terms.steps(self.epochs)} steps of DP-SGD on the client, every record's gradient "
+            f"clipped to an L2 norm of {terms.clip:g}, with Gaussian noise of multiplier "
+            f"{terms.noise_multiplier:.6g}. The numbers of records, who took part, traffic and "
+            "durations are not covered."
+        )

@@ -1,0 +1,97 @@
+"""One record as the unit: what clients are told of DP-SGD, and what its steps spend.
+
+A step draws every record of the client by its own coin, clips each record's gradient, adds
+Gaussian noise to their sum, and divides by the number of records that it draws on average.
+
+Sources: Abadi et al., "Deep learning with differential privacy" (2016), algorithm 1; Mironov,
+Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian mechanism" (2019), section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...errors import ProtocolError
+from .concentrated import ORDERS
+from .events import GaussianEvent, PoissonEvent, StepsEvent
+
+__all__ = ["RECORD_ORDERS", "RecordTerms", "sampled_divergences"]
+
+CLIP_KEY = "dp-record-clip"
+NOISE_KEY = "dp-record-noise-multiplier"
+RATE_KEY = "dp-record-sampling-rate"
+RECORD_ORDERS = ORDERS[:255]
+"""The orders at which divergences of sampled sums are computed: whole numbers up to 256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordTerms:
+    """How clients train.
+
+    Attributes:
+        clip: the largest L2 norm of a record's gradient.
+        noise_multiplier: of a step's noise: standard deviation / clip.
+        rate: the probability with which a record is in a step's batch.
+    """
+
+    clip: float
+    noise_multiplier: float
+    rate: float
+
+    def steps(self, epochs: int) -> int:
+        """Return how many steps a round has: so many that a record is in `epochs` on average."""
+        return max(1, round(epochs / self.rate))
+
+    def event(self, epochs: int) -> StepsEvent:
+        """Return what a client's round releases."""
+        noisy = GaussianEvent(noise_multiplier=self.noise_multiplier)
+        step = PoissonEvent(probability=self.rate, event=noisy)
+        return StepsEvent(steps=self.steps(epochs), event=step)
+
+    def record(self) -> dict[str, float]:
+        """Return what clients are told."""
+        return {CLIP_KEY: self.clip, NOISE_KEY: self.noise_multiplier, RATE_KEY: self.rate}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> RecordTerms | None:
+        """Return what an instruction's ConfigRecord asks for, None if it does not.
+
+        Raises:
+            ProtocolError: it asks for what there is not.
+        """
+        keys = (CLIP_KEY, NOISE_KEY, RATE_KEY)
+        if not any(key in record for key in keys):
+            return None
+        clip, noise, rate = (record.get(key) for key in keys)
+        known = all(type(each) is float and 0 < each < math.inf for each in (clip, noise, rate))
+        if not known or rate > 1:  # type: ignore[operator]
+            raise ProtocolError(
+                f"{', '.join(keys)} must be numbers > 0, the last at most 1, got "
+                f"{(clip, noise, rate)}"
+            )
+        return cls(clip=clip, noise_multiplier=noise, rate=rate)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def sampled_divergences(rate: float, noise_multiplier: float) -> tuple[float, ...]:
+    """Return the Renyi divergences of one step, at `RECORD_ORDERS`.
+
+    Guarantees: those of neighbours that differ by one record, added or removed.
+    """
+    return tuple(_divergence(rate, noise_multiplier, order) for order in RECORD_ORDERS)
+
+
+def _divergence(rate: float, noise_multiplier: float, order: int) -> float:
+    if rate == 1:
+        return order / (2 * noise_multiplier**2)
+    drawn = np.arange(order + 1)
+    ways = [math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1) for k in drawn]
+    coins = drawn * math.log(rate) + (order - drawn) * math.log1p(-rate)
+    terms = np.array(ways) + coins + drawn * (drawn - 1) / (2 * noise_multiplier**2)
+    return max(0.0, float(np.logaddexp.reduce(terms)) / (order - 1))
