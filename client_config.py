@@ -79,7 +79,14 @@ class PolicyConfig:
         above=0,
         at_most=1e4,
     )
-    delta: float = setting(1e-6, "the delta at which epsilon_max is meant", above=0, below=1)
+    record_epsilon_max: float | None = setting(
+        None,
+        "refuse what would make the epsilon of a single record, over all rounds and runs, larger; "
+        "no limit if absent",
+        above=0,
+        at_most=1e4,
+    )
+    delta: float = setting(1e-6, "the delta at which these epsilons are meant", above=0, below=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

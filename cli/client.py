@@ -126,10 +126,22 @@ def privacy(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
         say(format, "", **asdict(found))
         return
     columns = {"app": "APP", "run_id": "RUN", "rounds": "ROUNDS", "epsilon": "EPSILON"}
-    rows = [{**asdict(run), "epsilon": epsilon_text(run.epsilon)} for run in found.runs]
+    columns["record_epsilon"] = "OF A RECORD"
+    rows = [
+        {
+            **asdict(run),
+            "epsilon": epsilon_text(run.epsilon),
+            "record_epsilon": epsilon_text(run.record_epsilon),
+        }
+        for run in found.runs
+    ]
     show_rows(format, rows, columns=columns, empty="nothing was trained on this data")
-    budget = "no limit" if found.epsilon_max is None else f"of {found.epsilon_max:g}"
-    say(format, f"epsilon {epsilon_text(found.epsilon)} {budget}, at delta = {found.delta:g}")
+    for what, spent, most in (
+        ("epsilon", found.epsilon, found.epsilon_max),
+        ("epsilon of a record", found.record_epsilon, found.record_epsilon_max),
+    ):
+        budget = "no limit" if most is None else f"of {most:g}"
+        say(format, f"{what} {epsilon_text(spent)} {budget}, at delta = {found.delta:g}")
 
 
 @app.command()

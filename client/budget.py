@@ -9,22 +9,26 @@ add the noise that it announced, and the app to clip.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..client_config import PolicyConfig
 from ..errors import MeadowError, RefusedError
 from ..privacy.dp.announced import AnnouncedNoise
 from ..privacy.dp.clipping import Clipping
 from ..privacy.dp.concentrated import epsilon_of_line
-from ..privacy.dp.events import GaussianEvent
+from ..privacy.dp.events import GaussianEvent, StepsEvent
 from ..privacy.dp.gaussian import epsilon_of_cost
+from ..privacy.dp.records import RecordTerms
 from ..privacy.secure_kinds import is_secure
 from ..transport.entries import unpack_entries
 from ..transport.fleet_pb2 import Instruction
 from .policy import is_training
+from .record_budget import Release, record_epsilon
+from .training_settings import TrainingSettings
 
-__all__ = ["Spending", "announced_noise", "check_budget", "epsilon_spent"]
+__all__ = ["Spending", "announced_noise", "announced_steps", "check_budget", "epsilon_spent"]
 
 CONFIG_RECORD = "config"
 SUMMED = "query.secure_"
@@ -42,6 +46,8 @@ class Spending:
     rounds: int
     cost: float
     gaussian: bool = True
+    releases: tuple[Release, ...] = ()
+    """The same rounds by kind, for records as the unit."""
 
 
 def announced_noise(instruction: Instruction) -> AnnouncedNoise | None:
@@ -49,11 +55,8 @@ def announced_noise(instruction: Instruction) -> AnnouncedNoise | None:
 
     Noise that clients add within secure sums is none in an instruction without such a sum.
     """
-    if not instruction.differential_privacy:
-        return None
-    records = [each for each in instruction.envelope.records if each.name == CONFIG_RECORD]
+    said = _said(instruction)
     try:
-        said = unpack_entries(records[0].configs.entries) if len(records) == 1 else {}
         noise = AnnouncedNoise.of(said) if Clipping.of(said) is not None else None
     except MeadowError:
         return None
@@ -61,6 +64,27 @@ def announced_noise(instruction: Instruction) -> AnnouncedNoise | None:
     if noise is not None and (noise.source == "distributed") != secure:
         return None
     return noise
+
+
+def announced_steps(instruction: Instruction) -> StepsEvent | None:
+    """Return the steps of DP-SGD that an instruction asks for, None if it asks for none."""
+    said = _said(instruction)
+    try:
+        terms = RecordTerms.of(said)
+        return None if terms is None else terms.event(TrainingSettings.of(said).epochs)
+    except MeadowError:
+        return None
+
+
+def _said(instruction: Instruction) -> Mapping[str, Any]:
+    """Return what a private run's instruction says, nothing if it cannot be read."""
+    if not instruction.differential_privacy:
+        return {}
+    records = [each for each in instruction.envelope.records if each.name == CONFIG_RECORD]
+    try:
+        return unpack_entries(records[0].configs.entries) if len(records) == 1 else {}
+    except MeadowError:
+        return {}
 
 
 def epsilon_spent(spent: Sequence[Spending], delta: float) -> float:
@@ -74,14 +98,46 @@ def epsilon_spent(spent: Sequence[Spending], delta: float) -> float:
 def check_budget(
     instruction: Instruction, policy: PolicyConfig, *, spent: Sequence[Spending]
 ) -> None:
-    """Return if an instruction stays within the owner's budget; `spent` is without it.
+    """Return if an instruction stays within the owner's budgets; `spent` is without it.
 
     Raises:
         RefusedError: it does not; the text has the numbers.
     """
-    budget, delta = policy.epsilon_max, policy.delta
-    if budget is None:
+    if policy.epsilon_max is not None:
+        _check_client(instruction, policy.epsilon_max, policy.delta, spent)
+    if policy.record_epsilon_max is not None:
+        _check_records(instruction, policy.record_epsilon_max, policy.delta, spent)
+
+
+def _check_records(
+    instruction: Instruction, budget: float, delta: float, spent: Sequence[Spending]
+) -> None:
+    """Return if an instruction stays within the budget of each record."""
+    asked_for = instruction.envelope.metadata.message_type
+    if not is_training(instruction) and asked_for.startswith(SUMMED):
         return
+    noise, steps = announced_noise(instruction), announced_steps(instruction)
+    if not is_training(instruction) or (noise is None and steps is None):
+        raise RefusedError(
+            f"policy.record_epsilon_max is {budget:g}, and what this {asked_for[:40]!r} message "
+            "asks for carries no noise"
+        )
+    cost = None if noise is None else noise.event.cost
+    this = Release(rounds=1, cost=cost, steps=steps)
+    before = [release for each in spent for release in each.releases]
+    already, after = record_epsilon(before, delta), record_epsilon([*before, this], delta)
+    if after > budget:
+        rounds = sum(each.rounds for each in before)
+        raise RefusedError(
+            f"policy.record_epsilon_max is {budget:g} at delta = {delta:g}: {already:.4g} was spent "
+            f"in {rounds} rounds, and this one would make it {after:.4g}"
+        )
+
+
+def _check_client(
+    instruction: Instruction, budget: float, delta: float, spent: Sequence[Spending]
+) -> None:
+    """Return if an instruction stays within the budget of the client with all its data."""
     asked_for = instruction.envelope.metadata.message_type
     if not is_training(instruction) and asked_for.startswith(SUMMED):
         return  # of a round that was counted when it began; whether it is allowed is decided there
@@ -92,7 +148,11 @@ def check_budget(
         )
     noise = announced_noise(instruction)
     if noise is None:
-        raise RefusedError(f"policy.epsilon_max is {budget:g}, and this round adds no noise")
+        hides = "only single records" if announced_steps(instruction) else "nothing"
+        raise RefusedError(
+            f"policy.epsilon_max is {budget:g}, and this round adds no noise for a client with all "
+            f"its data: it hides {hides}"
+        )
     rounds, before = sum(each.rounds for each in spent), epsilon_spent(spent, delta)
     if math.isinf(before):
         raise RefusedError(

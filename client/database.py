@@ -38,7 +38,10 @@ CREATE TABLE IF NOT EXISTS spent (
     run_id TEXT NOT NULL,
     app TEXT NOT NULL,
     cost REAL,                       -- by the round's noise; NULL if it has none
-    gaussian INTEGER NOT NULL        -- whether a closed form gives the epsilon of the cost
+    gaussian INTEGER NOT NULL,       -- whether a closed form gives the epsilon of the cost
+    record_multiplier REAL,          -- of DP-SGD's steps; NULL if there are none
+    record_rate REAL,
+    record_steps INTEGER
 );
 CREATE TABLE IF NOT EXISTS refusals (
     number INTEGER PRIMARY KEY AUTOINCREMENT,

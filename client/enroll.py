@@ -55,6 +55,7 @@ _TEMPLATE = """\
 # known_peers = ["ed25519:..."]         # with nobody else; `meadow client doctor` prints one's own
 # require_differential_privacy = true
 # epsilon_max = 4.0                     # over all runs; `meadow client privacy` says what is spent
+# record_epsilon_max = 4.0              # likewise, of a single record
 """
 
 

@@ -20,7 +20,7 @@ from ..errors import (
 from ..privacy.secure_kinds import is_answer
 from ..transport.blobs import blob_path, check_blob_id
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
-from .budget import announced_noise, check_budget
+from .budget import announced_noise, announced_steps, check_budget
 from .events import Event, Report
 from .ledger import Ledger, content_of
 from .owner import Owner
@@ -87,8 +87,13 @@ class Execution:
         self._allow(instruction)
         if is_training(instruction):
             now_s = self._clock()
-            noise = announced_noise(instruction)
-            await asyncio.to_thread(self._ledger.participate, instruction, now_s=now_s, noise=noise)
+            await asyncio.to_thread(
+                self._ledger.participate,
+                instruction,
+                now_s=now_s,
+                noise=announced_noise(instruction),
+                steps=announced_steps(instruction),
+            )
         blobs = blobs_of(instruction.envelope)
         for blob in blobs:
             await self._fetch(blob)

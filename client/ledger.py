@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 from ..privacy.dp.announced import AnnouncedNoise
-from ..privacy.dp.events import GaussianEvent
+from ..privacy.dp.events import GaussianEvent, StepsEvent
 from ..transport.fleet_pb2 import Instruction
 from .budget import Spending
 from .database import Database
+from .record_budget import Release, steps_of
 
 __all__ = ["REFUSALS_MAX", "Ledger", "content_of"]
 
@@ -25,9 +26,15 @@ class Ledger:
         self._database = database
 
     def participate(
-        self, instruction: Instruction, *, now_s: float, noise: AnnouncedNoise | None = None
+        self,
+        instruction: Instruction,
+        *,
+        now_s: float,
+        noise: AnnouncedNoise | None = None,
+        steps: StepsEvent | None = None,
     ) -> None:
-        """Count an instruction before it is executed, and the noise that its round will have.
+        """Count an instruction before it is executed, and the noise that its round will have: for
+        the client as the unit, or in the `steps` of its training, for its records.
 
         Guarantees: durable on return; counted once, however often it is delivered. What it costs
             is counted by its content: an id that comes again with other params costs again.
@@ -44,13 +51,16 @@ class Ledger:
                 ),
             )
             rows.execute(
-                "INSERT OR IGNORE INTO spent VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO spent VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     content_of(instruction),
                     str(instruction.run_id),
                     instruction.app.name,
                     None if noise is None else noise.event.cost,
                     noise is not None and isinstance(noise.event, GaussianEvent),
+                    None if steps is None else steps.event.event.noise_multiplier,
+                    None if steps is None else steps.event.probability,
+                    None if steps is None else steps.steps,
                 ),
             )
 
@@ -65,6 +75,7 @@ class Ledger:
             " WHERE content <> ? GROUP BY app, run_id ORDER BY max(rowid)",
             (besides,),
         )
+        stepped = self._steps(besides)
         return [
             Spending(
                 app=str(app),
@@ -72,9 +83,29 @@ class Ledger:
                 rounds=int(str(rounds)),
                 cost=float(str(cost)) if rounds == noisy else math.inf,
                 gaussian=bool(gaussian),
+                releases=stepped[str(app), str(run_id)],
             )
             for app, run_id, rounds, noisy, cost, gaussian in found
         ]
+
+    def _steps(self, besides: str) -> dict[tuple[str, str], tuple[Release, ...]]:
+        """Return the kinds of rounds of each app and run, and how many there were of each."""
+        found = self._database.rows(
+            "SELECT app, run_id, cost, record_multiplier, record_rate, record_steps, count(*)"
+            " FROM spent WHERE content <> ?"
+            " GROUP BY app, run_id, cost, record_multiplier, record_rate, record_steps",
+            (besides,),
+        )
+        made: dict[tuple[str, str], tuple[Release, ...]] = {}
+        for app, run_id, cost, multiplier, rate, steps, rounds in found:
+            release = Release(
+                rounds=int(str(rounds)),
+                cost=None if cost is None else float(str(cost)),
+                steps=steps_of(multiplier, rate, steps),
+            )
+            key = str(app), str(run_id)
+            made[key] = (*made.get(key, ()), release)
+        return made
 
     def rounds_today(self, *, now_s: float, besides: str = "") -> int:
         """Return how many instructions were counted this UTC day, not counting `besides`."""

@@ -110,7 +110,7 @@ def _add_clipped(
             f"loss must give one value per example, shape ({len(targets)},), got "
             f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
         )
-    losses.sum().backward()
+    losses.sum().backward()  # type: ignore[no-untyped-call]
     single = [getattr(param, "grad_sample", None) for param in params]
     known = [each.flatten(1) for each in single if each is not None]
     if known:

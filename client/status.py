@@ -14,6 +14,7 @@ from .identity_folder import IdentityFolder
 from .ledger import Ledger
 from .lock import lock_holder
 from .owner import Owner
+from .record_budget import record_epsilon
 from .state import State
 
 __all__ = [
@@ -65,12 +66,14 @@ class ClientStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpending:
-    """What one run cost; None for the epsilon of rounds without noise."""
+    """What one run cost, for the client and for one of its records; None for the epsilon of
+    rounds without such noise."""
 
     app: str
     run_id: str
     rounds: int
     epsilon: float | None
+    record_epsilon: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,8 @@ class ClientSpending:
 
     epsilon: float | None
     epsilon_max: float | None
+    record_epsilon: float | None
+    record_epsilon_max: float | None
     delta: float
     runs: tuple[RunSpending, ...]
 
@@ -102,6 +107,10 @@ def spending_of(directory: Path) -> ClientSpending:
     return ClientSpending(
         epsilon=_bounded(epsilon_spent(spent, policy.delta)),
         epsilon_max=policy.epsilon_max,
+        record_epsilon=_bounded(
+            record_epsilon([release for each in spent for release in each.releases], policy.delta)
+        ),
+        record_epsilon_max=policy.record_epsilon_max,
         delta=policy.delta,
         runs=tuple(
             RunSpending(
@@ -109,6 +118,7 @@ def spending_of(directory: Path) -> ClientSpending:
                 run_id=each.run_id,
                 rounds=each.rounds,
                 epsilon=_bounded(epsilon_spent([each], policy.delta)),
+                record_epsilon=_bounded(record_epsilon(each.releases, policy.delta)),
             )
             for each in spent
         ),

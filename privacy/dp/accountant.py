@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ...errors import ConfigError
 from ...strategies.bounds import require_whole
 from .concentrated import epsilon_of_line
-from .events import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, StepsEvent
+from .events import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, PoissonEvent, StepsEvent
 from .gaussian import epsilon_of_cost
 
 __all__ = ["Accountant", "counted_as", "epsilon_of", "epsilon_of_many"]
@@ -72,7 +72,9 @@ def counted_as(count: int, planned: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _by_dp_accounting(event: Event, count: int, delta: float, accountant: Accountant) -> float:
+def _by_dp_accounting(
+    event: PoissonEvent, count: int, delta: float, accountant: Accountant
+) -> float:
     dp = _dp_accounting()
     made: Any
     if accountant == "pld":
@@ -83,10 +85,9 @@ def _by_dp_accounting(event: Event, count: int, delta: float, accountant: Accoun
     return float(made.get_epsilon(delta))
 
 
-def _dp_event(dp: Any, event: Event) -> Any:
-    if isinstance(event, GaussianEvent):
-        return dp.GaussianDpEvent(event.noise_multiplier)
-    return dp.PoissonSampledDpEvent(event.probability, _dp_event(dp, event.event))
+def _dp_event(dp: Any, event: PoissonEvent) -> Any:
+    released = dp.GaussianDpEvent(event.event.noise_multiplier)
+    return dp.PoissonSampledDpEvent(event.probability, released)
 
 
 def _dp_accounting() -> Any:

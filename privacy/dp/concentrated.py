@@ -37,4 +37,4 @@ def epsilon_of_divergences(divergences: list[float], delta: float) -> float:
         divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
         for order, divergence in zip(ORDERS, divergences, strict=False)
     )
-    return max(0.0, min(found))
+    return float(max(0.0, min(found)))

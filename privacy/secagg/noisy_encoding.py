@@ -165,4 +165,4 @@ class _Words:
 
     def uniform(self, count: int) -> NDArray[np.float64]:
         """Return so many numbers in [0, 1)."""
-        return (self.words(count) >> np.uint64(11)) * 2.0**-53
+        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53

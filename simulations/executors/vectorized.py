@@ -135,6 +135,7 @@ class VectorizedExecutor:
         with step_threads(stacked, data, settings):
             records = RecordTerms.of(replies.config)
             session, losses = self._session_of(chunk, stacked, settings, replies)
+            trained: Trained
             if records is not None:
                 trained = train_stacked_records(stacked, data, settings, records, clients=clients)
             elif session is None:

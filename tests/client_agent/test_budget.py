@@ -10,11 +10,18 @@ import sys
 from pathlib import Path
 
 import dp_accounting
+import dp_accounting.rdp
 import pytest
 
-from meadow.client.budget import announced_noise, check_budget, epsilon_spent
+from meadow.client.budget import (
+    announced_noise,
+    announced_steps,
+    check_budget,
+    epsilon_spent,
+)
 from meadow.client.database import Database
 from meadow.client.ledger import Ledger, content_of
+from meadow.client.record_budget import record_epsilon
 from meadow.client_config import PolicyConfig
 from meadow.errors import RefusedError
 from meadow.transport import fleet_pb2 as pb
@@ -185,3 +192,59 @@ def test_the_messages_of_a_sum_are_of_the_round_that_was_counted() -> None:
     for kind in ("evaluate.secure", "evaluate", "query"):
         with pytest.raises(RefusedError, match="carries no noise"):
             check_budget(make(kind=kind), policy, spent=[])
+
+
+STEPS = {
+    "dp-record-clip": 1.0,
+    "dp-record-noise-multiplier": 1.0,
+    "dp-record-sampling-rate": 0.05,
+    "epochs": 2,
+}
+
+
+def stepped(number: int) -> pb.Instruction:
+    """Return an instruction of a run with records as the unit."""
+    made = make(id=f"r{number}", noise=None)
+    record = pb.Record(name="config", configs=pb.Entries(entries=pack_entries(STEPS)))  # type: ignore[arg-type]
+    del made.envelope.records[:]
+    made.envelope.records.append(record)
+    return made
+
+
+def test_a_records_budget_holds_over_rounds_and_restarts(tmp_path: Path) -> None:
+    """Rounds are counted until the next one would exceed it; then they are refused, with numbers."""
+    policy, done = PolicyConfig(record_epsilon_max=6.0, delta=1e-5), 0
+    for number in range(100):
+        ledger = Ledger(Database(tmp_path / "agent.sqlite"))  # as after a restart
+        try:
+            check_budget(stepped(number), policy, spent=ledger.spent())
+        except RefusedError as error:
+            assert "policy.record_epsilon_max is 6" in str(error)
+            assert f"was spent in {done} rounds" in str(error)
+            break
+        ledger.participate(stepped(number), now_s=0.0, steps=announced_steps(stepped(number)))
+        done += 1
+    steps = announced_steps(stepped(0))
+    assert steps is not None and steps.steps == 40 and 1 < done < 100
+    accountant = dp_accounting.rdp.RdpAccountant(orders=list(range(2, 257)))
+    noisy = dp_accounting.GaussianDpEvent(1.0)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.05, noisy), 40 * done)
+    assert 4.5 < accountant.get_epsilon(1e-5) <= 6.0
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.05, noisy), 40)
+    assert accountant.get_epsilon(1e-5) > 6.0
+
+
+def test_units_have_budgets_of_their_own(ledger: Ledger) -> None:
+    """A run that hides records does not hide the client; one that hides the client hides both."""
+    client, record = PolicyConfig(epsilon_max=50.0), PolicyConfig(record_epsilon_max=50.0)
+    with pytest.raises(RefusedError, match="hides only single records"):
+        check_budget(stepped(1), client, spent=[])
+    check_budget(stepped(1), record, spent=[])
+    check_budget(make(), record, spent=[])
+    for kind in ("train", "evaluate"):
+        with pytest.raises(RefusedError, match=r"record_epsilon_max is 50, .* carries no noise"):
+            check_budget(make(noise=None, kind=kind), record, spent=[])
+    ledger.participate(stepped(1), now_s=0.0, steps=announced_steps(stepped(1)))
+    assert math.isinf(epsilon_spent(ledger.spent(), 1e-5))
+    (spent,) = ledger.spent()
+    assert 0 < record_epsilon(spent.releases, 1e-5) < 10
