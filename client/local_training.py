@@ -15,6 +15,7 @@ from ..sections.device import DeviceConfig
 from ..task import Site, Task
 from .micro_batch import MicroBatch
 from .mid_epoch import MidEpoch, forget_others, saves_folder
+from .parallel.data_parallel import DataParallel
 from .parallel.form import Alone, Form
 from .parallel.group import RankGroup
 from .parallel.orders import RoundOrder
@@ -59,19 +60,24 @@ class LocalTraining:
         task: Task,
         device: str,
         *,
+        plan: ParallelPlan | None = None,
         group: RankGroup | None = None,
         config: DeviceConfig | None = None,
         saves: Path | None = None,
-        text: str = "",
     ) -> None:
         self._task = task
+        self._plan = plan or ParallelPlan.single(device)
         self._group = group
         self._config = config or DeviceConfig()
         self._saves = saves
-        self._ranks = 1
         self._micro_batch = MicroBatch()
-        self.device = self.module_device = device
-        self.text = text or device
+        self._own_form: Form = Alone()
+        if self._plan.kind == "data_parallel":
+            self._own_form = DataParallel(self._plan.devices)
+        self.device = device
+        self.module_device = "cpu" if self._plan.sharded else device
+        reason = f" ({self._plan.reason})" if self._plan.reason else ""
+        self.text = device if self._plan.kind == "none" else self._plan.text + reason
 
     @classmethod
     def owned(
@@ -87,21 +93,11 @@ class LocalTraining:
         one = config.parallel == "none" and config.gpus is None
         device = choose_device(config.device if one else plan.devices[0])
         group = None
-        if plan.kind != "none":
+        if plan.kind not in ("none", "data_parallel"):
             group = RankGroup(plan, app_dir=app_dir, sha256=sha256)
             group.warm()
-        reason = f" ({plan.reason})" if plan.reason else ""
-        made = cls(
-            task,
-            device,
-            group=group,
-            config=config,
-            saves=client_dir / "unfinished",
-            text=device if plan.kind == "none" else plan.text + reason,
-        )
-        made._ranks = plan.ranks if group else 1
-        made.module_device = "cpu" if plan.sharded else device
-        return made
+        saves = client_dir / "unfinished"
+        return cls(task, device, plan=plan, group=group, config=config, saves=saves)
 
     def train(self, work: Round) -> tuple[torch.nn.Module, int, dict[str, float]]:
         """Return the trained module, and what `trainer.train` returns.
@@ -139,8 +135,8 @@ class LocalTraining:
             return module, examples, means
 
         if self._group is None:
-            return go(order(), Alone())
-        share = -(-settings.batch_size // self._ranks)
+            return go(order(), self._own_form)
+        share = -(-settings.batch_size // self._plan.ranks)
         return self._group.run(order, go, lambda: self._micro_batch.halve(share))
 
     def alone(self, settings: TrainingSettings) -> TrainingSettings:
@@ -175,11 +171,11 @@ class LocalTraining:
     def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
         if self._saves is None or not self._config.save_steps:
             return None
-        folder = saves_folder(
-            self._saves, work.key, settings, work.client, self._ranks, self.device
-        )
+        plan = self._plan
+        layout = plan.kind, plan.ranks, plan.copies, self.device
+        folder = saves_folder(self._saves, work.key, settings, work.client, *layout)
         forget_others(folder)
-        return MidEpoch(folder=folder, every_steps=self._config.save_steps, ranks=self._ranks)
+        return MidEpoch(folder=folder, every_steps=self._config.save_steps, ranks=plan.ranks)
 
 
 def _bytes_of(task: Task) -> int:

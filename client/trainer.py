@@ -263,7 +263,7 @@ def _sizes(data: Data, batch_size: int, form: Form) -> list[int]:
     if form.parts == 1:
         return []
     count = samples_in(data)
-    if form.totals([count]) != [count * form.parts]:
+    if form.totals([count]) != [count * form.ranks]:
         raise DataError(
             f"process {form.rank} of {form.ranks} has {count} samples, others another number; "
             "client_data must give the same data in every process"

@@ -10,7 +10,11 @@ from ..settings import refuse, setting
 
 __all__ = ["DeviceConfig", "check_device"]
 
-SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline")
+SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid")
+PIPELINES = ("pipeline", "hybrid")
+Parallel = Literal[
+    "none", "data_parallel", "ddp", "fsdp", "tensor", "pipeline", "hybrid", "auto"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,7 @@ class DeviceConfig:
     gpus: str | int | tuple[int, ...] | None = setting(
         None, 'instead of device, the GPUs to use: "all", a number, a list of them, or "cpu"'
     )
-    parallel: Literal["none", "ddp", "fsdp", "tensor", "pipeline", "auto"] = setting(
+    parallel: Parallel = setting(
         "none", "how a round is spread over the GPUs, or over processes of the CPU"
     )
     processes: int | None = setting(
@@ -30,6 +34,22 @@ class DeviceConfig:
         at_least=1,
         at_most=64,
         only={"parallel": SPREAD},
+    )
+    copies: int = setting(
+        2,
+        "how many copies of the model train together, each spread over its share of the processes",
+        at_least=2,
+        at_most=32,
+        only={"parallel": ("hybrid",)},
+    )
+    copy_parallel: Literal["fsdp", "pipeline"] = setting(
+        "fsdp", "how each copy is spread over its processes", only={"parallel": ("hybrid",)}
+    )
+    pipeline_schedule: Literal["1f1b", "gpipe"] = setting(
+        "1f1b",
+        'the order of a pipeline\'s passes: "1f1b" holds fewer activations; "gpipe" has all forward '
+        "passes first",
+        only={"parallel": PIPELINES},
     )
     rank_timeout_s: float = setting(
         300.0,
