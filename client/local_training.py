@@ -13,9 +13,11 @@ from ..errors import DataError
 from ..module_params import build_module
 from ..sections.device import DeviceConfig
 from ..task import Site, Task
+from .corrections import Corrections
 from .micro_batch import MicroBatch
 from .mid_epoch import MidEpoch, forget_others, saves_folder
 from .parallel.data_parallel import DataParallel
+from .parallel.divided import send
 from .parallel.form import Alone, Form
 from .parallel.group import RankGroup
 from .parallel.orders import RoundOrder
@@ -36,6 +38,8 @@ class Round:
     Attributes:
         load: returns the module with the params that the server sent, for a generation of ranks.
         key: what tells this instruction from others, and is the same when it is repeated.
+        begin: returns what an algorithm does in the steps of a module that has its params; such a
+            round is not saved.
     """
 
     site: Site
@@ -44,6 +48,7 @@ class Round:
     client: int
     load: Callable[[int], torch.nn.Module]
     key: tuple[object, ...]
+    begin: Callable[[torch.nn.Module], Corrections] | None = None
 
 
 class LocalTraining:
@@ -120,6 +125,9 @@ class LocalTraining:
 
         def go(told: RoundOrder, form: Form) -> tuple[torch.nn.Module, int, dict[str, float]]:
             module = work.load(self.generation)
+            session = None if work.begin is None else work.begin(module)
+            if session is not None and form.ranks > 1:
+                send(session.tensors())
             examples, means = train(
                 self._task,
                 module,
@@ -127,6 +135,7 @@ class LocalTraining:
                 told.settings,
                 client=told.client,
                 device=self.device,
+                session=session,
                 form=form,
                 micro_batch=self._micro_batch,
                 saves=told.saves,
@@ -138,6 +147,19 @@ class LocalTraining:
             return go(order(), self._own_form)
         share = -(-settings.batch_size // self._plan.ranks)
         return self._group.run(order, go, lambda: self._micro_batch.halve(share))
+
+    def require_whole(self, algorithm: str) -> None:
+        """Return if an algorithm may correct the steps of whole params.
+
+        Raises:
+            DataError: each rank has a part of them only.
+        """
+        if self._plan.kind not in ("none", "data_parallel", "ddp"):
+            raise DataError(
+                f"algorithm {algorithm!r} corrects the steps of the whole model, and under "
+                f"parallel = {self._config.parallel!r} each process has a part of it; set parallel "
+                '= "ddp" or "none" in [device]'
+            )
 
     def alone(self, settings: TrainingSettings) -> TrainingSettings:
         """Return the settings for work that one process has to do.
@@ -169,7 +191,7 @@ class LocalTraining:
             self._group.close()
 
     def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
-        if self._saves is None or not self._config.save_steps:
+        if self._saves is None or not self._config.save_steps or work.begin is not None:
             return None
         plan = self._plan
         layout = plan.kind, plan.ranks, plan.copies, self.device

@@ -85,8 +85,8 @@ def train(
     """Train `module` in place; returns the number of samples seen in an epoch, and the means of
     "loss" and the task's metrics over all examples, as they were before each step.
 
-    `session` is the algorithm's part in the steps, if it asks for more than training; it is for
-    one process, and is not saved. With `saves` the round is saved now and then; `resume_at` is
+    `session` is the algorithm's part in the steps, if it asks for more than training; it is not
+    saved. With `saves` the round is saved now and then; `resume_at` is
     the step of a save to go on from.
 
     Guarantees: the same params, data, settings and client give the same bits in any process

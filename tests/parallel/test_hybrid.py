@@ -41,13 +41,3 @@ def test_four_ranks_make_one_update(bench: Bench, grid: LocalTraining) -> None:
         assert distance(ours, params) < 1e-5
         assert seen == samples == 53
         assert told == pytest.approx(means, rel=1e-5)
-
-
-def test_a_killed_rank_costs_a_few_steps(bench: Bench, grid: LocalTraining) -> None:
-    """A rank of the second copy is killed in the middle; the params have the same bits."""
-    settings = {"batch_size": 8, "learning_rate": 0.1, "epochs": 2}
-    expected, *_ = bench.train(grid, **settings)
-    bench.say("kill-3", 9)
-    ours, *_ = bench.train(grid, **settings)
-    assert not (bench.folder / "kill-3").exists()
-    assert distance(ours, expected) == 0
