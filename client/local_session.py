@@ -73,7 +73,9 @@ class LocalSession:
                 owners=self._owners,
                 shared=self._shared,
                 kept=self._kept,
-                steps=torch.tensor(self.corrections.steps, dtype=torch.float64, device=self._device),
+                steps=torch.tensor(
+                    self.corrections.steps, dtype=torch.float64, device=self._device
+                ),
                 losses=torch.tensor(loss, dtype=torch.float64, device=self._device),
                 momentum=dict(zip(learned_in(self._module), slots, strict=bool(slots))),
             )

@@ -14,6 +14,7 @@ from ..module_params import build_module
 from ..sections.device import DeviceConfig
 from ..task import Site, Task
 from .corrections import Corrections
+from .device_use import DeviceUse
 from .micro_batch import MicroBatch
 from .mid_epoch import MidEpoch, forget_others, saves_folder
 from .parallel.data_parallel import DataParallel
@@ -57,6 +58,7 @@ class LocalTraining:
     Attributes:
         device: where this process computes.
         module_device: where its whole module is: the CPU, if ranks hold parts of it.
+        use: how a module and its batches use the device.
         text: the devices for people.
     """
 
@@ -67,6 +69,7 @@ class LocalTraining:
         *,
         plan: ParallelPlan | None = None,
         group: RankGroup | None = None,
+        use: DeviceUse | None = None,
         config: DeviceConfig | None = None,
         saves: Path | None = None,
     ) -> None:
@@ -76,6 +79,7 @@ class LocalTraining:
         self._config = config or DeviceConfig()
         self._saves = saves
         self._micro_batch = MicroBatch()
+        self.use = use or DeviceUse()
         self._own_form: Form = Alone()
         if self._plan.kind == "data_parallel":
             self._own_form = DataParallel(self._plan.devices)
@@ -97,12 +101,12 @@ class LocalTraining:
         plan = ParallelPlan.of(config, model_bytes=size)
         one = config.parallel == "none" and config.gpus is None
         device = choose_device(config.device if one else plan.devices[0])
-        group = None
+        use, group = DeviceUse.of(config, kind=plan.kind, device=device), None
         if plan.kind not in ("none", "data_parallel"):
-            group = RankGroup(plan, app_dir=app_dir, sha256=sha256)
+            group = RankGroup(plan, use, app_dir=app_dir, sha256=sha256)
             group.warm()
         saves = client_dir / "unfinished"
-        return cls(task, device, plan=plan, group=group, config=config, saves=saves)
+        return cls(task, device, plan=plan, group=group, use=use, config=config, saves=saves)
 
     def train(self, work: Round) -> tuple[torch.nn.Module, int, dict[str, float]]:
         """Return the trained module, and what `trainer.train` returns.
@@ -137,6 +141,7 @@ class LocalTraining:
                 device=self.device,
                 session=session,
                 form=form,
+                use=self.use,
                 micro_batch=self._micro_batch,
                 saves=told.saves,
                 resume_at=told.resume_at,

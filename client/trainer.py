@@ -16,6 +16,7 @@ from ..errors import DataError
 from ..evaluation import ExampleMeans
 from ..randomness import seeded
 from ..seeds import derive, spread
+from .device_use import DeviceUse
 from .micro_batch import MicroBatch, ran_out_of_memory
 from .objectives import proximal
 from .optimizers import LocalOptimizer, Slots
@@ -78,6 +79,7 @@ def train(
     device: str,
     session: Session | None = None,
     form: Form | None = None,
+    use: DeviceUse | None = None,
     micro_batch: MicroBatch | None = None,
     saves: MidEpoch | None = None,
     resume_at: int = -1,
@@ -101,7 +103,8 @@ def train(
     stream = derive(settings.seed, settings.server_round, client, "training", *own)
     with seeded(stream, device):
         pieces = micro_batch or MicroBatch()
-        local = _Local(task, module, settings, client, device, form, pieces, session)
+        place = use or DeviceUse()
+        local = _Local(task, module, settings, client, device, form, place, pieces, session)
         return local.run(data, saves, resume_at)
 
 
@@ -122,6 +125,7 @@ class _Local:
         client: int,
         device: str,
         form: Form,
+        use: DeviceUse,
         micro_batch: MicroBatch,
         session: Session | None,
     ) -> None:
@@ -130,6 +134,7 @@ class _Local:
         self._client = client
         self._device = torch.device(device)
         self._form = form
+        self._use = use
         self._micro_batch = micro_batch
         module.train()
         module = form.attach(module, self._autocast)
@@ -160,6 +165,7 @@ class _Local:
                 epoch=place.epoch,
                 skip=place.batches,
                 share=form.share if form.parts > 1 else None,
+                processes=self._use.loader_processes,
             )
             for group in _groups(batches, settings.accumulation_steps):
                 self._step(group, sizes[place.batches : place.batches + len(group)])
@@ -216,8 +222,8 @@ class _Local:
             mine, most = form.rows(size), -(-size // form.parts)
             pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
             for number, (inputs, targets, live) in enumerate(pieces, 1):
-                inputs = inputs.to(self._device, non_blocking=True)
-                targets = targets.to(self._device, non_blocking=True)
+                inputs = self._use.place(inputs, self._device)
+                targets = self._use.place(targets, self._device)
                 last = number == len(pieces) and index == len(group) - 1
                 form.backward(inputs, targets, self._loss_of(examples, live), live=live, last=last)
 

@@ -33,7 +33,7 @@ class DataParallel(Alone):
         """
         if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
             raise DataError(
-                'a batch norm would see a part of each batch under device.parallel = '
+                "a batch norm would see a part of each batch under device.parallel = "
                 '"data_parallel", and give another model; say "ddp"'
             )
         if self._spread is None or self._spread[0] is not module:

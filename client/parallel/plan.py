@@ -14,6 +14,7 @@ from .choice import choose
 
 __all__ = ["ParallelPlan"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelPlan:
     """How a round is spread over processes.

@@ -69,7 +69,9 @@ class _Member:
         self._task = task
         self._form = form
         self._device = start.plan.devices[start.rank]
-        self._module = WarmModule(task, "cpu" if start.plan.sharded else self._device)
+        self._use = start.use
+        device = "cpu" if start.plan.sharded else self._device
+        self._module = WarmModule(task, device, start.use.prepare)
         self._data: tuple[Site, SiteData] | None = None
 
     def train(self, order: RoundOrder) -> None:
@@ -89,6 +91,7 @@ class _Member:
             device=self._device,
             session=session,
             form=self._form,
+            use=self._use,
             micro_batch=MicroBatch(order.examples_max),
             saves=order.saves,
             resume_at=order.resume_at,

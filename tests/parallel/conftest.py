@@ -60,7 +60,8 @@ class Bench:
 
     def module_of(self, training: LocalTraining) -> WarmModule:
         """Return the module of what trains: ranks keep theirs, so this one has to stay too."""
-        return self._modules.setdefault(training, WarmModule(self.task, training.module_device))
+        made = WarmModule(self.task, training.module_device, training.use.prepare)
+        return self._modules.setdefault(training, made)
 
     def train(
         self, training: LocalTraining, *, key: str = "", **settings: Any
