@@ -23,6 +23,7 @@ from .parallel.form import Alone, Form
 from .parallel.group import RankGroup
 from .parallel.orders import RoundOrder
 from .parallel.plan import ParallelPlan
+from .phases import Phases, Unwatched
 from .trainer import choose_device, train
 from .training_settings import TrainingSettings
 
@@ -59,6 +60,7 @@ class LocalTraining:
         device: where this process computes.
         module_device: where its whole module is: the CPU, if ranks hold parts of it.
         use: how a module and its batches use the device.
+        phases: who is told what the training of this process does.
         text: the devices for people.
     """
 
@@ -80,6 +82,7 @@ class LocalTraining:
         self._saves = saves
         self._micro_batch = MicroBatch()
         self.use = use or DeviceUse()
+        self.phases: Phases = Unwatched()
         self._own_form: Form = Alone()
         if self._plan.kind == "data_parallel":
             self._own_form = DataParallel(self._plan.devices)
@@ -142,6 +145,7 @@ class LocalTraining:
                 session=session,
                 form=form,
                 use=self.use,
+                phases=self.phases,
                 micro_batch=self._micro_batch,
                 saves=told.saves,
                 resume_at=told.resume_at,
