@@ -104,7 +104,7 @@ class _Lap:
 
     def add(self, name: str, own_s: float, begun_at_s: float, ended_at_s: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + own_s
-        self.begun_at_s = self.begun_at_s or begun_at_s
+        self.begun_at_s = min(self.begun_at_s or begun_at_s, begun_at_s)
         self.ended_at_s = ended_at_s
 
 
