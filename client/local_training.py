@@ -14,6 +14,7 @@ from ..module_params import build_module
 from ..sections.device import DeviceConfig
 from ..task import Site, Task
 from .corrections import Corrections
+from .device_meter import DeviceMeter
 from .device_use import DeviceUse
 from .micro_batch import MicroBatch
 from .mid_epoch import MidEpoch, forget_others, saves_folder
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from ..task import Data
 
 __all__ = ["LocalTraining", "Round"]
+
+Trained = tuple[torch.nn.Module, int, dict[str, float]]
+"""A module, its number of examples, and the means of loss and metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,7 @@ class LocalTraining:
         use: DeviceUse | None = None,
         config: DeviceConfig | None = None,
         saves: Path | None = None,
+        report: bool = False,
     ) -> None:
         self._task = task
         self._plan = plan or ParallelPlan.single(device)
@@ -83,6 +88,7 @@ class LocalTraining:
         self._micro_batch = MicroBatch()
         self.use = use or DeviceUse()
         self.phases: Phases = Unwatched()
+        self._meter = DeviceMeter(device) if report else None
         self._own_form: Form = Alone()
         if self._plan.kind == "data_parallel":
             self._own_form = DataParallel(self._plan.devices)
@@ -93,9 +99,18 @@ class LocalTraining:
 
     @classmethod
     def owned(
-        cls, task: Task, config: DeviceConfig, *, app_dir: str, sha256: str, client_dir: Path
+        cls,
+        task: Task,
+        config: DeviceConfig,
+        *,
+        app_dir: str,
+        sha256: str,
+        client_dir: Path,
+        report: bool = False,
     ) -> LocalTraining:
         """Return what an owner's [device] describes, its ranks started.
+
+        With `report` the means of a round also tell what it took of the device.
 
         Raises:
             DataError: a device is not there, or the ranks do not start.
@@ -109,14 +124,24 @@ class LocalTraining:
             group = RankGroup(plan, use, app_dir=app_dir, sha256=sha256)
             group.warm()
         saves = client_dir / "unfinished"
-        return cls(task, device, plan=plan, group=group, use=use, config=config, saves=saves)
+        return cls(
+            task, device, plan=plan, group=group, use=use, config=config, saves=saves, report=report
+        )
 
-    def train(self, work: Round) -> tuple[torch.nn.Module, int, dict[str, float]]:
-        """Return the trained module, and what `trainer.train` returns.
+    def train(self, work: Round) -> Trained:
+        """Return the trained module, and what `trainer.train` returns; the means also have what
+        the round took of the device, if that is to be told.
 
         Guarantees: an instruction that was begun before, and is repeated, goes on from where it
             was last saved, and gives the same params.
         """
+        if self._meter is None:
+            return self._train(work)
+        with self._meter.measuring():
+            module, examples, means = self._train(work)
+        return module, examples, means | self._meter.metrics(examples * work.settings.epochs)
+
+    def _train(self, work: Round) -> Trained:
         settings = self._as_owned(work.settings)
         saves = self._saves_of(work, settings)
 
@@ -130,7 +155,7 @@ class LocalTraining:
                 resume_at=-1 if saves is None else saves.latest(),
             )
 
-        def go(told: RoundOrder, form: Form) -> tuple[torch.nn.Module, int, dict[str, float]]:
+        def go(told: RoundOrder, form: Form) -> Trained:
             module = work.load(self.generation)
             session = None if work.begin is None else work.begin(module)
             if session is not None and form.ranks > 1:

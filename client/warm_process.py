@@ -43,7 +43,7 @@ class WarmProcess(Trainer):
         self._report = report
         self._one = asyncio.Lock()
         self._process: TrainingProcess | None = None
-        self._started_as: tuple[bytes, Mapping[str, str], DeviceConfig] | None = None
+        self._started_as: tuple[bytes, Mapping[str, str], DeviceConfig, bool] | None = None
 
     async def execute(
         self,
@@ -134,7 +134,12 @@ class WarmProcess(Trainer):
             client_dir=str(self._owner.directory.absolute()),
         )
         environment = training_environment(config.device)
-        wanted = (order.SerializeToString(), environment, config.device)
+        wanted = (
+            order.SerializeToString(),
+            environment,
+            config.device,
+            config.policy.report_device,
+        )
         if self._process is not None and self._process.alive and wanted == self._started_as:
             return self._process
         await self._stop()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from meadow.client.device_meter import DeviceMeter
 from meadow.client.fit import Trial, fit_of, largest_batch, measure
 from meadow.client.phases import EnoughError, StopWatch
 from meadow.client.profiling import RoundProfile, advice_on, profile_round
@@ -125,3 +126,18 @@ def test_the_need_of_a_round_is_measured(folder: Path, monkeypatch: pytest.Monke
     assert found.batch == 4 and found.batch_tried == 64 <= found.batch_max
     assert 50 < found.memory_mb < found.room_mb
     assert found.round_s > 0 and found.examples_a_second > 0
+
+
+def test_a_meter_tells_what_the_owner_allows() -> None:
+    """Examples a second and peak memory always, utilisation where the device says it."""
+    meter = DeviceMeter("cpu")
+    with meter.measuring():
+        held = torch.ones(20_000_000)
+    found = meter.metrics(len(held))
+    assert set(found) == {"samples-per-s", "peak-memory-mb"}
+    assert found["peak-memory-mb"] > 80 and found["samples-per-s"] > 0
+    levels = iter([40.0, 60.0])
+    asked = DeviceMeter("cpu", utilisation=lambda: next(levels, 50.0))
+    with asked.measuring():
+        asked._sample()
+    assert asked.metrics(1)["utilisation"] == 50.0
