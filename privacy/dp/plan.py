@@ -23,7 +23,7 @@ from .mechanism import NoisyAggregate, PrivateMean
 from .noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot
 from .sampling import draw_poisson
 
-__all__ = ["CLIP_SLOT", "NOISE_KEY", "PrivacyPlan", "Sampling"]
+__all__ = ["CLIP_SLOT", "NOISE_KEY", "REACH_KEY", "PrivacyPlan", "Sampling"]
 
 Sampling = Literal["poisson", "fixed"]
 CLIP_SLOT = "dp_clip"
@@ -31,6 +31,9 @@ SEEDS_SLOT = "dp_noise"
 NORM = "norm"
 NOISE_KEY = "dp-noise-multiplier"
 """In an instruction: the noise multiplier of everything that the round releases."""
+REACH_KEY = "dp-noise-reach"
+"""In an instruction: the rounds over which noise is correlated; a client that takes part twice
+within them pays more than the multiplier says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +215,8 @@ class PrivacyPlan:
             if memory is not None:
                 past = NoisePast(seeds=seeds_in(state.slots[SEEDS_SLOT]), memory=memory)
             told = {**clipping.record(), NOISE_KEY: self.noise_multiplier}
+            if self.correlation is not None:
+                told[REACH_KEY] = self.correlation.separation
             return replace(
                 algorithm,
                 client_config={**algorithm.client_config, **told},
