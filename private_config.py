@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .config_builders import build_algorithm
 from .errors import ConfigError
+from .noise_config import noise_rules
 from .privacy.dp.adaptive import AdaptiveClip
-from .privacy.dp.calibration import calibrate_noise
+from .privacy.dp.calibration import within_budget
 from .privacy.dp.clipping import Clipping
+from .privacy.dp.correlation import correlated
 from .privacy.dp.plan import PrivacyPlan
 from .privacy.dp.record_plan import RecordPlan
 from .privacy.dp.sampling import shortfall
@@ -39,28 +42,32 @@ def build_privacy(config: Config) -> PrivacyPlan | RecordPlan | None:
     if chosen.unit == "record":
         return build_record_plan(config)
     cohort, population = _cohort(config), _population(config)
-    multiplier = chosen.noise_multiplier
-    if multiplier is None:
-        if chosen.epsilon is None:
-            raise ConfigError(f"{SECTION} needs epsilon or noise_multiplier")
-        multiplier = calibrate_noise(
-            epsilon=chosen.epsilon,
-            delta=chosen.delta,
-            rounds=run.rounds,
-            probability=cohort / population if chosen.sampling == "poisson" else None,
-            source=chosen.noise,
-        )
-    return PrivacyPlan(
-        noise_multiplier=multiplier,
+    if chosen.epsilon is None and chosen.noise_multiplier is None:
+        raise ConfigError(f"{SECTION} needs epsilon or noise_multiplier")
+    made = PrivacyPlan(
+        noise_multiplier=chosen.noise_multiplier or 1.0,
         delta=chosen.delta,
         rounds=run.rounds,
         cohort=cohort,
         population=population,
         sampling=chosen.sampling,
         noise=chosen.noise,
+        separation=config.selection.min_separation,
+        participations_max=config.selection.participations_max,
+        correlation=correlated(
+            chosen.correlation,
+            rounds=run.rounds,
+            separation=config.selection.min_separation,
+            bands=chosen.bands,
+        ),
+        epsilon_max=chosen.epsilon,
+    )
+    if chosen.epsilon is not None:
+        made = within_budget(made, chosen.epsilon)
+    return replace(
+        made,
         clipping=Clipping(kind=chosen.clipping, norm=chosen.clip),
         adaptive=_adaptive(config) if chosen.clipping == "adaptive" else None,
-        epsilon_max=chosen.epsilon,
     )
 
 
@@ -68,7 +75,12 @@ def privacy_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong with the privacy that is asked for: whether, which keys, and why."""
     if config.privacy.differential_privacy.unit == "record":
         return record_rules(config)
-    return [*_number_rules(config), *_noise_rules(config), *_neighbour_rules(config)]
+    return [
+        *_number_rules(config),
+        *_turn_rules(config),
+        *noise_rules(config),
+        *_neighbour_rules(config),
+    ]
 
 
 def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
@@ -112,48 +124,43 @@ def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     ]
 
 
-def _noise_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
-    chosen, secure = config.privacy.differential_privacy, config.privacy.secure_aggregation.enabled
-    noise, key, hidden = chosen.noise, f"{SECTION}.noise", "privacy.secure_aggregation.enabled"
+def _turn_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
+    """Return what breaks the promise that clients take part by turns, as noise presumes."""
+    chosen, selection = config.privacy.differential_privacy, config.selection
+    apart, times = selection.min_separation, selection.participations_max
+    correlated = chosen.correlation != "none"
+    coins = chosen.sampling == "poisson"
     return [
         (
-            noise == "distributed" and not secure,
-            (key, hidden),
+            coins and (correlated or apart > 1 or times is not None),
+            (f"{SECTION}.sampling", "selection.min_separation", "selection.participations_max"),
             (
-                '= "distributed" gives each client a share of the noise that is too small alone: it '
-                f"needs {hidden} = true"
+                '= "poisson" has coins decide alone who takes part; with selection.min_separation, '
+                'selection.participations_max or correlated noise it must be "fixed"'
             ),
         ),
         (
-            noise != "distributed" and secure,
-            (key, hidden),
+            correlated and apart < 2,
+            ("selection.min_separation", f"{SECTION}.correlation"),
             (
-                f'= "{noise}" does not go with {hidden} = true, which does not trust the server and '
-                'bounds single values; set noise = "distributed"'
+                f'= {apart} must be at least 2 with {SECTION}.correlation = "{chosen.correlation}": '
+                "such noise presumes that clients take part by turns"
             ),
         ),
         (
-            noise != "server" and chosen.sampling != "fixed",
-            (f"{SECTION}.sampling", key),
+            chosen.correlation == "banded" and (chosen.bands or 1) > apart,
+            (f"{SECTION}.bands", "selection.min_separation"),
             (
-                f'= "{chosen.sampling}" amplifies only against those who do not know who takes part, '
-                f'and noise = "{noise}" is against a server that does; set sampling = "fixed"'
+                f"= {chosen.bands} is more than selection.min_separation = {apart}: a client would "
+                "take part twice within the reach of one round's noise; lower bands"
             ),
         ),
         (
-            noise != "server" and chosen.clipping == "adaptive",
-            (f"{SECTION}.clipping", key),
+            correlated and chosen.clipping == "adaptive",
+            (f"{SECTION}.clipping", f"{SECTION}.correlation"),
             (
-                f'= "adaptive" is for noise that the server adds, this is "{noise}"; set clipping = '
-                '"fixed"'
-            ),
-        ),
-        (
-            noise == "local_laplace" and chosen.clipping != "fixed",
-            (f"{SECTION}.clipping", key),
-            (
-                f'= "{chosen.clipping}" bounds an L2 norm, and noise = "local_laplace" needs an L1 '
-                'norm of the whole change; set clipping = "fixed"'
+                '= "adaptive" changes what noise is in proportion to, and correlated noise takes '
+                'earlier noise back; choose "fixed" or "per_layer"'
             ),
         ),
     ]

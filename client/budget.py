@@ -9,7 +9,7 @@ add the noise that it announced, and the app to clip.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..privacy.dp.clipping import Clipping
 from ..privacy.dp.concentrated import epsilon_of_line
 from ..privacy.dp.events import GaussianEvent, StepsEvent
 from ..privacy.dp.gaussian import epsilon_of_cost
+from ..privacy.dp.plan import REACH_KEY
 from ..privacy.dp.records import RecordTerms
 from ..privacy.secure_kinds import is_secure
 from ..transport.entries import unpack_entries
@@ -96,13 +97,21 @@ def epsilon_spent(spent: Sequence[Spending], delta: float) -> float:
 
 
 def check_budget(
-    instruction: Instruction, policy: PolicyConfig, *, spent: Sequence[Spending]
+    instruction: Instruction,
+    policy: PolicyConfig,
+    *,
+    spent: Sequence[Spending],
+    rounds: Collection[int] = (),
 ) -> None:
     """Return if an instruction stays within the owner's budgets; `spent` is without it.
+
+    `rounds` are those of the same run that this client took part in.
 
     Raises:
         RefusedError: it does not; the text has the numbers.
     """
+    if policy.epsilon_max is not None or policy.record_epsilon_max is not None:
+        _check_reach(instruction, rounds)
     if policy.epsilon_max is not None:
         _check_client(instruction, policy.epsilon_max, policy.delta, spent)
     if policy.record_epsilon_max is not None:
@@ -171,4 +180,23 @@ def _check_client(
             f"policy.epsilon_max is {budget:g} at delta = {delta:g}: {before:.4g} was spent in "
             f"{rounds} rounds, and this one, with noise multiplier {noise.multiplier:.4g}, would make it "
             f"{after:.4g}"
+        )
+
+
+def _check_reach(instruction: Instruction, rounds: Collection[int]) -> None:
+    """Return if correlated noise hides this participation beside the earlier ones.
+
+    Raises:
+        RefusedError: an earlier one is too near.
+    """
+    reach, said = _said(instruction).get(REACH_KEY), instruction.envelope.metadata.group_id
+    if reach is None:
+        return
+    if not isinstance(reach, int) or not said.isdecimal():
+        raise RefusedError("this round's noise is correlated with that of rounds it does not name")
+    near = [each for each in rounds if abs(each - int(said)) < reach]
+    if near:
+        raise RefusedError(
+            f"this is round {said}, its noise is correlated over {reach} rounds, and this data was "
+            f"in round {near[-1]}: the two would cost more than their noise says"
         )

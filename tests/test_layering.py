@@ -51,6 +51,7 @@ LAYERS: list[set[str]] = [
         "flower_app",
         "flower_result",
         "flower_rounds",
+        "noise_config",
         "private_config",
         "record_config",
         "sections",

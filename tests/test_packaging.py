@@ -36,6 +36,7 @@ ROOT_MODULES = {
     "private_config",
     "process_limits",
     "module_params",
+    "noise_config",
     "randomness",
     "record_config",
     "run_grid",

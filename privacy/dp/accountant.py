@@ -17,7 +17,15 @@ from typing import Any, Literal
 from ...errors import ConfigError
 from ...strategies.bounds import require_whole
 from .concentrated import epsilon_of_line
-from .events import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, PoissonEvent, StepsEvent
+from .events import (
+    ConcentratedEvent,
+    Event,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonEvent,
+    SeparatedEvent,
+    StepsEvent,
+)
 from .gaussian import epsilon_of_cost
 
 __all__ = ["Accountant", "counted_as", "epsilon_of", "epsilon_of_many"]
@@ -40,6 +48,8 @@ def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant
     require_whole("count", count, at_least=0)
     if count == 0:
         return 0.0
+    if isinstance(event, SeparatedEvent):
+        event = event.event
     if isinstance(event, GaussianEvent):
         return epsilon_of_cost(count * event.cost, delta)
     if isinstance(event, StepsEvent):

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...strategies.bounds import require_number, require_whole
+from .correlation import Correlation
 from .gaussian import cost_of
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "GaussianEvent",
     "LaplaceEvent",
     "PoissonEvent",
+    "SeparatedEvent",
     "StepsEvent",
 ]
 
@@ -104,4 +106,22 @@ class StepsEvent:
         require_whole("steps", self.steps, at_least=1)
 
 
-Event = GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent | StepsEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeparatedEvent:
+    """What a run releases of a client each time that it takes part, by turns.
+
+    Between two such rounds are `separation` at least, and there are `participations_max` at most.
+    With correlated noise the run releases C x + z, row by row; what a client adds to it each time
+    is a column of C, of norm <= 1, and no two of its columns share a row. So each time is one
+    Gaussian release, whatever the correlation: what it costs is `event`'s.
+    """
+
+    event: GaussianEvent
+    separation: int
+    participations_max: int | None
+    correlation: Correlation | None
+
+
+Event = (
+    GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent | StepsEvent | SeparatedEvent
+)

@@ -10,8 +10,8 @@ from ...errors import ConfigError
 from ...strategies.algorithm import Algorithm
 from ...strategies.bounds import require_number, require_whole
 from .accountant import epsilon_of, epsilon_of_many
+from .claim import upwards
 from .events import StepsEvent
-from .plan import upwards
 from .records import RecordTerms
 
 __all__ = ["RecordPlan"]
@@ -36,6 +36,7 @@ class RecordPlan:
     epsilon_max: float | None = None
     released_by_clients: bool = True
     unit: str = "record"
+    separation: int = 1
     sampling: str = "poisson"
     mechanism_name: str = "DP-SGD on the clients: Gaussian, clipping record by record"
 
@@ -62,12 +63,16 @@ class RecordPlan:
     def draw(self, present: Sequence[int]) -> None:
         """Leave it to the run how cohorts are drawn: nothing is presumed of that."""
 
-    def epsilon(self, releases: int | None = None) -> float:
+    def counted(self, releases: int, repeats: int = 0) -> int:
+        """Return how many events so many releases are: one each, repeated ones too."""
+        return releases
+
+    def epsilon(self, releases: int | None = None, repeats: int = 0) -> float:
         """Return the epsilon of so many rounds with the same client; of the run by default."""
         count = self.rounds if releases is None else releases
         return epsilon_of(self.event, count=count, delta=self.delta)
 
-    def epsilon_by_then(self, releases: int) -> float:
+    def epsilon_by_then(self, releases: int, repeats: int = 0) -> float:
         """Return an upper bound of `epsilon(releases)`, cheap to ask for after every round."""
         return epsilon_of_many(self.event, count=releases, delta=self.delta, planned=self.rounds)
 
@@ -93,7 +98,7 @@ class RecordPlan:
             "same"
         )
 
-    def claim(self, releases: int) -> str:
+    def claim(self, releases: int, repeats: int = 0) -> str:
         """Say what holds after so many rounds: unit, relation, sampling, delta, mechanism."""
         epsilon, terms = self.epsilon(releases), self.terms
         bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
