@@ -89,8 +89,8 @@ def draw_records(count: int, rate: float, coins: np.random.Generator) -> np.ndar
 
 def step_noise(like: torch.Tensor, terms: RecordTerms, coins: np.random.Generator) -> torch.Tensor:
     """Return a step's noise on a sum of clipped gradients."""
-    drawn = coins.standard_normal(tuple(like.shape)) * (terms.noise_multiplier * terms.clip)
-    return torch.as_tensor(drawn, dtype=like.dtype, device=like.device)
+    drawn = torch.from_numpy(coins.standard_normal(tuple(like.shape), np.float32))
+    return drawn.to(like.device, like.dtype).mul_(terms.noise_multiplier * terms.clip)
 
 
 def _add_clipped(
@@ -120,7 +120,7 @@ def _add_clipped(
         for total, each in zip(sums, single, strict=True):
             if each is not None:
                 rows = each if finite else each.nan_to_num(0.0, 0.0, 0.0)
-                total += torch.einsum("n,n...->...", factors, rows)
+                total += (factors @ rows.flatten(1)).view_as(total)
     for param in params:
         param.grad_sample = None  # type: ignore[attr-defined]
         param.grad = None

@@ -13,7 +13,7 @@ import torch
 
 from ...client.objectives import proximal
 from ...client.optimizers import descend, new_slots
-from ...client.record_training import GRADIENT_BYTES, draw_records, step_noise
+from ...client.record_training import draw_records, step_noise
 from ...client.training_settings import TrainingSettings
 from ...errors import DataError
 from ...privacy.dp.noise import generator_of
@@ -26,6 +26,10 @@ from .stacked_module import StackedModule, Tensors
 from .stacked_training import StackedTrained
 
 __all__ = ["train_stacked_records"]
+
+GRADIENT_BYTES = 24 << 20
+"""What the gradients of single examples take at once, if more than one client is there: more would
+leave the processor's cache."""
 
 
 def train_stacked_records(
@@ -113,4 +117,5 @@ class _Records:
         finite = bool(norms.isfinite().all())
         for total, each in zip(sums, single, strict=True):
             each = each if finite else each.nan_to_num(0.0, 0.0, 0.0)
-            total[low:high] += torch.einsum("cn,cn...->c...", factors, each)
+            added = torch.bmm(factors.unsqueeze(1), each.flatten(2))
+            total[low:high] += added.view_as(total[low:high])
