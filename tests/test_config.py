@@ -28,6 +28,9 @@ from meadow.strategies.algorithm import Aggregate
 from meadow.strategies.catalogue import CATALOGUE
 
 SECURE = "[privacy.secure_aggregation]\nenabled = true\n"
+LOCAL = "epsilon = 2.0\nsampling = 'fixed'\n"
+TREE = "correlation = 'tree'\n[selection]\nmin_separation = 9\n[run]\ncohort = 10"
+RECORD = "unit = 'record'\nsampling_rate = 0.1\nepsilon = 2.0\n"
 PRIVATE = "[simulation]\nclients = 100\n[privacy.differential_privacy]\nenabled = true\n"
 DESIGN = """
 [app]
@@ -315,6 +318,76 @@ WRONG: list[tuple[str, str, list[str]]] = [
         "privacy beside secure sums",
         f"{PRIVATE}epsilon = 2.0\n{SECURE}[run]\nmin_clients = 3",
         ["differential_privacy.noise", 'set noise = "distributed"'],
+    ),
+    (
+        "shares of noise without secure sums",
+        f"{PRIVATE}epsilon = 2.0\nnoise = 'distributed'\nsampling = 'fixed'",
+        ["differential_privacy.noise", "privacy.secure_aggregation.enabled = true"],
+    ),
+    (
+        "amplification against a server that knows who takes part",
+        f"{PRIVATE}epsilon = 2.0\nnoise = 'local_gaussian'",
+        ["differential_privacy.sampling", "a server that does", 'set sampling = "fixed"'],
+    ),
+    (
+        "a clip that moves, with noise of clients",
+        f"{PRIVATE}{LOCAL}noise = 'local_gaussian'\nclipping = 'adaptive'",
+        ["differential_privacy.clipping", "noise that the server adds"],
+    ),
+    (
+        "noise for an L1 norm, with clips of L2 norms",
+        f"{PRIVATE}{LOCAL}noise = 'local_laplace'\nclipping = 'per_layer'",
+        ["differential_privacy.clipping", "L1 norm"],
+    ),
+    (
+        "correlated noise of clients",
+        f"{PRIVATE}{LOCAL}noise = 'local_gaussian'\n{TREE}",
+        ["differential_privacy.correlation", "noise that the server adds"],
+    ),
+    (
+        "records without a rate",
+        f"{PRIVATE}epsilon = 2.0\nunit = 'record'",
+        ["differential_privacy.unit", "needs", "sampling_rate"],
+    ),
+    (
+        "records without a budget or noise",
+        f"{PRIVATE}unit = 'record'\nsampling_rate = 0.1",
+        ["epsilon or noise_multiplier must be given, and not both"],
+    ),
+    (
+        "records of clients that send more than params",
+        f"{PRIVATE}{RECORD}[strategy]\nname = 'scaffold'",
+        ["differential_privacy.unit", "'scaffold'", 'choose "fedavg"'],
+    ),
+    (
+        "records and another clip",
+        f"{PRIVATE}{RECORD}[training]\ngradient_clip_norm = 1.0",
+        ["differential_privacy.unit", "remove training.gradient_clip_norm"],
+    ),
+    (
+        "records in half precision",
+        f"{PRIVATE}{RECORD}[training]\nprecision = 'bf16'",
+        ["differential_privacy.unit", 'set training.precision = "fp32"'],
+    ),
+    (
+        "records and cohorts by loss",
+        f"{PRIVATE}{RECORD}[selection]\nkind = 'power_of_choice'",
+        ["differential_privacy.unit", "selection.kind"],
+    ),
+    (
+        "records stopped by what clients measured",
+        f"{PRIVATE}{RECORD}[run.early_stopping]",
+        ["differential_privacy.unit", "no metric leaves a client"],
+    ),
+    (
+        "a client's key beside records",
+        f"{PRIVATE}{RECORD}clipping = 'per_layer'",
+        ["clipping is only for when privacy.differential_privacy.unit is"],
+    ),
+    (
+        "a record's key beside clients",
+        f"{PRIVATE}epsilon = 2.0\nsampling_rate = 0.1",
+        ["sampling_rate is only for when privacy.differential_privacy.unit is"],
     ),
     (
         "privacy beside another clip",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meadow.privacy.dp.concentrated import epsilon_of_line
 from meadow.privacy.dp.gaussian import epsilon_of_cost
 
 from .processes import Federation, federation, kill_9, meadow, wait_until
@@ -73,3 +74,47 @@ def test_an_owners_budget_holds_over_runs(fleet: Federation) -> None:
     refused = fleet.clients[0].events("refused")
     assert "policy.epsilon_max is" in refused[-1]["message"]
     assert f"was spent in {before + 2} rounds" in refused[-1]["message"]
+
+
+def test_clients_noise_within_secure_sums_is_in_their_books(fleet: Federation) -> None:
+    """Each client counts its rounds once, by the noise of the whole sum, whatever their messages."""
+    run = fleet.submit(
+        *PRIVATE,
+        "run.rounds=2",
+        "run.min_clients=3",
+        f"{SECTION}.noise=distributed",
+        "privacy.secure_aggregation.enabled=true",
+    )
+    summary = fleet.wait_for_end(run)
+    assert summary["status"] == "finished", summary
+    assert summary["privacy"]["epsilon"] == pytest.approx(epsilon_of_line(2 * COST, 1e-6))
+    for client in range(CLIENTS):
+        (mine,) = [each for each in runs_of(fleet, client) if each["run_id"] == str(run)]
+        assert mine["rounds"] == 2
+        assert mine["epsilon"] == pytest.approx(epsilon_of_line(2 * COST, 1e-6))
+
+
+def test_records_have_books_of_their_own(fleet: Federation) -> None:
+    """A run of DP-SGD: so much of a record, and no bound for the client."""
+    pytest.importorskip("opacus")
+    run = fleet.submit(
+        "run.min_clients=2",
+        f"simulation.clients={CLIENTS}",
+        f"{SECTION}.enabled=true",
+        f"{SECTION}.unit=record",
+        f"{SECTION}.sampling_rate=0.2",
+        f"{SECTION}.noise_multiplier=2.0",
+        "run.rounds=2",
+    )
+    summary = fleet.wait_for_end(run)
+    assert summary["status"] == "finished", summary
+    assert summary["privacy"]["unit"] == "record"
+    for client in range(CLIENTS):
+        (mine,) = [each for each in runs_of(fleet, client) if each["run_id"] == str(run)]
+        assert mine["rounds"] == 2 and mine["epsilon"] is None
+        assert summary["privacy"]["epsilon"] <= mine["record_epsilon"] < 20
+
+
+def runs_of(fleet: Federation, client: int) -> list[dict[str, object]]:
+    """Return what a client's owner sees of its runs."""
+    return spent(fleet, client)["runs"]  # type: ignore[return-value]
