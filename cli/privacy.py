@@ -35,6 +35,9 @@ def plan(
     ] = None,
     clip: Annotated[float, typer.Option(help="the largest L2 norm of a client's change")] = 1.0,
     sampling: Annotated[str, typer.Option(help="poisson or fixed, as in meadow.toml")] = "poisson",
+    noise: Annotated[
+        str, typer.Option(help="server, distributed, local_gaussian or local_laplace")
+    ] = "server",
     min_separation: Annotated[
         int, typer.Option(min=1, help="rounds until a client takes part again, at least")
     ] = 1,
@@ -65,6 +68,7 @@ def plan(
         cohort=cohort,
         population=clients,
         sampling=sampling,  # type: ignore[arg-type]
+        noise=noise,  # type: ignore[arg-type]
         separation=min_separation,
         participations_max=participations_max,
         correlation=correlated(correlation, rounds=rounds, separation=min_separation, bands=bands),

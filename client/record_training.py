@@ -9,6 +9,7 @@ al., "Opacus: user-friendly differential privacy library in PyTorch" (2021).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,9 @@ def _example_gradients(module: torch.nn.Module) -> Iterator[Any]:
         )
     hooked = GradSampleModule(module, loss_reduction="sum")
     try:
-        yield hooked
+        with warnings.catch_warnings():
+            # its hooks look at outputs alone, and need no gradient of the inputs
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            yield hooked
     finally:
         hooked.to_standard_module()

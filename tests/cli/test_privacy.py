@@ -10,6 +10,7 @@ import pytest
 from meadow.cli.main import main
 from meadow.client.database import Database
 from meadow.client.ledger import Ledger
+from meadow.privacy.dp.announced import AnnouncedNoise
 from meadow.privacy.dp.gaussian import epsilon_of_cost
 from meadow.transport import fleet_pb2 as pb
 
@@ -89,7 +90,7 @@ def test_an_owner_sees_what_was_spent(capsys: pytest.CaptureFixture[str], tmp_pa
     database = Database(tmp_path / "agent.sqlite")
     for number in range(3):
         instruction = pb.Instruction(id=str(number), run_id=7, app=pb.App(name="digits"))
-        Ledger(database).participate(instruction, now_s=0.0, noise_multiplier=5.0)
+        Ledger(database).participate(instruction, now_s=0.0, noise=AnnouncedNoise(multiplier=5.0))
     _, text = run(capsys, "client", "privacy", "--dir", str(tmp_path), "--format", "json")
     found = json.loads(text)
     assert found["epsilon"] == pytest.approx(epsilon_of_cost(3 / 25, 1e-5))
@@ -101,3 +102,14 @@ def test_an_owner_sees_what_was_spent(capsys: pytest.CaptureFixture[str], tmp_pa
     database.close()
     _, text = run(capsys, "client", "privacy", "--dir", str(tmp_path))
     assert "unbounded of 3, at delta = 1e-05" in text
+
+
+def test_noise_that_clients_add_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """Within secure sums hardly more than the server's, on every client's own change far more."""
+    options = ["--rounds", "20", "--epsilon", "2", "--sampling", "fixed", "--format", "json"]
+    planned = {}
+    for noise in ("server", "distributed", "local_gaussian"):
+        _, text = run(capsys, *PLAN, *options, "--noise", noise)
+        planned[noise] = json.loads(text)["noise_stddev"]
+    assert planned["server"] < planned["distributed"] < 1.12 * planned["server"]
+    assert planned["local_gaussian"] == pytest.approx(500**0.5 * planned["server"])
