@@ -94,8 +94,15 @@ def test_an_owner_sees_what_was_spent(capsys: pytest.CaptureFixture[str], tmp_pa
     _, text = run(capsys, "client", "privacy", "--dir", str(tmp_path), "--format", "json")
     found = json.loads(text)
     assert found["epsilon"] == pytest.approx(epsilon_of_cost(3 / 25, 1e-5))
+    assert found["epsilon"] < found["record_epsilon"] < 1.2 * found["epsilon"]
     assert found["runs"] == [
-        {"app": "digits", "run_id": "7", "rounds": 3, "epsilon": found["epsilon"]}
+        {
+            "app": "digits",
+            "run_id": "7",
+            "rounds": 3,
+            "epsilon": found["epsilon"],
+            "record_epsilon": found["record_epsilon"],
+        }
     ]
     bare = pb.Instruction(id="bare", run_id=8, app=pb.App(name="digits"))
     Ledger(database).participate(bare, now_s=0.0)

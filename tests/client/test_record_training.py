@@ -96,11 +96,13 @@ def test_the_noise_of_a_step_is_gaussian_of_the_planned_scale() -> None:
     """A twentieth more or less is rejected."""
     from scipy import stats
 
+    def fits(values: np.ndarray[Any, Any]) -> bool:
+        alike = stats.kstest(values, stats.norm(scale=1.5).cdf).pvalue > 1e-6
+        return bool(alike and abs(values.std() / 1.5 - 1) < 0.02)  # six standard errors
+
     terms = RecordTerms(clip=0.5, noise_multiplier=3.0, rate=0.1)
-    noise = step_noise(torch.zeros(200, 200), terms, generator_of(system_entropy)).flatten()
-    assert stats.kstest(noise.numpy(), stats.norm(scale=1.5).cdf).pvalue > 1e-4
-    for wrong in (1.05, 0.95):
-        assert stats.kstest(noise.numpy() * wrong, stats.norm(scale=1.5).cdf).pvalue < 1e-4
+    noise = step_noise(torch.zeros(200, 200), terms, generator_of(system_entropy)).flatten().numpy()
+    assert fits(noise) and not fits(noise * 1.05) and not fits(noise * 0.95)
 
 
 def test_the_divisor_is_the_mean_number_of_drawn_records() -> None:
@@ -118,7 +120,7 @@ def test_coins_are_independent_and_of_the_planned_rate() -> None:
     drawn = [draw_records(400, 0.1, coins) for _ in range(500)]
     sizes = np.array([len(each) for each in drawn])
     assert abs(sizes.mean() - 40) < 5 * 6 / math.sqrt(500)
-    assert 0.75 < sizes.var() / 36 < 1.3
+    assert 0.7 < sizes.var() / 36 < 1.4
     often = np.bincount(np.concatenate(drawn), minlength=400)
     assert abs(often / 500 - 0.1).max() < 6 * 0.3 / math.sqrt(500)
 
