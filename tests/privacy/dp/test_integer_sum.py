@@ -12,6 +12,7 @@ from scipy import stats
 from meadow.errors import ConfigError, UpdateError
 from meadow.privacy.dp.calibration import calibrate_noise
 from meadow.privacy.dp.concentrated import epsilon_of_line
+from meadow.privacy.dp.hadamard import rotate_back
 from meadow.privacy.dp.integer_sum import integer_sum
 from meadow.privacy.dp.skellam import skellam_renyi
 from meadow.privacy.entropy import system_entropy
@@ -111,11 +112,19 @@ def test_no_sum_wraps_with_the_fewest_bits(noise: float) -> None:
     made = encoding(bits=bits, **parts)
     with pytest.raises(ConfigError, match=f"raise privacy.secure_aggregation.bits to {bits}"):
         encoding(bits=bits - 1, **parts)
+    largest = 0.0
     for vector in (np.eye(500)[3], np.full(500, 1 / math.sqrt(500))):
-        found, _ = summed(made, [vector.astype(np.float32)] * 40)
-        wrapped = 2.0 ** (bits - 1) / made.scale / math.sqrt(512)
-        assert np.abs(found - 40 * vector).max() < 8 * noise * math.sqrt(40 / 25) * 1.3 + 0.5
-        assert wrapped > 0
+        numbers = [
+            made.encode(vector.astype(np.float32), 1, entropy=system_entropy) for _ in range(40)
+        ]
+        exact = sum(each[:-1].view(np.int32).astype(np.int64) for each in numbers)
+        largest = max(largest, float(np.abs(exact).max()))
+        found, count = made.decode(np.sum(numbers, axis=0, dtype=np.uint32))
+        assert count == 40
+        whole = rotate_back(np.asarray(exact, np.float64), 500, made.seed) / made.scale
+        np.testing.assert_allclose(found, whole, atol=1e-9)  # nothing was lost
+        assert np.linalg.norm(found - 40 * vector) < 1.2 * noise * math.sqrt(500 * 40 / 25) + 3
+    assert 2 ** (bits - 1) / 8 < largest < 2 ** (bits - 1)  # the bound is not an idle one
 
 
 def _is_possible(**parts: Any) -> bool:
