@@ -12,6 +12,7 @@ from ..compression.grid import CompressionGrid
 from ..config import (
     Config,
     build_algorithm,
+    build_asynchrony,
     build_compression_terms,
     build_secure_terms,
     evaluation_record,
@@ -132,4 +133,5 @@ def _plan(config: Config) -> RoundPlan:
         selection=Selection(
             kind=chosen.kind, candidates=chosen.candidates, exploration=chosen.exploration
         ),
+        asynchronous=build_asynchrony(config),
     )

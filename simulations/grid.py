@@ -92,6 +92,10 @@ class SimulationGrid(RunGrid):
         """Whether the run is to end."""
         return self._stopping
 
+    def forget(self, group_id: str) -> None:
+        """Nobody asks for replies to a group's messages any more: they are not executed."""
+        self._drop([id_ for id_, m in self._waiting.items() if m.metadata.group_id == group_id])
+
     @property
     def bytes_sent(self) -> int:
         """Bytes of tensors that clients were given so far."""
@@ -103,6 +107,10 @@ class SimulationGrid(RunGrid):
         return self._traffic.received
 
     # ------------------------------------------------------------------ parts of it
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        for id_ in ids:
+            del self._waiting[id_]
 
     def _number(self, message: Message) -> None:
         self._messages += 1

@@ -131,6 +131,10 @@ class VirtualGrid(SimulationGrid):
 
     # ------------------------------------------------------------------ parts of it
 
+    def _drop(self, ids: Sequence[str]) -> None:
+        super()._drop(ids)
+        self._clock.forget(ids)
+
     def _answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         self._late = []
         if not len(messages):

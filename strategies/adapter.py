@@ -15,8 +15,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from ..errors import QuorumError
+from ..errors import ConfigError, QuorumError
 from .algorithm import Algorithm
+from .asynchronous_rounds import AsynchronousRounds
 from .broadcast import Broadcast
 from .course import Course
 from .grids import is_stopping
@@ -51,6 +52,13 @@ class FederatedStrategy(Strategy):
         self._course = Course(algorithm, plan, recorder)
         self._steps = SynchronousRounds(self._course, self, privacy=privacy, clock=clock)
         self._rounds: Rounds = self._steps
+        if plan.asynchronous is not None:
+            if privacy is not None:
+                raise ConfigError(
+                    "differential privacy accounts for cohorts that are drawn, and asynchronous "
+                    "rounds take whoever is fast: remove one of the two"
+                )
+            self._rounds = AsynchronousRounds(self._course, plan.asynchronous, clock=clock)
 
     def summary(self) -> None:
         """Say nothing: whoever starts a run shows its configuration."""

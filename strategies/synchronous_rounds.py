@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from ..errors import ConfigError, QuorumError, RunError
 from ..flower import params_to_arrays
 from .algorithm import State
-from .broadcast import Broadcast
+from .broadcast import Broadcast, instruction_for_all
 from .client_memory import ClientMemory, with_memory, without_memory
 from .cohort import wait_for_clients
 from .course import Course, Meter
-from .grids import combines_in_groups, combines_updates, forget_round, recall_cohort
+from .grids import combines_in_groups, combines_updates, forget_group, recall_group
 from .metrics import Metrics, scalars_of
 from .private_rounds import PrivateRounds
 from .recorder import RoundTable
@@ -82,7 +82,7 @@ class SynchronousRounds:
         )
         course.tell("round_started", {"round": server_round, "clients": len(cohort)})
         content, extra = course.record_of(sent), algorithm.client_config
-        return broadcast(MessageType.TRAIN, server_round, cohort, content, config, extra)
+        return instruction_for_all(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -113,7 +113,9 @@ class SynchronousRounds:
         if evaluated is not course.state.params:
             arrays = params_to_arrays(evaluated)
         extra, clients = algorithm.evaluate_config, self._contributors
-        return broadcast(MessageType.EVALUATE, server_round, clients, arrays, config, extra)
+        return instruction_for_all(
+            MessageType.EVALUATE, server_round, clients, arrays, config, extra
+        )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -174,10 +176,10 @@ class SynchronousRounds:
             **meter.read(grid),
         }
         course.commit(row, self._table, with_memory(course.state, self._memory))
-        forget_round(grid, number)
+        forget_group(grid, str(number))
 
     def _cohort_of(self, number: int, grid: Grid) -> list[int]:
-        if known := recall_cohort(grid, number):
+        if known := recall_group(grid, str(number)):
             return known
         needed, tell = self._plan.min_clients, self._course.tell
         present = wait_for_clients(
@@ -196,17 +198,3 @@ class SynchronousRounds:
 def list_of(messages: Iterable[Message]) -> Sequence[Message]:
     """Return messages as something that knows how many they are: a Broadcast stays one."""
     return messages if isinstance(messages, Broadcast) else list(messages)
-
-
-def broadcast(
-    kind: str,
-    number: int,
-    clients: Sequence[int],
-    arrays: ArrayRecord,
-    config: ConfigRecord,
-    extra: Mapping[str, float | int | str | bool],
-) -> Broadcast:
-    """Return a round's instruction of one kind."""
-    settings = ConfigRecord({**config, **extra, "server-round": number})
-    content = RecordDict({"arrays": arrays, "config": settings})
-    return Broadcast(content, kind, clients, group_id=str(number))
