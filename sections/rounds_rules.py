@@ -46,18 +46,18 @@ def asynchrony_of(chosen: RoundsConfig) -> Asynchrony | None:
 
 def rounds_rules(config: Config, algorithm: Algorithm) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong beside asynchronous rounds: whether, which keys, and why."""
-    from ..strategies.asynchrony import needs_cohorts
+    from ..strategies.asynchrony import needs_more_than_params
 
     if config.rounds.kind == "synchronous":
         return []
     return [
         (
-            config.robust is None and needs_cohorts(algorithm),
+            config.robust is None and needs_more_than_params(algorithm),
             (KEY, "strategy.name"),
             (
-                f'= "{config.rounds.kind}" has no cohorts, and strategy.name = '
-                f'"{config.strategy.name}" is about what a whole one did with the same params; set '
-                'name to "fedavg" or "fedprox", or kind to "synchronous"'
+                f'= "{config.rounds.kind}" carries over params alone, and strategy.name = '
+                f'"{config.strategy.name}" sends or keeps more; set name to "fedavg" or "fedprox", '
+                'or kind to "synchronous"'
             ),
         ),
         *_number_rules(config),

@@ -1,7 +1,7 @@
 """Asynchronous rounds: clients train all the time, and a round is the next few updates.
 
-An answer makes room for another instruction at once, with the params that are the newest then. So
-a slow client holds nobody up; what it answers counts for what it is worth by then (`staleness.py`).
+An answer makes room for another instruction, with the params that are the newest when all answers
+that have come are used. So a slow client holds nobody up; what it answers counts for what it is worth by then (`staleness.py`).
 
 Clients evaluate after the last round only: nobody is asked to wait for that before.
 """
@@ -17,13 +17,13 @@ from flwr.serverapp import Grid
 from ..errors import ConfigError, QuorumError
 from ..flower import params_to_arrays
 from .algorithm import State
-from .asynchrony import Asynchrony, needs_cohorts
+from .asynchrony import Asynchrony, needs_more_than_params
 from .broadcast import instruction_for_all
 from .cohort import draw_idle, size_of_cohort, wait_for_clients, wait_for_replies
 from .course import Course, Meter
 from .grids import combines_updates, forget_group, recall_group
 from .metrics import Metrics
-from .outstanding import OpenInstruction, Outstanding, group_of
+from .outstanding import Again, OpenInstruction, Outstanding, group_of
 from .recorder import RoundTable
 from .replies import collect_evaluation, named
 from .rounds import RoundTerms
@@ -44,7 +44,7 @@ class AsynchronousRounds:
         self._plan = course.plan
         self._clock = clock
         self._outstanding = Outstanding()
-        self._again: list[OpenInstruction] | None = []
+        self._again: Again | None = ()
         """What is to be given again after a restart; None once it was."""
         self._arrived: deque[Message] = deque()
         self._contents: dict[tuple[int, int], RecordDict] = {}
@@ -52,10 +52,11 @@ class AsynchronousRounds:
     def refuse_misfit(self, grid: Grid) -> None:
         """Refuse a grid that adds updates up, and algorithms that are about whole cohorts."""
         algorithm = self._course.algorithm
-        if needs_cohorts(algorithm):
+        if needs_more_than_params(algorithm):
             raise ConfigError(
-                f"{algorithm.name} is about what a whole cohort did with the same params, and "
-                "asynchronous rounds have none: use fedavg or fedprox, or synchronous rounds"
+                f"{algorithm.name} sends or keeps more than params, or sees who is in a round, and "
+                "asynchronous rounds carry over params alone: use fedavg or fedprox, or "
+                "synchronous rounds"
             )
         if combines_updates(grid):
             raise ConfigError(
@@ -82,13 +83,14 @@ class AsynchronousRounds:
             plan=self._plan,
             tell=course.tell,
         )
-        self._fill(grid, terms, buffer)
+        if not self._arrived:
+            self._fill(grid, terms, buffer)
         number = course.state.round + 1
         course.tell("round_started", {"round": number, "clients": len(self._outstanding)})
         while not buffer.is_full:
             if (reply := self._next_reply(grid)) is not None:
                 self._take(reply, buffer)
-            if not buffer.is_full:
+            if not buffer.is_full and not self._arrived:
                 self._fill(grid, terms, buffer)
         before = course.state
         course.apply(buffer.finish())
@@ -137,7 +139,7 @@ class AsynchronousRounds:
         version, now_s = self._course.state.round, now_s_of(grid)
         return self._outstanding.new(client, version=version, now_s=now_s)
 
-    def _give(self, grid: Grid, terms: RoundTerms, instruction: OpenInstruction) -> None:
+    def _give(self, grid: Grid, terms: RoundTerms, instruction: OpenInstruction) -> str:
         message = Message(
             self._content_of(instruction, terms),
             instruction.client,
@@ -147,6 +149,7 @@ class AsynchronousRounds:
         )
         (id_,) = grid.push_messages([message])
         self._outstanding.add(id_, instruction)
+        return id_
 
     def _content_of(self, instruction: OpenInstruction, terms: RoundTerms) -> RecordDict:
         """Return what a client is told; those of one version share it."""
@@ -163,21 +166,24 @@ class AsynchronousRounds:
             self._contents[key] = RecordDict({"arrays": arrays, "config": config})
         return self._contents[key]
 
-    def _give_again(self, grid: Grid, terms: RoundTerms, again: list[OpenInstruction]) -> None:
+    def _give_again(self, grid: Grid, terms: RoundTerms, again: Again) -> None:
         """After a restart: what was under way still is, on grids that know and on those that do not.
 
         A grid with a journal has the answers, and those instructions too that were given since the
         checkpoint.
         """
         now_s = now_s_of(grid)
-        for number in self._outstanding.settled:
-            forget_group(grid, group_of(number))
-        for instruction in again:
+        self._forget(grid)
+        arrived = []
+        for instruction, had_arrived in again:
             begin_at(grid, instruction.sent_at_s)
-            self._give(grid, terms, instruction)
+            id_ = self._give(grid, terms, instruction)
+            arrived += [id_] if had_arrived else []
         begin_at(grid, now_s)
         while known := recall_group(grid, group_of(self._outstanding.next_number)):
             self._give(grid, terms, self._new(grid, known[0]))
+        if arrived:
+            self._arrived.extend(grid.pull_messages(arrived))
         self._again = None
         self._contents.clear()
 
@@ -206,7 +212,9 @@ class AsynchronousRounds:
     ) -> None:
         """Evaluate, commit, and drop what nobody asks for any more."""
         course, number = self._course, buffer.number
-        stopped = self._stop_stale(buffer, last=number == terms.last)
+        stopped = self._stop_stale(buffer)
+        if number == terms.last:
+            self._stop_all(grid)
         self._outstanding.end_round(before)
         self._contents.clear()
         table = RoundTable(
@@ -216,7 +224,6 @@ class AsynchronousRounds:
         central: Metrics = {}
         if self._plan.evaluates(number, last=terms.last):
             if number == terms.last:
-                self._forget(grid)
                 evaluated = self._evaluate(grid, terms, buffer, table)
             central = course.measure(number, terms.evaluate)
         staleness = buffer.staleness
@@ -231,12 +238,12 @@ class AsynchronousRounds:
             "staleness": {"mean": sum(staleness) / len(staleness), "max": max(staleness)},
             **meter.read(grid),
         }
-        course.commit(row, table, self._outstanding.kept(course.state))
+        arrived = {reply.metadata.reply_to_message_id for reply in self._arrived}
+        course.commit(row, table, self._outstanding.kept(course.state, arrived))
         self._forget(grid)
-        self._outstanding.committed()
 
-    def _stop_stale(self, buffer: UpdateBuffer, *, last: bool) -> list[int]:
-        """Stop whoever works on too old params, or on anything after the last round."""
+    def _stop_stale(self, buffer: UpdateBuffer) -> list[int]:
+        """Stop whoever works on too old params."""
         oldest = self._asynchrony.max_staleness
         number, reason = buffer.number, f"is on params of more than {oldest} rounds before"
         stale = self._outstanding.settle_where(
@@ -244,13 +251,18 @@ class AsynchronousRounds:
         )
         for instruction in stale:
             buffer.fail(instruction.client, reason)
-        if last:
-            self._outstanding.settle_where(lambda given: True)
         return [instruction.client for instruction in stale]
 
+    def _stop_all(self, grid: Grid) -> None:
+        """Stop everybody: the last params are made."""
+        for instruction in self._outstanding.settle_where(lambda given: True):
+            forget_group(grid, group_of(instruction.number))
+
     def _forget(self, grid: Grid) -> None:
+        """What was settled before the last commit is not asked about again."""
         for number in self._outstanding.settled:
             forget_group(grid, group_of(number))
+        self._outstanding.settled = []
 
     def _evaluate(
         self, grid: Grid, terms: RoundTerms, buffer: UpdateBuffer, table: RoundTable

@@ -10,7 +10,7 @@ from .algorithm import Algorithm, Params, params_of
 from .bounds import require_number, require_whole
 from .staleness import Weighting, polynomial
 
-__all__ = ["Asynchrony", "Carry", "needs_cohorts"]
+__all__ = ["Asynchrony", "Carry", "needs_more_than_params"]
 
 Tensors = Mapping[str, FlatTensor]
 Carry = Callable[[Params, Params, Tensors, float], Tensors]
@@ -51,10 +51,10 @@ class Asynchrony:
             require_whole("max_staleness", self.max_staleness, at_least=0)
 
 
-def needs_cohorts(algorithm: Algorithm) -> bool:
-    """Return whether an algorithm is about a whole cohort that trained the same params.
+def needs_more_than_params(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm sends or keeps more than params, or sees who is in a round.
 
-    It is, if it sends more than the params, or needs to see who did what in a round.
+    Nothing of that can be carried over from the params that a client began with to the newest.
     """
     plain = algorithm.sent is params_of and not algorithm.companions and algorithm.linear
-    return not plain or algorithm.of_round is not None
+    return not plain or bool(algorithm.evaluate_config) or algorithm.of_round is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .algorithm import Params, State
 
-__all__ = ["OpenInstruction", "Outstanding", "group_of"]
+__all__ = ["Again", "OpenInstruction", "Outstanding", "group_of"]
 
 SLOT, BASE = "open", "base-"
 """The slots of a checkpoint: the open instructions, and the params of a round that they are of."""
@@ -40,6 +40,10 @@ class OpenInstruction:
     version: int
     repeat: int
     sent_at_s: float
+
+
+Again = Sequence[tuple[OpenInstruction, bool]]
+"""What is to be given again after a restart, and whether its answer had arrived."""
 
 
 class Outstanding:
@@ -123,41 +127,39 @@ class Outstanding:
         self._bases = {round_: self._bases[round_] for round_ in self._bases if round_ in wanted}
         self._repeats.clear()
 
-    def committed(self) -> None:
-        """The round is durable: what was settled will not be asked about again."""
-        self.settled = []
+    def kept(self, state: State, arrived: Collection[str]) -> State:
+        """Return a state for a checkpoint that holds all of this too.
 
-    def kept(self, state: State) -> State:
-        """Return a state for a checkpoint that holds all of this too."""
+        `arrived` are the messages whose answers are there and not used yet.
+        """
         given = self.instructions
         columns: dict[str, NDArray[Any]] = {
             name: np.array([getattr(each, name) for each in given], np.int64) for name in COLUMNS
         }
         columns["sent_at_s"] = np.array([each.sent_at_s for each in given], np.float64)
+        columns["arrived"] = np.array([id_ in arrived for id_ in self._open], bool)
         columns["settled"] = np.array(self.settled, np.int64)
         columns["next_number"] = np.array([self.next_number], np.int64)
         bases = {f"{BASE}{version}": params for version, params in self._bases.items()}
         return replace(state, slots={**state.slots, SLOT: columns, **bases})
 
     @classmethod
-    def recall(cls, state: State) -> tuple[Outstanding, State, list[OpenInstruction]]:
-        """Take out of a checkpoint's state what `kept` put there.
-
-        Returns also the algorithm's part, and the instructions that are to be given again.
-        """
+    def recall(cls, state: State) -> tuple[Outstanding, State, Again]:
+        """Take out of a checkpoint's state what `kept` put there; return the algorithm's part too."""
         made, slots = cls(), dict(state.slots)
         columns = slots.pop(SLOT, None)
         for name in [name for name in slots if name.startswith(BASE)]:
             made._bases[int(name.removeprefix(BASE))] = slots.pop(name)
         if columns is None:
-            return made, replace(state, slots=slots), []
+            return made, replace(state, slots=slots), ()
         made.next_number = int(columns["next_number"][0])
         made.settled = columns["settled"].tolist()
         rows = zip(*(columns[name].tolist() for name in (*COLUMNS, "sent_at_s")), strict=True)
         given = [
             OpenInstruction(
-                number=number, client=client, version=version, repeat=repeat, sent_at_s=s
+                number=number, client=client, version=version, repeat=repeat, sent_at_s=at
             )
-            for number, client, version, repeat, s in rows
+            for number, client, version, repeat, at in rows
         ]
-        return made, replace(state, slots=slots), given
+        again = tuple(zip(given, columns["arrived"].tolist(), strict=True))
+        return made, replace(state, slots=slots), again
