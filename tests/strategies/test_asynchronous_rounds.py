@@ -113,6 +113,8 @@ def test_as_many_as_the_buffer_takes_are_a_synchronous_cohort(kit):
 
 
 PACE = {1: 1.0, 2: 1.3, 3: 2.1, 4: 2.9, 5: 11.0}
+EVEN = {1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0, 5: 3.0}
+"""Here answers come together: of some, a part makes a round and the rest the next one."""
 KINDS = {
     "fedbuff": lambda: fedbuff(buffer_size=3, concurrency=4),
     "fedbuff, hinge, capped": lambda: fedbuff(buffer_size=2, weighting=hinge(), max_staleness=2),
@@ -147,9 +149,10 @@ class KilledError(Exception):
     """The process is gone."""
 
 
+@pytest.mark.parametrize("pace", [PACE, EVEN], ids=["uneven", "even"])
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_interrupted_after_any_round_is_uninterrupted(kit, kind, server):
+def test_interrupted_after_any_round_is_uninterrupted(kit, kind, server, pace):
     """A run that dies after each commit ends with the same bytes, rows, slots and times."""
 
     class Dying(kit.Recorder):
@@ -158,7 +161,7 @@ def test_interrupted_after_any_round_is_uninterrupted(kit, kind, server):
                 raise KilledError
 
     def attempt(recorder):
-        grid = PushGrid(drifts(kit), PACE)
+        grid = PushGrid(drifts(kit), pace)
         algorithm, how = SERVERS[server](), KINDS[kind]()
         return run(
             grid, how, algorithm=algorithm, recorder=recorder, rounds=ROUNDS, model=kit.model()
