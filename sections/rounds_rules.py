@@ -120,6 +120,16 @@ def _neighbour_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             f'= "{config.selection.kind}" is about cohorts, and {kind} has none; {synchronous}',
         ),
         (
+            config.selection.min_separation > 1,
+            ("selection.min_separation", KEY),
+            f"is about cohorts, and {kind} has none; {synchronous}",
+        ),
+        (
+            config.selection.participations_max is not None,
+            ("selection.participations_max", KEY),
+            f"is about cohorts, and {kind} has none; {synchronous}",
+        ),
+        (
             config.compression is not None,
             ("compression", KEY),
             f"is for messages of cohorts, and {kind} has none; {synchronous}",

@@ -32,3 +32,12 @@ class SelectionConfig:
         at_most=1,
         only={"kind": ("utility",)},
     )
+    min_separation: int = setting(
+        1,
+        "a client that was drawn may be drawn again so many rounds later, not before",
+        at_least=1,
+        at_most=10**6,
+    )
+    participations_max: int | None = setting(
+        None, "so often a client is drawn in the run at most", at_least=1, at_most=10**6
+    )

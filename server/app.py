@@ -131,7 +131,11 @@ def _plan(config: Config) -> RoundPlan:
         update_norm_max=run.update_norm_max,
         update_norm_policy=run.update_norm_policy,
         selection=Selection(
-            kind=chosen.kind, candidates=chosen.candidates, exploration=chosen.exploration
+            kind=chosen.kind,
+            candidates=chosen.candidates,
+            exploration=chosen.exploration,
+            separation=chosen.min_separation,
+            participations_max=chosen.participations_max,
         ),
         asynchronous=build_asynchrony(config),
     )

@@ -18,6 +18,7 @@ __all__ = [
     "size_of_cohort",
     "wait_for_clients",
     "wait_for_replies",
+    "wait_for_rested",
 ]
 
 POLL_S = 0.2
@@ -157,6 +158,26 @@ def wait_for_replies(
     """
     if not waits_for_replies(grid, message_ids):
         sleep(POLL_S)
+
+
+def wait_for_rested(
+    grid: Grid,
+    count: int,
+    rested: Callable[[Sequence[int]], Sequence[int]],
+    *,
+    tell: Callable[[int], None],
+) -> Sequence[int]:
+    """Wait until `count` of the connected clients may be drawn, and return those.
+
+    Edge cases: as `wait_for_clients`.
+    """
+    resting = 0
+    while True:
+        present = wait_for_clients(grid, count + resting, tell=tell)
+        found = rested(present)
+        if len(found) >= count or len(present) < count + resting:
+            return found
+        resting = len(present) - len(found)
 
 
 def _present(grid: Grid) -> Sequence[int]:

@@ -18,7 +18,7 @@ from ..flower import params_to_arrays
 from .algorithm import State
 from .broadcast import Broadcast, instruction_for_all
 from .client_memory import ClientMemory, with_memory, without_memory
-from .cohort import wait_for_clients
+from .cohort import wait_for_rested
 from .course import Course, Meter
 from .grids import combines_in_groups, combines_updates, forget_group, recall_group
 from .metrics import Metrics, scalars_of
@@ -100,8 +100,8 @@ class SynchronousRounds:
         self._table = RoundTable(
             round=server_round, train=collected.table, failed=sorted(collected.failures)
         )
-        if self._plan.selection.kind != "uniform":
-            self._memory = self._memory.after(collected.table, server_round)
+        if self._plan.selection.remembers:
+            self._memory = self._memory.after(collected.table, server_round, collected.cohort)
         return self._course.arrays, metric_record(collected.metrics())
 
     def configure_evaluate(
@@ -182,13 +182,17 @@ class SynchronousRounds:
         if known := recall_group(grid, str(number)):
             return known
         needed, tell = self._plan.min_clients, self._course.tell
-        present = wait_for_clients(
+        present = wait_for_rested(
             grid,
             needed,
+            lambda ids: self._plan.selection.rested(ids, self._memory, number),
             tell=lambda count: tell("waiting", {"connected": count, "needed": needed}),
         )
         if len(present) < needed:
-            raise QuorumError(f"round {number}: {len(present)} of {needed} clients are connected")
+            resting = " and rested" if self._plan.selection.limits else ""
+            raise QuorumError(
+                f"round {number}: {len(present)} of {needed} clients are connected{resting}"
+            )
         drawn = self._privacy.draw(present) if self._privacy is not None else None
         if drawn is not None:
             return drawn

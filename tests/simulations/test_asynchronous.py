@@ -179,6 +179,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "personal": ({"strategy": {"name": "ditto"}}, "carries over params alone"),
     "robust": ({"robust": {"byzantine": 0}}, "a fast one may be in a round more than once"),
     "selection": ({"selection": {"kind": "examples"}}, "is about cohorts"),
+    "rest": ({"selection": {"min_separation": 2}}, "is about cohorts"),
+    "limit": ({"selection": {"participations_max": 2}}, "is about cohorts"),
     "compression": ({"compression": {"upload": "int8"}}, "is for messages of cohorts"),
     "adversaries": (
         {"simulation": {"adversaries": {"count": 1}, "clients": 9}},
