@@ -115,6 +115,11 @@ class VirtualClock:
             busy[client] = at_s
         self._busy_until_s = busy
 
+    def answers(self, message_id: str) -> bool:
+        """Whether an answer to a message is under way."""
+        arrival = self._expected.get(message_id)
+        return arrival is not None and arrival.fate is Fate.ANSWERED
+
     def forget(self, ids: Iterable[str]) -> None:
         """Nobody waits for these messages any more: their clients stop working on them."""
         stopped = {arrival.client for id_ in ids if (arrival := self._expected.pop(id_, None))}
