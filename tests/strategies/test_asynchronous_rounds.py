@@ -205,6 +205,7 @@ def test_the_order_of_arrival_changes_no_bit(kit):
         OpenInstruction(number=n, client=c, version=v, repeat=r, sent_at_s=0.0)
         for n, (c, v, r) in enumerate([(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 0, 0), (3, 1, 0)])
     ]
+    before = [kit.bytes_of(params) for params in (model, bases[1])]
     seen = set()
     for order in itertools.permutations(range(len(given))):
         buffer = UpdateBuffer(
@@ -224,6 +225,7 @@ def test_the_order_of_arrival_changes_no_bit(kit):
         assert buffer.is_full and buffer.contributors == [1, 2, 3]
         seen.add(str(kit.bytes_of(buffer.finish().mean)))
     assert len(seen) == 1
+    assert [kit.bytes_of(params) for params in (model, bases[1])] == before
 
 
 # ---------------------------------------------------------------- who is asked, and when
