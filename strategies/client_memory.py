@@ -69,9 +69,7 @@ class ClientMemory:
             times=np.where(met, self.known.times[places], 0),
         )
 
-    def after(
-        self, table: ClientTable, number: int, cohort: Sequence[int] = ()
-    ) -> ClientMemory:
+    def after(self, table: ClientTable, number: int, cohort: Sequence[int] = ()) -> ClientMemory:
         """Return the memory after a round for which these were drawn, and of whom some trained."""
         table = table.in_order()
         trained = np.array(table.clients, np.int64)

@@ -31,6 +31,7 @@ from .noisy_change import noisy_params, values_in
 
 __all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyAggregate(Aggregate):
     """A private aggregate, and the noisy share of clients whose change was within the clip.

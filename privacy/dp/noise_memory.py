@@ -68,7 +68,7 @@ class NoiseMemory:
                     self._add(fresh, step.beside, here, product)
                     released[here] = fresh
 
-        work_through(-(-self._size // PART), fill)
+        work_through(-(-self._size // PART), fill, values=self._size)
         rows = {**self._kept, number: value}
         self._kept = {each: rows[each] for each in step.kept}
         self._seeds = (*self._seeds, seed)

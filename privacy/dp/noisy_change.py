@@ -55,11 +55,13 @@ def noisy_params(
         for start in range(0, before.size, PART):
             here = slice(start, min(start + PART, before.size))
             noise = None if drawn is None else drawn[used + here.start : used + here.stop]
-            parts.append(
-                Part(before=before[here], after=after[here], out=out[here], drawn=noise)
-            )
+            parts.append(Part(before=before[here], after=after[here], out=out[here], drawn=noise))
         used += before.size
-    work_through(len(parts), lambda number: _fill(parts[number], number, share, stddev, seed))
+    work_through(
+        len(parts),
+        lambda number: _fill(parts[number], number, share, stddev, seed),
+        values=used,
+    )
     return made
 
 

@@ -19,9 +19,9 @@ THREADS_MAX = 16
 """The system spreads them over its cores; numpy lets go of the interpreter's lock."""
 
 
-def work_through(parts: int, work: Callable[[int], None]) -> None:
-    """Call `work` with the number of each part, side by side if there are several."""
-    if parts < 2:
+def work_through(parts: int, work: Callable[[int], None], *, values: int) -> None:
+    """Call `work` with the number of each part, side by side if they have many values together."""
+    if values < 2 * PART:
         for number in range(parts):
             work(number)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -15,9 +16,9 @@ from ...strategies.mean import MeanAggregator
 from ..entropy import Entropy, system_entropy
 from .accountant import epsilon_of, epsilon_of_many
 from .adaptive import AdaptiveClip
+from .claim import claim_of
 from .clipping import Clipping
 from .correlation import Correlation
-from .claim import claim_of
 from .events import Event, GaussianEvent, PoissonEvent, SeparatedEvent
 from .mechanism import NoisyAggregate, PrivateMean
 from .noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot
@@ -191,8 +192,9 @@ class PrivacyPlan:
     def noise_stddev_in_sum(self, rounds: int) -> float:
         """Return the noise's standard deviation on one param after so many rounds, added up."""
         unit = self.clipping.norm / self.cohort * self.mechanism(self.clipping).noise_multiplier
-        variances = None if self.correlation is None else self.correlation.sum_variances(rounds)
-        return unit * float(rounds if variances is None else variances[-1]) ** 0.5
+        if self.correlation is None:
+            return unit * math.sqrt(rounds)
+        return unit * math.sqrt(self.correlation.sum_variances(rounds)[-1])
 
     # ------------------------------------------------------------------ the algorithm
 
