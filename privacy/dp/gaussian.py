@@ -51,7 +51,9 @@ def epsilon_of_cost(cost: float, delta: float) -> float:
         return 0.0
     if not math.isfinite(cost) or delta_of_cost(cost, EPSILON_MAX) > delta:
         return math.inf
-    low, high = 0.0, EPSILON_MAX
+    low, high = 0.0, 1.0
+    while delta_of_cost(cost, high) > delta:
+        low, high = high, min(2 * high, EPSILON_MAX)
     for _ in range(STEPS):
         middle = (low + high) / 2
         if delta_of_cost(cost, middle) > delta:

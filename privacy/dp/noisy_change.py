@@ -19,7 +19,7 @@ Reals = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Piece:
     """Some of a tensor's values, and their noise if it is drawn already."""
 
     before: Reals
@@ -44,24 +44,18 @@ def noisy_params(
     Edge cases: tensors that are not floating-point stay what they were; a complex value has noise
         on both parts.
     """
-    made: dict[str, NDArray[Any]] = {}
-    parts: list[Part] = []
-    used = 0
-    for name, old in params.items():
-        made[name] = np.empty_like(old, order="C") if is_floating(old.dtype) else old
-        if made[name] is old:
-            continue
-        before, after, out = (_reals(values) for values in (old, exact[name], made[name]))
-        for start in range(0, before.size, PART):
-            here = slice(start, min(start + PART, before.size))
-            noise = None if drawn is None else drawn[used + here.start : used + here.stop]
-            parts.append(Part(before=before[here], after=after[here], out=out[here], drawn=noise))
-        used += before.size
-    work_through(
-        len(parts),
-        lambda number: _fill(parts[number], number, share, stddev, seed),
-        values=used,
-    )
+    made = {
+        name: np.empty_like(old, order="C") if is_floating(old.dtype) else old
+        for name, old in params.items()
+    }
+    parts = _cut(params, exact, made, drawn)
+
+    def work(number: int) -> None:
+        generator, scratch = generator_from(seed, number), np.empty((2, BLOCK))
+        for piece in parts[number]:
+            _fill(piece, share, stddev, generator, scratch)
+
+    work_through(len(parts), work, values=values_in(params))
     return made
 
 
@@ -70,23 +64,52 @@ def values_in(params: Params) -> int:
     return sum(_reals(old).size for old in params.values() if is_floating(old.dtype))
 
 
-def _fill(part: Part, number: int, share: float, stddev: float, seed: bytes) -> None:
-    generator = generator_from(seed, number)
-    changes, noises = np.empty(BLOCK), np.empty(BLOCK)
-    for start in range(0, part.before.size, BLOCK):
-        here = slice(start, min(start + BLOCK, part.before.size))
-        before = part.before[here]
-        change, noise = changes[: before.size], noises[: before.size]
-        np.subtract(part.after[here], before, out=change)
+def _cut(
+    params: Params, exact: Params, made: Params, drawn: NDArray[np.float32] | None
+) -> list[list[Piece]]:
+    """Return all tensors' values end to end, so many at a time."""
+    parts: list[list[Piece]] = []
+    used, room = 0, 0
+    for name, old in params.items():
+        if made[name] is old:
+            continue
+        before, after, out = (_reals(values) for values in (old, exact[name], made[name]))
+        start = 0
+        while start < before.size:
+            if room == 0:
+                parts.append([])
+                room = PART
+            here = slice(start, min(start + room, before.size))
+            taken = here.stop - start
+            noise = None if drawn is None else drawn[used : used + taken]
+            parts[-1].append(
+                Piece(before=before[here], after=after[here], out=out[here], drawn=noise)
+            )
+            start, used, room = here.stop, used + taken, room - taken
+    return parts
+
+
+def _fill(
+    piece: Piece,
+    share: float,
+    stddev: float,
+    generator: np.random.Generator,
+    scratch: NDArray[np.float64],
+) -> None:
+    for start in range(0, piece.before.size, BLOCK):
+        here = slice(start, min(start + BLOCK, piece.before.size))
+        before = piece.before[here]
+        change, noise = scratch[:, : before.size]
+        np.subtract(piece.after[here], before, out=change)
         change *= share
-        if part.drawn is None:
+        if piece.drawn is None:
             generator.standard_normal(out=noise)
         else:
-            noise[:] = part.drawn[here]
+            noise[:] = piece.drawn[here]
         noise *= stddev
         change += noise
         change += before
-        part.out[here] = change
+        piece.out[here] = change
 
 
 def _reals(values: NDArray[Any]) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 __all__ = ["BLOCK", "PART", "work_through"]
 
-PART = 1 << 20
+PART = 1 << 16
 """Values: a thread is worth waking for them."""
 BLOCK = 8_192
 """Values at once: what is made of them stays in the cache."""
