@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -99,6 +99,8 @@ class Task:
         metrics: name -> (outputs, targets) -> per-example values, shape (batch,).
         client_data: loads one site's data; called once per site and process.
         server_data: loads data for central evaluation, if the server has any.
+        stages: (module) -> the same module as a list of modules, each for what the one before
+            gives; for clients that cut it into a pipeline. An nn.Sequential needs none.
     """
 
     model: Callable[[], torch.nn.Module]
@@ -108,3 +110,4 @@ class Task:
         default_factory=dict
     )
     server_data: Callable[[], Data] | None = None
+    stages: Callable[[torch.nn.Module], Sequence[torch.nn.Module]] | None = None
