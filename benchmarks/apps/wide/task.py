@@ -1,11 +1,11 @@
-"""A network of 25 M float32 params, and twenty batches of noise at each client to train it on."""
+"""A network of 25 M float32 params, and 1,024 examples of noise at each client to train it on."""
 
 import torch
 from torch import nn
 
 import meadow
 
-EXAMPLES, FEATURES, WIDTH, CLASSES = 640, 512, 4096, 1500
+EXAMPLES, FEATURES, WIDTH, CLASSES = 1024, 512, 4096, 1500
 
 
 def build_model() -> nn.Module:
