@@ -102,4 +102,7 @@ class ScaledChange:
             return (self._onto[values].astype(wide) + self._factor * change).astype(self.dtype)
 
     def numpy(self) -> NDArray[Any]:
-        return self[:].reshape(self.shape)
+        made = np.empty(self._old.size, self.dtype)
+        for start in range(0, made.size, BLOCK):
+            made[start : start + BLOCK] = self[start : start + BLOCK]
+        return made.reshape(self.shape)
