@@ -224,8 +224,9 @@ class PrivacyPlan:
     def noise_stddev_in_sum(self, rounds: int) -> float:
         """Return the noise's standard deviation on one param after so many rounds, added up."""
         unit = self.noise_stddev
-        variances = None if self.correlation is None else self.correlation.sum_variances(rounds)
-        return unit * math.sqrt(rounds if variances is None else variances[-1])
+        if self.correlation is None:
+            return unit * math.sqrt(rounds)
+        return unit * math.sqrt(self.correlation.sum_variances(rounds)[-1])
 
     # ------------------------------------------------------------------ the algorithm
 
