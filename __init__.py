@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from .strategies.adapter import FederatedStrategy
     from .strategies.afl import afl
     from .strategies.ditto import ditto
+    from .strategies.fedasync import fedasync
     from .strategies.fedavg import fedavg
     from .strategies.fedbn import fedbn
+    from .strategies.fedbuff import fedbuff
     from .strategies.feddyn import feddyn
     from .strategies.fedlion import fedlion
     from .strategies.fednova import fednova
@@ -44,8 +46,10 @@ __all__ = [
     "client_app",
     "datasets",
     "ditto",
+    "fedasync",
     "fedavg",
     "fedbn",
+    "fedbuff",
     "feddyn",
     "fedlion",
     "fednova",
@@ -70,8 +74,10 @@ _HOMES = {
     "afl": ".strategies.afl",
     "client_app": ".client.app",
     "ditto": ".strategies.ditto",
+    "fedasync": ".strategies.fedasync",
     "fedavg": ".strategies.fedavg",
     "fedbn": ".strategies.fedbn",
+    "fedbuff": ".strategies.fedbuff",
     "feddyn": ".strategies.feddyn",
     "fedlion": ".strategies.fedlion",
     "fednova": ".strategies.fednova",

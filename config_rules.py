@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .config_builders import build_algorithm, build_rule
 from .errors import ConfigError
+from .sections.rounds_rules import rounds_rules
 from .sections.selection_rules import selection_rules
 from .sections.strategy_rules import strategy_rules
 from .settings import Settings, refuse
@@ -121,6 +122,8 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
                 refuse(_said(given, where, *keys), keys[0], what)
 
     refuse_broken([*rules, *strategy_rules(config.strategy, config.training, run)])
+    if config.rounds.kind != "synchronous":
+        refuse_broken(rounds_rules(config, build_algorithm(config)))
     refuse_broken(selection_rules(config.selection, run, config.simulation))
     if config.robust is not None:
         _check_robust_rule(config, given, where)

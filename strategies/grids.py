@@ -3,7 +3,10 @@
 wait_for_nodes(count)     waits until that many clients are connected, without polling
 is_stopping() -> bool     whether the run is to end
 cohort_of(group_id)       the clients that a round was begun with before a restart, if any
-forget(group_id)          hears that a round is durable: its messages are no longer needed
+forget(group_id)          hears that a group's messages are no longer needed: their round is durable,
+                          or who still works on one is to stop
+wait_for_replies(ids)     waits, without polling, until `pull_messages` has something for them, or
+                          clients have come or gone
 bytes_sent                all bytes so far, and
 bytes_received            likewise
 combines_updates: bool    whether a reply may stand for many clients
@@ -15,18 +18,19 @@ combines_in_groups: bool  whether such replies come one a group, with groups dra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from flwr.serverapp import Grid
 
 __all__ = [
     "combines_in_groups",
     "combines_updates",
-    "forget_round",
+    "forget_group",
     "is_stopping",
-    "recall_cohort",
+    "recall_group",
     "traffic_bytes",
     "wait_without_polling",
+    "waits_for_replies",
 ]
 
 
@@ -45,18 +49,27 @@ def is_stopping(grid: Grid) -> bool:
     return bool(asked()) if callable(asked) else False
 
 
-def recall_cohort(grid: Grid, round_number: int) -> list[int]:
-    """Return whom a round was begun with before a restart; empty if it has not begun."""
+def waits_for_replies(grid: Grid, message_ids: Sequence[str]) -> bool:
+    """Let the grid wait for one of these replies; return False if it cannot."""
+    wait = getattr(grid, "wait_for_replies", None)
+    if not callable(wait):
+        return False
+    wait(message_ids)
+    return True
+
+
+def recall_group(grid: Grid, group_id: str) -> list[int]:
+    """Return whom a group was sent to before a restart; empty if it was not."""
     recall = getattr(grid, "cohort_of", None)
-    known: Iterable[int] = recall(str(round_number)) if callable(recall) else ()
+    known: Iterable[int] = recall(group_id) if callable(recall) else ()
     return sorted(known or ())
 
 
-def forget_round(grid: Grid, round_number: int) -> None:
-    """Tell the grid that a round is durable."""
+def forget_group(grid: Grid, group_id: str) -> None:
+    """Tell the grid that a group of messages is over and done with."""
     forget = getattr(grid, "forget", None)
     if callable(forget):
-        forget(str(round_number))
+        forget(group_id)
 
 
 def traffic_bytes(grid: Grid) -> tuple[int, int]:
