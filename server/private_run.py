@@ -25,8 +25,8 @@ class PrivateRun:
         Raises:
             ConfigError: the ledger has releases of another mechanism.
         """
-        self.plan, self._ledger = plan, ledger
-        ledger.require(plan.event)
+        self.plan, self._ledger, self._event = plan, ledger, plan.event
+        ledger.require(self._event)
 
     def draw(self, present: Sequence[int]) -> list[int] | None:
         """Return a round's cohort by secret coins, None if the plan does not ask for it."""
@@ -56,7 +56,7 @@ class PrivateRun:
                     f"{epsilon:.4g}, the budget is {plan.epsilon_max:g} at delta = "
                     f"{plan.delta:g}: rounds that were repeated after an interruption count twice"
                 )
-        self._ledger.write(round_number, plan.event)
+        self._ledger.write(round_number, self._event)
         return {
             "epsilon": plan.epsilon_by_then(count, repeats),
             "delta": plan.delta,
