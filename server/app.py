@@ -130,6 +130,9 @@ def _plan(config: Config) -> RoundPlan:
         update_norm_max=run.update_norm_max,
         update_norm_policy=run.update_norm_policy,
         selection=Selection(
-            kind=chosen.kind, candidates=chosen.candidates, exploration=chosen.exploration
+            kind=chosen.kind,
+            tags=chosen.tags,
+            candidates=chosen.candidates,
+            exploration=chosen.exploration,
         ),
     )

@@ -40,6 +40,7 @@ class FleetGrid(RunGrid):
         spool: Path,
         quorum: int,
         cohorts: Mapping[str, Sequence[int]],
+        tags: Sequence[str] = (),
     ) -> None:
         self._channel = channel
         super().__init__(run_id)
@@ -48,6 +49,8 @@ class FleetGrid(RunGrid):
         self._blobs: deque[tuple[str, set[str]]] = deque([("", set())])
         self._quorum = quorum
         self._cohorts = cohorts
+        self.tags = tuple(tags)
+        """Whom the daemon tells of: clients that have all of them."""
         self._pushes: Counter[tuple[str, str]] = Counter()
         self._pulled: dict[str, str] = {}
         self._arrived: dict[str, Message] = {}

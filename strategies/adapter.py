@@ -31,6 +31,7 @@ from .grids import (
     forget_round,
     is_stopping,
     recall_cohort,
+    tags_of,
     traffic_bytes,
 )
 from .metrics import Metrics, scalars_of
@@ -321,6 +322,13 @@ class FederatedStrategy(Strategy):
         return self._arrays if sent is self._state.params else params_to_arrays(sent)
 
     def _refuse_misfit(self, grid: Grid) -> None:
+        asked, met = self._plan.selection.tags, tags_of(grid)
+        if set(asked) != set(met):
+            raise ConfigError(
+                f"selection.tags asks for {', '.join(asked) or 'no tag'}, and {type(grid).__name__} "
+                f"has clients with {', '.join(met) or 'any tags'}; remove selection.tags, or use "
+                "Meadow's server or simulation"
+            )
         alone = combines_updates(grid) and not combines_in_groups(grid)
         if alone and not self._algorithm.linear:
             raise ConfigError(

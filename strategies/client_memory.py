@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,13 @@ class Known:
         examples: NaN where it is not known.
         loss: the mean loss of the last training, NaN where it is not known.
         round: of the last training, 0 where there was none.
+        times: how many rounds a client has trained in.
     """
 
     examples: NDArray[np.float64]
     loss: NDArray[np.float64]
     round: NDArray[np.int64]
+    times: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class ClientMemory:
             examples=np.where(met, self.known.examples[places], np.nan),
             loss=np.where(met, self.known.loss[places], np.nan),
             round=np.where(met, self.known.round[places], 0),
+            times=np.where(met, self.known.times[places], 0),
         )
 
     def after(self, table: ClientTable, number: int) -> ClientMemory:
@@ -72,6 +75,7 @@ class ClientMemory:
         known.examples[places] = _numbers(table.examples)
         known.loss[places] = _numbers(losses)
         known.round[places] = number
+        known.times[places] += 1
         return ClientMemory(clients=clients, known=known)
 
     def arrays(self) -> Params:
@@ -82,12 +86,13 @@ class ClientMemory:
             "examples": known.examples,
             "loss": known.loss,
             "round": known.round,
+            "times": known.times,
         }
 
     @classmethod
     def read(cls, arrays: Params) -> ClientMemory:
         """Return the memory that `arrays` gave."""
-        known = Known(examples=arrays["examples"], loss=arrays["loss"], round=arrays["round"])
+        known = Known(**{entry.name: arrays[entry.name] for entry in fields(Known)})
         return cls(clients=arrays["clients"], known=known)
 
 
@@ -111,6 +116,7 @@ def _unknown(count: int) -> Known:
         examples=np.full(count, np.nan),
         loss=np.full(count, np.nan),
         round=np.zeros(count, np.int64),
+        times=np.zeros(count, np.int64),
     )
 
 

@@ -6,6 +6,7 @@ cohort_of(group_id)       the clients that a round was begun with before a resta
 forget(group_id)          hears that a round is durable: its messages are no longer needed
 bytes_sent                all bytes so far, and
 bytes_received            likewise
+tags: Sequence[str]       the clients that are there are those that have all of them
 combines_updates: bool    whether a reply may stand for many clients
 combines_in_groups: bool  whether such replies come one a group, with groups drawn at random:
                           then what needs single updates takes a group's for one
@@ -25,6 +26,7 @@ __all__ = [
     "forget_round",
     "is_stopping",
     "recall_cohort",
+    "tags_of",
     "traffic_bytes",
     "wait_without_polling",
 ]
@@ -62,6 +64,11 @@ def forget_round(grid: Grid, round_number: int) -> None:
 def traffic_bytes(grid: Grid) -> tuple[int, int]:
     """Return the bytes sent and received so far; zeros if the grid does not count them."""
     return getattr(grid, "bytes_sent", 0), getattr(grid, "bytes_received", 0)
+
+
+def tags_of(grid: Grid) -> tuple[str, ...]:
+    """Return the tags that all clients of the grid have, of those that were asked for."""
+    return tuple(getattr(grid, "tags", ()))
 
 
 def combines_updates(grid: Grid) -> bool:
