@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .server.app import server_app
     from .strategies.adapter import FederatedStrategy
     from .strategies.afl import afl
+    from .strategies.analytics import analytics
+    from .strategies.boosted_trees import xgb_bagging, xgb_cyclic
     from .strategies.ditto import ditto
     from .strategies.fedavg import fedavg
     from .strategies.fedbn import fedbn
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from .strategies.fedprox import fedprox
     from .strategies.fedrep import fedrep
     from .strategies.ifca import ifca
+    from .strategies.lora import lora
+    from .strategies.newton import newton
     from .strategies.qfedavg import qfedavg
     from .strategies.scaffold import scaffold
     from .task import ClientData, Site, Task
@@ -41,6 +45,7 @@ __all__ = [
     "Site",
     "Task",
     "afl",
+    "analytics",
     "client_app",
     "datasets",
     "ditto",
@@ -84,6 +89,7 @@ _HOMES = {
     "qfedavg": ".strategies.qfedavg",
     "scaffold": ".strategies.scaffold",
     "server_app": ".server.app",
+    "analytics": ".strategies.analytics",
 }
 
 

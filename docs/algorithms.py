@@ -31,7 +31,7 @@ What travels beside the params adds up like them, so that updates may be summed 
 worker process, in a vectorized cohort, under secure aggregation.
 """
 
-OPTIMIZERS = {"any": "any", "sgd": "`sgd`", "plain sgd": "`sgd` without momentum"}
+OPTIMIZERS = {"any": "any", "sgd": "`sgd`", "plain sgd": "`sgd` without momentum", "none": "none"}
 Settings = dict[str, dict[str, Any]]
 SECURE: Settings = {"privacy": {"secure_aggregation": {"enabled": True}}}
 NORM: Settings = {"run": {"update_norm_max": 1.0}}
@@ -60,7 +60,9 @@ def table() -> str:
     for name, entry in CATALOGUE.items():
         beside = ", ".join(kinds_of(entry)) or "nothing"
         fits = ["yes" if goes_with(name, settings) else "no" for settings in (SECURE, NORM)]
-        stacks = "no" if entry.personal else "yes"
+        stacks = (
+            "no" if entry.personal or not entry.together or entry.optimizer == "none" else "yes"
+        )
         cells = [f"`{name}`", entry.keeps, beside, OPTIMIZERS[entry.optimizer], stacks, *fits]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*head, *rows])
@@ -74,7 +76,8 @@ def kinds_of(entry: Entry) -> list[str]:
 
 def goes_with(name: str, settings: Settings) -> bool:
     """Return whether a configuration with this algorithm and these settings is accepted."""
-    run = {"min_clients": 3, **settings.get("run", {})}
+    clients = 1 if CATALOGUE[name].single else 3
+    run = {"min_clients": clients, "cohort": clients, **settings.get("run", {})}
     try:
         strategy = {"name": name, **CATALOGUE[name].example}
         make_config({**settings, "run": run, "strategy": strategy})
@@ -88,6 +91,8 @@ def section(name: str, entry: Entry) -> str:
     module = inspect.cleandoc(inspect.getmodule(entry.builder).__doc__ or "")  # type: ignore[union-attr]
     about, _, source = module.partition("Source: ")
     title, _, what = about.partition(": ")
+    if sum(each.builder.__module__ == entry.builder.__module__ for each in CATALOGUE.values()) > 1:
+        title = f"{title} (`{name}`)"
     arguments = set(entry.arguments.values()) - {"seed"}
     keys = ", ".join(f"`{key}`" for key in sorted(arguments))
     lines = [

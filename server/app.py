@@ -74,7 +74,7 @@ def run_rounds(
         grid = CompressionGrid(grid, terms)
     return strategy.start(
         grid,
-        initial_arrays(task, config.run.seed),
+        initial_arrays(task, config.run.seed) if algorithm.of_model else params_to_arrays({}),
         num_rounds=config.run.rounds,
         train_config=ConfigRecord(dict(training_record(config))),
         evaluate_config=ConfigRecord(dict(evaluation_record(config))),

@@ -74,6 +74,8 @@ class FederatedStrategy(Strategy):
         """What the round's row says of privacy."""
         self._clock = clock
         self._state = State(params={})
+        self._told: Mapping[str, int] = {}
+        """What clients are told that follows from the initial params."""
         self._arrays = ArrayRecord()
         """What is broadcast: the params of `_state`."""
         self._replies: TrainingReplies | None = None
@@ -109,7 +111,7 @@ class FederatedStrategy(Strategy):
             tell=self._tell,
         )
         self._tell("round_started", {"round": server_round, "clients": len(cohort)})
-        content, extra = self._record_of(sent), algorithm.client_config
+        content, extra = self._record_of(sent), {**algorithm.client_config, **self._told}
         return _broadcast(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(
@@ -151,10 +153,10 @@ class FederatedStrategy(Strategy):
     ) -> Broadcast:
         """Return the instructions to evaluate, for the clients whose updates counted."""
         clients, algorithm = self._contributors, self._algorithm
-        evaluated = algorithm.evaluated(self._state)
+        evaluated = algorithm.evaluated(self._state) if algorithm.evaluated else {}
         if evaluated is not self._state.params:
             arrays = params_to_arrays(evaluated)
-        extra = algorithm.evaluate_config
+        extra = {**algorithm.evaluate_config, **self._told}
         return _broadcast(MessageType.EVALUATE, server_round, clients, arrays, config, extra)
 
     def aggregate_evaluate(
@@ -247,7 +249,7 @@ class FederatedStrategy(Strategy):
         evaluated: MetricRecord | None = None
         central: Metrics = {}
         if self._plan.evaluates(number, last=last):
-            if self._privacy is None:
+            if self._privacy is None and self._algorithm.evaluated is not None:
                 questions = self.configure_evaluate(number, self._arrays, evaluate_config, grid)
                 replies = grid.send_and_receive(questions, timeout=deadline_s)
                 evaluated = self.aggregate_evaluate(number, replies)
@@ -298,7 +300,7 @@ class FederatedStrategy(Strategy):
         if checkpoint is None:
             return self._evaluate_centrally(0, evaluate_fn) if self._plan.evaluate_every else {}
         state, self._memory = without_memory(checkpoint.state)
-        if _form_of(state) != _form_of(self._state):
+        if self._form_of(state) != self._form_of(self._state):
             raise ConfigError(
                 f"the checkpoint of round {state.round} belongs to another model or server "
                 "optimizer: continue with the configuration that it was made with, or start anew"
@@ -314,9 +316,10 @@ class FederatedStrategy(Strategy):
         params = arrays_to_params(arrays)
         if server_round == 1 or not self._state.params:
             self._state = replace(self._algorithm.init(params), round=server_round - 1)
+            self._told = self._algorithm.told(params)
         else:
             self._state = replace(self._state, params=params)
-        self._arrays = params_to_arrays(params)
+        self._arrays = params_to_arrays(self._state.params)
 
     def _record_of(self, sent: Params) -> ArrayRecord:
         return self._arrays if sent is self._state.params else params_to_arrays(sent)
@@ -353,7 +356,21 @@ class FederatedStrategy(Strategy):
         return draw_on(grid, present, self._plan, self._memory, number)
 
     def _evaluate_centrally(self, number: int, evaluate_fn: Evaluate | None) -> Metrics:
-        return scalars_of(evaluate_fn(number, self._arrays)) if evaluate_fn else {}
+        algorithm = self._algorithm
+        if number and algorithm.measured is not None:
+            return dict(algorithm.measured(self._state))
+        if evaluate_fn is None or not algorithm.of_model:
+            return {}
+        return scalars_of(evaluate_fn(number, self._arrays))
+
+    def _form_of(self, state: State) -> tuple[Any, ...]:
+        """Return what must agree between a checkpoint and the model that continues it."""
+        open_ended = self._algorithm.lengths_max
+        params = [
+            (name, () if name in open_ended else values.shape, values.dtype)
+            for name, values in state.params.items()
+        ]
+        return params, sorted(state.slots)
 
     def _tell(self, kind: str, detail: Mapping[str, Any]) -> None:
         if self._recorder is not None:
@@ -371,9 +388,3 @@ def _broadcast(
     settings = ConfigRecord({**config, **extra, "server-round": number})
     content = RecordDict({"arrays": arrays, "config": settings})
     return Broadcast(content, kind, clients, group_id=str(number))
-
-
-def _form_of(state: State) -> tuple[Any, ...]:
-    """Return what must agree between a checkpoint and the model that continues it."""
-    params = [(name, values.shape, values.dtype) for name, values in state.params.items()]
-    return params, sorted(state.slots)

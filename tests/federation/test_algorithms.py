@@ -31,14 +31,19 @@ def simulated(folder: Path, *settings: str) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["fednova", "ditto"])
+TREES = ("strategy.objective=multi:softprob", "strategy.tree_classes=10", "strategy.tree_depth=2")
+
+
+@pytest.mark.parametrize("name", ["fednova", "ditto", "xgb_bagging"])
 def test_the_model_is_the_simulations(fleet: Federation, tmp_path: Path, name: str) -> None:
-    """A real federation's bytes are those of the simulation, whatever the algorithm keeps."""
-    strategy = f"strategy.name={name}"
-    run = fleet.submit(*SETTINGS, strategy)
+    """A real federation's bytes are those of the simulation, whatever the algorithm sends."""
+    if name == "xgb_bagging":
+        pytest.importorskip("xgboost")
+    strategy = (f"strategy.name={name}", *(TREES if name == "xgb_bagging" else ()))
+    run = fleet.submit(*SETTINGS, *strategy)
     summary = fleet.wait_for_end(run)
     assert summary["status"] == "finished", summary
-    assert fleet.model(run) == simulated(tmp_path / "simulated", strategy)
+    assert fleet.model(run) == simulated(tmp_path / "simulated", *strategy)
 
 
 def test_personal_metrics_come_from_the_agents(fleet: Federation) -> None:

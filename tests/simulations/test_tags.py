@@ -85,5 +85,5 @@ def test_what_a_simulation_cannot_know_is_refused(share: str, said: str) -> None
 def test_a_grid_without_tags_is_refused() -> None:
     """Nobody is drawn as if they had a tag that the grid knows nothing of."""
     plan = RoundPlan(cohort=10, seed=1, selection=Selection(tags=("gpu",)))
-    with pytest.raises(ConfigError, match="selection.tags asks for gpu"):
+    with pytest.raises(ConfigError, match=r"selection\.tags asks for gpu"):
         FederatedStrategy(fedavg(), plan).start(grid_of(None), ArrayRecord())
