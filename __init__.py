@@ -59,10 +59,14 @@ __all__ = [
     "fedrep",
     "ifca",
     "load_config",
+    "lora",
     "make_config",
+    "newton",
     "qfedavg",
     "scaffold",
     "server_app",
+    "xgb_bagging",
+    "xgb_cyclic",
 ]
 
 _HOMES = {
@@ -73,6 +77,7 @@ _HOMES = {
     "Site": ".task",
     "Task": ".task",
     "afl": ".strategies.afl",
+    "analytics": ".strategies.analytics",
     "client_app": ".client.app",
     "ditto": ".strategies.ditto",
     "fedavg": ".strategies.fedavg",
@@ -85,11 +90,14 @@ _HOMES = {
     "fedrep": ".strategies.fedrep",
     "ifca": ".strategies.ifca",
     "load_config": ".config",
+    "lora": ".strategies.lora",
     "make_config": ".config",
+    "newton": ".strategies.newton",
     "qfedavg": ".strategies.qfedavg",
     "scaffold": ".strategies.scaffold",
     "server_app": ".server.app",
-    "analytics": ".strategies.analytics",
+    "xgb_bagging": ".strategies.boosted_trees",
+    "xgb_cyclic": ".strategies.boosted_trees",
 }
 
 
