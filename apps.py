@@ -147,9 +147,9 @@ class App:
 def _make_importable(folder: Path) -> None:
     """Let the folder's modules be imported, and forget other apps' modules of the same names."""
     others = _loaded_folders - {folder}
+    inside = tuple(f"{other}{os.sep}" for other in others)
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and others.intersection(Path(file).parents):
+        if (getattr(module, "__file__", None) or "").startswith(inside):
             del sys.modules[name]
     for other in others:
         if str(other) in sys.path:

@@ -36,11 +36,12 @@ def batches_of(
     epoch: int = 0,
     skip: int = 0,
     share: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    processes: int = 0,
 ) -> Iterator[Batch]:
     """Yield (inputs, targets); with a seed in the epoch's random order, else as the data lie.
 
     The first `skip` batches are left out. Of a batch's places, in their order, only those that
-    `share` returns are loaded.
+    `share` returns are loaded. With `processes` so many others load the items of a Dataset ahead.
 
     The last batch may be smaller. A DataLoader keeps its own batches and order; if it has
     generators of its own they are seeded from `seed` and `epoch`, so that they do not depend on
@@ -71,10 +72,17 @@ def batches_of(
             yield inputs[chosen], targets[chosen]
         return
     samples = cast(Dataset[Batch], data)
-    for start in range(skip * batch_size, count, batch_size):
-        chosen = order[start : start + batch_size]
-        chosen = chosen if share is None else share(chosen)
-        yield _pair(default_collate(_items(samples, chosen.tolist())))
+    starts = range(skip * batch_size, count, batch_size)
+    chosen_of = (order[start : start + batch_size] for start in starts)
+    places = [(c if share is None else share(c)).tolist() for c in chosen_of]
+    if processes:
+        # A generator of its own: workers' seeds are not drawn from the training's random numbers.
+        draws = torch.Generator().manual_seed(derive(seed or 0, epoch, "loader"))
+        loader = DataLoader(samples, batch_sampler=places, num_workers=processes, generator=draws)
+        yield from (_pair(batch) for batch in loader)
+        return
+    for some in places:
+        yield _pair(default_collate(_items(samples, some)))
 
 
 def in_pool(data: Data) -> tuple[Batch, torch.Tensor | None] | None:

@@ -72,6 +72,9 @@ class PolicyConfig:
         "the server shows, each with the key that it has at first",
     )
     require_differential_privacy: bool = setting(False, "refuse a run without it")
+    report_device: bool = setting(
+        False, "send examples a second, peak memory and the GPU's utilisation with an update"
+    )
     epsilon_max: float | None = setting(
         None,
         "refuse what would make the epsilon of all rounds on this data, over all runs, larger; "

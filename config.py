@@ -27,6 +27,7 @@ from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAg
 from .sections.robust import RobustConfig
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
 from .sections.selection import SelectionConfig
+from .sections.selection_rules import clients_for_turns
 from .sections.simulation import AdversariesConfig, DevicesConfig, SimulationConfig
 from .sections.strategy import StrategyConfig
 from .sections.training import TrainingConfig
@@ -135,7 +136,7 @@ def make_config(
 
 def _enough_clients(config: Config) -> SimulationConfig:
     run, simulation = config.run, config.simulation
-    drawn = run.cohort if isinstance(run.cohort, int) else 1
+    drawn = clients_for_turns(config.selection, run)
     return replace(simulation, clients=max(simulation.clients, run.min_clients, drawn))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .config_builders import build_algorithm, build_rule
 from .errors import ConfigError
+from .sections.selection_rules import selection_rules
 from .sections.strategy_rules import beside_rules, strategy_rules
 from .settings import Settings, refuse
 
@@ -129,6 +130,7 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
     clip = secure.clip if secure.enabled else None
     refuse_broken([*rules, *strategy_rules(config.strategy, config.training, run)])
     refuse_broken(beside_rules(config.strategy, tables=tables, clip=clip))
+    refuse_broken(selection_rules(config.selection, run, config.simulation))
     if config.robust is not None:
         _check_robust_rule(config, given, where)
     if config.privacy.secure_aggregation.enabled:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .config_builders import build_algorithm
 from .errors import ConfigError
 from .privacy.dp.adaptive import AdaptiveClip
-from .privacy.dp.calibration import calibrate_noise
+from .privacy.dp.calibration import within_budget
 from .privacy.dp.clipping import Clipping
+from .privacy.dp.correlation import correlated
 from .privacy.dp.plan import PrivacyPlan
 from .privacy.dp.sampling import shortfall
 from .strategies.mean import MeanAggregator
@@ -35,32 +37,37 @@ def build_privacy(config: Config) -> PrivacyPlan | None:
     if not chosen.enabled:
         return None
     cohort, population = _cohort(config), _population(config)
-    multiplier = chosen.noise_multiplier
-    if multiplier is None:
-        if chosen.epsilon is None:
-            raise ConfigError(f"{SECTION} needs epsilon or noise_multiplier")
-        multiplier = calibrate_noise(
-            epsilon=chosen.epsilon,
-            delta=chosen.delta,
-            rounds=run.rounds,
-            probability=cohort / population if chosen.sampling == "poisson" else None,
-        )
-    return PrivacyPlan(
-        noise_multiplier=multiplier,
+    if chosen.epsilon is None and chosen.noise_multiplier is None:
+        raise ConfigError(f"{SECTION} needs epsilon or noise_multiplier")
+    made = PrivacyPlan(
+        noise_multiplier=chosen.noise_multiplier or 1.0,
         delta=chosen.delta,
         rounds=run.rounds,
         cohort=cohort,
         population=population,
         sampling=chosen.sampling,
+        separation=config.selection.min_separation,
+        participations_max=config.selection.participations_max,
+        correlation=correlated(
+            chosen.correlation,
+            rounds=run.rounds,
+            separation=config.selection.min_separation,
+            bands=chosen.bands,
+        ),
+        epsilon_max=chosen.epsilon,
+    )
+    if chosen.epsilon is not None:
+        made = within_budget(made, chosen.epsilon)
+    return replace(
+        made,
         clipping=Clipping(kind=chosen.clipping, norm=chosen.clip),
         adaptive=_adaptive(config) if chosen.clipping == "adaptive" else None,
-        epsilon_max=chosen.epsilon,
     )
 
 
 def privacy_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong with the privacy that is asked for: whether, which keys, and why."""
-    return [*_number_rules(config), *_neighbour_rules(config)]
+    return [*_number_rules(config), *_turn_rules(config), *_neighbour_rules(config)]
 
 
 def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
@@ -99,6 +106,48 @@ def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
                 f"= {run.min_clients} is too close to a cohort of {cohort:g} that is drawn by coins: "
                 f"some round would have fewer with a probability of about {min(1.0, missed):.2g}; "
                 f'lower min_clients, raise cohort, or set {SECTION}.sampling = "fixed"'
+            ),
+        ),
+    ]
+
+
+def _turn_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
+    """Return what breaks the promise that clients take part by turns, as noise presumes."""
+    chosen, selection = config.privacy.differential_privacy, config.selection
+    apart, times = selection.min_separation, selection.participations_max
+    correlated = chosen.correlation != "none"
+    coins = chosen.sampling == "poisson"
+    return [
+        (
+            coins and (correlated or apart > 1 or times is not None),
+            (f"{SECTION}.sampling", "selection.min_separation", "selection.participations_max"),
+            (
+                '= "poisson" has coins decide alone who takes part; with selection.min_separation, '
+                'selection.participations_max or correlated noise it must be "fixed"'
+            ),
+        ),
+        (
+            correlated and apart < 2,
+            ("selection.min_separation", f"{SECTION}.correlation"),
+            (
+                f'= {apart} must be at least 2 with {SECTION}.correlation = "{chosen.correlation}": '
+                "such noise presumes that clients take part by turns"
+            ),
+        ),
+        (
+            chosen.correlation == "banded" and (chosen.bands or 1) > apart,
+            (f"{SECTION}.bands", "selection.min_separation"),
+            (
+                f"= {chosen.bands} is more than selection.min_separation = {apart}: a client would "
+                "take part twice within the reach of one round's noise; lower bands"
+            ),
+        ),
+        (
+            correlated and chosen.clipping == "adaptive",
+            (f"{SECTION}.clipping", f"{SECTION}.correlation"),
+            (
+                '= "adaptive" changes what noise is in proportion to, and correlated noise takes '
+                'earlier noise back; choose "fixed" or "per_layer"'
             ),
         ),
     ]

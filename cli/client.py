@@ -153,3 +153,38 @@ def doctor(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
 
     if not asyncio.run(check()):
         raise typer.Exit(1)
+
+
+@app.command()
+def profile(
+    name: Annotated[str, typer.Argument(metavar="APP", help="an app under [apps] of client.toml")],
+    dir: ClientDir,
+    trace: Annotated[
+        Path | None, typer.Option(help="the Chrome trace to write; by default in the folder")
+    ] = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Train one local round and say where its time goes; nothing of it is sent or kept."""
+    from ..client.warm_process import training_environment
+    from ..client_config import load_client_config
+
+    os.environ |= training_environment(load_client_config(dir).device)  # before torch is loaded
+    from ..client.profiling import advice_on, profile_round
+    from ..client.workbench import Workbench
+
+    file = trace or dir / f"profile-{name}.json"
+    found = profile_round(Workbench.open(dir, name), file)
+    advice = [*advice_on(found)]
+    if format is Format.JSON:
+        say(format, "", **asdict(found), advice=advice, trace=str(file))
+        return
+    say(format, f"{found.steps} steps on {found.device} took {found.total_s:.2f} s")
+    rows = [
+        {"phase": phase, "s": f"{seconds:.3f}", "share": f"{found.share(phase):.0%}"}
+        for phase, seconds in found.seconds.items()
+    ]
+    columns = {"phase": "PHASE", "s": "SECONDS", "share": "SHARE"}
+    show_rows(format, rows, columns=columns, empty="")
+    for sentence in advice:
+        say(format, f"advice: {sentence}")
+    say(format, f"trace, for chrome://tracing: {file}")

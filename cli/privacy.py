@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,14 +35,23 @@ def plan(
     ] = None,
     clip: Annotated[float, typer.Option(help="the largest L2 norm of a client's change")] = 1.0,
     sampling: Annotated[str, typer.Option(help="poisson or fixed, as in meadow.toml")] = "poisson",
+    min_separation: Annotated[
+        int, typer.Option(min=1, help="rounds until a client takes part again, at least")
+    ] = 1,
+    participations_max: Annotated[
+        int | None, typer.Option(min=1, help="how often a client takes part at most")
+    ] = None,
+    correlation: Annotated[str, typer.Option(help="of the noise: none, banded or tree")] = "none",
+    bands: Annotated[int | None, typer.Option(min=1, help="rounds that hang together")] = None,
     params: Annotated[
         int | None, typer.Option(min=1, help="how many the model has: prints the norm of the noise")
     ] = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Print the noise for a budget, or the epsilon of a noise, and the curve over rounds."""
-    from ..privacy.dp.calibration import calibrate_noise
+    from ..privacy.dp.calibration import within_budget
     from ..privacy.dp.clipping import Clipping
+    from ..privacy.dp.correlation import correlated
     from ..privacy.dp.plan import PrivacyPlan
 
     if (epsilon is None) == (noise_multiplier is None):
@@ -57,12 +65,13 @@ def plan(
         cohort=cohort,
         population=clients,
         sampling=sampling,  # type: ignore[arg-type]
+        separation=min_separation,
+        participations_max=participations_max,
+        correlation=correlated(correlation, rounds=rounds, separation=min_separation, bands=bands),
         clipping=Clipping(norm=clip),
     )
     if epsilon is not None:
-        drawn = made.probability if made.sampling == "poisson" else None
-        found = calibrate_noise(epsilon=epsilon, delta=delta, rounds=rounds, probability=drawn)
-        made = replace(made, noise_multiplier=found)
+        made = within_budget(made, epsilon)
     _show(made, params, format)
 
 
@@ -70,6 +79,8 @@ def _show(made: PrivacyPlan, params: int | None, format: Format) -> None:
     counts = sorted({max(1, made.rounds * part // CURVE_POINTS) for part in range(1, 11)})
     curve = [{"rounds": count, "epsilon": made.epsilon(count)} for count in counts]
     norm = None if params is None else made.noise_stddev * params**0.5
+    after = made.noise_stddev_in_sum(made.rounds)
+    cosine = None if params is None else _cosine(made, after * params**0.5)
     if format is Format.JSON:
         say(
             format,
@@ -77,24 +88,46 @@ def _show(made: PrivacyPlan, params: int | None, format: Format) -> None:
             noise_multiplier=made.noise_multiplier,
             noise_stddev=made.noise_stddev,
             noise_norm=norm,
+            noise_stddev_after=after,
+            cosine_after=cosine,
             epsilon=made.epsilon(),
             delta=made.delta,
             sampling=made.sampling,
+            participations=None if made.sampling == "poisson" else made.counted(made.rounds),
             curve=curve,
         )
         return
     say(format, f"noise_multiplier {made.noise_multiplier:.4f}")
     say(format, f"epsilon {epsilon_text(made.epsilon())} at delta = {made.delta:g}")
+    where = "of the mean change" if made.correlation is None else "that a client is hidden by"
     say(
         format,
-        f"noise on a param of the mean change: standard deviation {made.noise_stddev:.3g}, "
+        f"noise on a param {where}: standard deviation {made.noise_stddev:.3g}, "
         f"{made.noise_multiplier * 100 / made.cohort:.3g} % of the clip",
     )
-    if norm is not None:
+    if norm is not None and made.correlation is None:
         say(
             format,
             f"norm of the noise on all params: {norm:.3g}, {norm / made.clipping.norm:.3g} times "
             "the largest change of one client, and of their mean",
         )
+    say(
+        format,
+        f"noise on a param after {made.rounds} rounds: standard deviation {after:.3g}, what "
+        f"{(after / made.noise_stddev) ** 2:.4g} rounds of independent noise "
+        "of this size would add up to",
+    )
+    if cosine is not None:
+        say(
+            format,
+            "expected utility: if clients agree and move as far as the clip lets them, the whole "
+            f"change has a cosine of {cosine:.3f} with the one without noise",
+        )
     rows = [{**point, "epsilon": epsilon_text(point["epsilon"])} for point in curve]
     show_rows(format, rows, columns={"rounds": "ROUNDS", "epsilon": "EPSILON"}, empty="")
+
+
+def _cosine(made: PrivacyPlan, noise_norm: float) -> float:
+    """Return the cosine between the farthest change of a run and the same with the noise."""
+    farthest = made.rounds * made.clipping.norm
+    return float(farthest / (farthest**2 + noise_norm**2) ** 0.5)

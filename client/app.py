@@ -99,7 +99,7 @@ class _Sites:
             training = self._training
             if training is None:
                 training = LocalTraining(self._task, choose_device(self._wanted))
-            module = WarmModule(self._task, training.module_device)
+            module = WarmModule(self._task, training.module_device, training.use.prepare)
             self._make = lambda site: LocalSite(
                 self._task, site, training=training, module=module, copies=self._copies
             )

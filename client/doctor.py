@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,11 +13,13 @@ from ..apps import content_hash
 from ..errors import IdentityError, MeadowError
 from ..transport.fleet_pb2 import Blob
 from .connection import Connection
+from .finding import Finding
 from .identity_folder import ClientIdentity, IdentityFolder
 from .lock import lock_holder
 from .owner import Owner
 from .rpc_errors import GoneError
 from .secure_owner import peer_of, pins_of, signing_key
+from .trial import tried_out
 from .version import VERSION
 from .warm_process import WarmProcess
 
@@ -26,16 +27,6 @@ __all__ = ["Finding", "examine"]
 
 CLOCK_SKEW_S_MAX = 60.0
 DISK_BYTES_MIN = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was looked at."""
-
-    subject: str
-    ok: bool
-    text: str
-    """What was found; if that is not well, also what to do."""
 
 
 async def examine(directory: Path) -> AsyncIterator[Finding]:
@@ -134,21 +125,27 @@ async def _apps(directory: Path, identity: ClientIdentity) -> AsyncIterator[Find
             if isinstance(found, MeadowError):
                 yield Finding(subject=f"app {app}", ok=False, text=str(found))
                 continue
-            yield await _app(trainer, app, found, log)
+            finding, trains = await _app(trainer, app, found, log)
+            yield finding
+            if trains:
+                await trainer.close()  # what it holds would be missing in the trial
+                yield await tried_out(owner, app, log)
     finally:
         await trainer.close()
 
 
-async def _app(trainer: WarmProcess, app: str, sha256: str, log: Path) -> Finding:
+async def _app(trainer: WarmProcess, app: str, sha256: str, log: Path) -> tuple[Finding, bool]:
+    """Return what there is to say of an app, and whether a round of it can be tried out."""
     subject, shown = f"app {app}", f"sha256:{sha256}"
     try:
         device, inspection = await trainer.inspect(app)
     except MeadowError as error:
-        return Finding(subject=subject, ok=False, text=f"{shown}: {error}")
+        return Finding(subject=subject, ok=False, text=f"{shown}: {error}"), False
     if inspection.problem:
         text = f"{shown}: its data do not load: {inspection.problem}; the whole story is in {log}"
-        return Finding(subject=subject, ok=False, text=text)
+        return Finding(subject=subject, ok=False, text=text), False
     data = "it loads"
     if inspection.counted:
         data = f"{inspection.train_samples} samples to train, {inspection.test_samples} to test"
-    return Finding(subject=subject, ok=True, text=f"{shown}, device {device}, {data}")
+    text = f"{shown}, device {device}, {data}"
+    return Finding(subject=subject, ok=True, text=text), inspection.counted

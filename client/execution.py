@@ -142,7 +142,12 @@ class Execution:
         now_s = self._clock()
         rounds_today = self._ledger.rounds_today(now_s=now_s, besides=instruction.id)
         check(instruction, policy, installed=installed, rounds_today=rounds_today)
-        check_budget(instruction, policy, spent=self._ledger.spent(besides=content_of(instruction)))
+        check_budget(
+            instruction,
+            policy,
+            spent=self._ledger.spent(besides=content_of(instruction)),
+            rounds=self._ledger.rounds_of_run(instruction),
+        )
 
     async def _refuse(self, instruction: Instruction, reason: str) -> Reply:
         now_s = self._clock()

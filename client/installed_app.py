@@ -64,9 +64,11 @@ class InstalledApp:
         from .local_training import LocalTraining  # torch, which a plain Flower app may do without
 
         task = app.load_task()
+        config = load_client_config(start.client_dir)
         training = LocalTraining.owned(
             task,
-            load_client_config(start.client_dir).device,
+            config.device,
+            report=config.policy.report_device,
             app_dir=start.app_dir,
             sha256=start.sha256,
             client_dir=Path(start.client_dir),

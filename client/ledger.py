@@ -73,6 +73,14 @@ class Ledger:
             for app, run_id, rounds, noisy, cost in found
         ]
 
+    def rounds_of_run(self, instruction: Instruction) -> list[int]:
+        """Return which rounds of an instruction's run were taken part in, not counting its own."""
+        found = self._database.rows(
+            "SELECT round FROM participations WHERE run_id = ? AND instruction_id <> ?",
+            (str(instruction.run_id), instruction.id),
+        )
+        return sorted(int(str(said)) for (said,) in found if str(said).isdecimal())
+
     def rounds_today(self, *, now_s: float, besides: str = "") -> int:
         """Return how many instructions were counted this UTC day, not counting `besides`."""
         (row,) = self._database.rows(

@@ -19,7 +19,7 @@ from .local_round import Answer, LocalRound, along
 from .objectives import controlled, dynamic, next_control, next_gradient
 from .training_settings import TrainingSettings
 
-__all__ = ["LOCAL_ALGORITHMS", "LocalAlgorithm", "local_algorithm"]
+__all__ = ["CORRECTED", "LOCAL_ALGORITHMS", "LocalAlgorithm", "local_algorithm"]
 
 Tensor = torch.Tensor
 
@@ -34,6 +34,7 @@ class LocalAlgorithm:
     Attributes:
         companions: the kinds of companions that come for every tensor; the answer has them too.
         total: the name of the one companion that comes for all tensors together, likewise.
+        steers: which of the kinds corrects every step; its tensors are like the params.
         slot: which of the kinds the optimizer's slot begins with.
         keeps: the kind of what a client keeps for every learned tensor; zeros before its first
             round.
@@ -43,6 +44,7 @@ class LocalAlgorithm:
 
     companions: tuple[str, ...] = ()
     total: str | None = None
+    steers: str | None = None
     slot: str | None = None
     keeps: str | None = None
     keeps_score = False
@@ -71,6 +73,7 @@ class Scaffold(LocalAlgorithm):
     """Corrects every step by control variates."""
 
     companions = (CONTROL,)
+    steers = CONTROL
     keeps = CONTROL
 
     def corrected(
@@ -202,6 +205,10 @@ LOCAL_ALGORITHMS: dict[str, type[LocalAlgorithm]] = {
     "afl": Afl,
     "fedlion": FedLion,
 }
+
+
+CORRECTED = frozenset(LOCAL_ALGORITHMS) - {"plain"}
+"""Those that have a part in a client's steps, or in what it answers."""
 
 
 def local_algorithm(settings: TrainingSettings) -> LocalAlgorithm:

@@ -11,16 +11,14 @@ from ..errors import ProtocolError
 from ..flower import TensorArray, arrays_to_params, params_to_arrays, record_of
 from ..module_params import owners_of, params_of_module, to_array, to_tensor
 from ..strategies.companions import companion, kind_of
+from .corrections import Corrections, kept_zeros, learned_in
 from .local_algorithms import LocalAlgorithm
 from .local_round import LocalRound, Tensors
-from .optimizers import Slots
 
 __all__ = [
     "KEPT",
     "LocalSession",
     "kept_in",
-    "kept_zeros",
-    "names_of",
     "shared_in",
     "without_companions",
 ]
@@ -30,10 +28,10 @@ KEPT = "algorithm"
 
 
 class LocalSession:
-    """Corrects a module's steps, and makes the answer once it is trained.
+    """Has a module's steps corrected, and makes the answer once it is trained.
 
     Attributes:
-        slots: what the optimizer begins with; None: with new ones.
+        corrections: what the trainer needs of it.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class LocalSession:
         self._module = module
         self._state = state
         self._arrays = arrays
-        self._learned = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._learned = frozenset(learned_in(module))
         self._starts = {name: tensor.clone() for name, tensor in _tensors_of(module).items()}
         learned = {name: self._starts[name] for name in self._learned}
         device = next((each.device for each in learned.values()), torch.device("cpu"))
@@ -60,42 +58,26 @@ class LocalSession:
         self._owners = owners_of(module)
         self._shared = shared_in(arrays, algorithm, learned, device)
         self._kept = {**kept_zeros(algorithm, learned, device), **kept_in(state, device)}
-        self.slots: Slots | None = None
-        if algorithm.slot is not None:
-            self.slots = [[self._shared[companion(algorithm.slot, n)].clone() for n in learned]]
-        self._steps = 0
-
-    def correct(self) -> None:
-        """Correct the gradients of the step that is about to be made."""
-        self._steps += 1
-        algorithm = self._algorithm
-        for name, param in self._learned.items():
-            if param.grad is not None:
-                own, shared = names_of(algorithm, name)
-                param.grad = algorithm.corrected(
-                    param.grad,
-                    param.detach(),
-                    self._starts[name],
-                    self._kept.get(own),
-                    self._shared.get(shared),
-                ).to(param.dtype)
+        self.corrections = Corrections(algorithm, module, self._shared, self._kept)
 
     @torch.no_grad()
     def finish(self, *, loss: float, copy: bool) -> ArrayRecord:
         """Return the arrays of the reply, and let the state have what the client keeps."""
         trained = _tensors_of(self._module)
-        slots = self.slots[0] if self.slots else ()
+        slots = self.corrections.slots[0] if self.corrections.slots else ()
         answer = self._algorithm.answer(
             LocalRound(
                 starts=self._starts,
                 trained=trained,
-                learned=frozenset(self._learned),
+                learned=self._learned,
                 owners=self._owners,
                 shared=self._shared,
                 kept=self._kept,
-                steps=torch.tensor(self._steps, dtype=torch.float64, device=self._device),
+                steps=torch.tensor(
+                    self.corrections.steps, dtype=torch.float64, device=self._device
+                ),
                 losses=torch.tensor(loss, dtype=torch.float64, device=self._device),
-                momentum=dict(zip(self._learned, slots, strict=bool(slots))),
+                momentum=dict(zip(learned_in(self._module), slots, strict=bool(slots))),
             )
         )
         for name, tensor in answer.params.items():
@@ -116,12 +98,6 @@ class LocalSession:
 def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor.detach() for name, tensor in named}
-
-
-def names_of(algorithm: LocalAlgorithm, name: str) -> tuple[str, str]:
-    """Return by which names a tensor's own and shared correction are found."""
-    shared = algorithm.companions[0] if algorithm.companions else ""
-    return companion(algorithm.keeps or "", name), companion(shared, name)
 
 
 def without_companions(arrays: ArrayRecord, algorithm: LocalAlgorithm) -> ArrayRecord:
@@ -150,20 +126,6 @@ def shared_in(
             f"tensor {min(missing)!r} is missing: algorithm {algorithm.settings.algorithm!r} needs it"
         )
     return found
-
-
-def kept_zeros(
-    algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Return what a client keeps before its first round."""
-    made: dict[str, torch.Tensor] = {}
-    if algorithm.keeps is not None:
-        for name, start in learned.items():
-            dtype = torch.promote_types(start.dtype, torch.float32)
-            made[companion(algorithm.keeps, name)] = torch.zeros_like(start, dtype=dtype)
-    if algorithm.keeps_score:
-        made["score"] = torch.zeros((), dtype=torch.float64, device=device)
-    return made
 
 
 def kept_in(state: RecordDict, device: torch.device) -> dict[str, torch.Tensor]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from ..batches import samples_in
@@ -15,13 +16,13 @@ from ..module_params import params_of_module
 from ..privacy.dp.clipping import Clipping
 from ..task import Site, Task
 from .clipped_reply import clipped_reply
+from .corrections import Corrections
 from .local_algorithms import local_algorithm
 from .local_session import LocalSession, without_companions
 from .local_training import LocalTraining, Round
 from .local_work import WORKS, WorkBench
 from .personal import PERSONAL, Personal, PersonalBench, evaluate_own
 from .site_data import SiteData
-from .trainer import train
 from .training_settings import TrainingSettings
 from .warm_module import WarmModule
 
@@ -58,9 +59,9 @@ class LocalSite:
             trained = params_to_arrays(made)
         elif settings.algorithm == "plain":
             key = (message.metadata.run_id, message.metadata.message_id)
-            examples, means, trained = self._train(arrays, settings, client, key)
+            module, examples, means = self._train(arrays, settings, client, key=key)
+            trained = params_to_arrays(params_of_module(module, copy=self._copies))
         else:
-            settings = self._training.alone(settings)
             answer = self._train_personal if settings.algorithm in PERSONAL else self._train_session
             examples, means, trained = answer(arrays, settings, client, state)
         metrics = MetricRecord({"num-examples": examples, **means})
@@ -74,8 +75,10 @@ class LocalSite:
         arrays: ArrayRecord,
         settings: TrainingSettings,
         client: int,
-        key: tuple[object, ...],
-    ) -> Trained:
+        *,
+        key: tuple[object, ...] = (),
+        begin: Callable[[torch.nn.Module], Corrections] | None = None,
+    ) -> tuple[torch.nn.Module, int, dict[str, float]]:
         """Train as the owner's [device] says, on however many ranks."""
         round_ = Round(
             site=self._site,
@@ -86,30 +89,39 @@ class LocalSite:
                 arrays, seed=settings.seed, generation=generation
             ),
             key=key,
+            begin=begin,
         )
-        module, examples, means = self._training.train(round_)
-        return examples, means, params_to_arrays(params_of_module(module, copy=self._copies))
+        return self._training.train(round_)
 
     def _train_session(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
     ) -> Trained:
         """Train under an algorithm that asks for more."""
-        algorithm, data = local_algorithm(settings), self._data.loaded().train
-        device = self._training.device
-        module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
-        session, loss = LocalSession(algorithm, module, arrays, state), 0.0
-        if algorithm.needs_losses:
-            batch_size = settings.batch_size
-            _, before = evaluate(self._task, module, data, batch_size=batch_size, device=device)
-            loss = before["loss"]
-        examples, means = train(
-            self._task, module, data, settings, client=client, device=device, session=session
+        self._training.require_whole(settings.algorithm)
+        algorithm, own = local_algorithm(settings), {}
+        sent = without_companions(arrays, algorithm)
+        loss = self._loss_before(sent, settings) if algorithm.needs_losses else 0.0
+
+        def begin(module: torch.nn.Module) -> Corrections:
+            own["session"] = LocalSession(algorithm, module, arrays, state)
+            return own["session"].corrections
+
+        _, examples, means = self._train(sent, settings, client, begin=begin)
+        return examples, means, own["session"].finish(loss=loss, copy=self._copies)
+
+    def _loss_before(self, arrays: ArrayRecord, settings: TrainingSettings) -> float:
+        """Return the mean loss on the training data."""
+        module = self._module.with_params(
+            arrays, seed=settings.seed, generation=self._training.generation
         )
-        return examples, means, session.finish(loss=loss, copy=self._copies)
+        data, size = self._data.loaded().train, settings.batch_size
+        device = self._training.module_device
+        return evaluate(self._task, module, data, batch_size=size, device=device)[1]["loss"]
 
     def _train_personal(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
     ) -> Trained:
+        settings = self._training.alone(settings)
         bench, data = self._bench(settings, client, state), self._data.loaded().train
         personal = PERSONAL[settings.algorithm]
         examples, means, params = personal.train(bench, arrays_to_params(arrays), data)

@@ -13,12 +13,18 @@ from ..errors import DataError
 from ..module_params import build_module
 from ..sections.device import DeviceConfig
 from ..task import Site, Task
+from .corrections import Corrections
+from .device_meter import DeviceMeter
+from .device_use import DeviceUse
 from .micro_batch import MicroBatch
 from .mid_epoch import MidEpoch, forget_others, saves_folder
+from .parallel.data_parallel import DataParallel
+from .parallel.divided import send
 from .parallel.form import Alone, Form
 from .parallel.group import RankGroup
 from .parallel.orders import RoundOrder
 from .parallel.plan import ParallelPlan
+from .phases import Phases, Unwatched
 from .trainer import choose_device, train
 from .training_settings import TrainingSettings
 
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
     from ..task import Data
 
 __all__ = ["LocalTraining", "Round"]
+
+Trained = tuple[torch.nn.Module, int, dict[str, float]]
+"""A module, its number of examples, and the means of loss and metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +44,8 @@ class Round:
     Attributes:
         load: returns the module with the params that the server sent, for a generation of ranks.
         key: what tells this instruction from others, and is the same when it is repeated.
+        begin: returns what an algorithm does in the steps of a module that has its params; such a
+            round is not saved.
     """
 
     site: Site
@@ -43,6 +54,7 @@ class Round:
     client: int
     load: Callable[[int], torch.nn.Module]
     key: tuple[object, ...]
+    begin: Callable[[torch.nn.Module], Corrections] | None = None
 
 
 class LocalTraining:
@@ -51,6 +63,8 @@ class LocalTraining:
     Attributes:
         device: where this process computes.
         module_device: where its whole module is: the CPU, if ranks hold parts of it.
+        use: how a module and its batches use the device.
+        phases: who is told what the training of this process does.
         text: the devices for people.
     """
 
@@ -59,25 +73,44 @@ class LocalTraining:
         task: Task,
         device: str,
         *,
+        plan: ParallelPlan | None = None,
         group: RankGroup | None = None,
+        use: DeviceUse | None = None,
         config: DeviceConfig | None = None,
         saves: Path | None = None,
-        text: str = "",
+        report: bool = False,
     ) -> None:
         self._task = task
+        self._plan = plan or ParallelPlan.single(device)
         self._group = group
         self._config = config or DeviceConfig()
         self._saves = saves
-        self._ranks = 1
         self._micro_batch = MicroBatch()
-        self.device = self.module_device = device
-        self.text = text or device
+        self.use = use or DeviceUse()
+        self.phases: Phases = Unwatched()
+        self._meter = DeviceMeter(device) if report else None
+        self._own_form: Form = Alone()
+        if self._plan.kind == "data_parallel":
+            self._own_form = DataParallel(self._plan.devices)
+        self.device = device
+        self.module_device = "cpu" if self._plan.sharded else device
+        reason = f" ({self._plan.reason})" if self._plan.reason else ""
+        self.text = device if self._plan.kind == "none" else self._plan.text + reason
 
     @classmethod
     def owned(
-        cls, task: Task, config: DeviceConfig, *, app_dir: str, sha256: str, client_dir: Path
+        cls,
+        task: Task,
+        config: DeviceConfig,
+        *,
+        app_dir: str,
+        sha256: str,
+        client_dir: Path,
+        report: bool = False,
     ) -> LocalTraining:
         """Return what an owner's [device] describes, its ranks started.
+
+        With `report` the means of a round also tell what it took of the device.
 
         Raises:
             DataError: a device is not there, or the ranks do not start.
@@ -86,29 +119,29 @@ class LocalTraining:
         plan = ParallelPlan.of(config, model_bytes=size)
         one = config.parallel == "none" and config.gpus is None
         device = choose_device(config.device if one else plan.devices[0])
-        group = None
-        if plan.kind != "none":
-            group = RankGroup(plan, app_dir=app_dir, sha256=sha256)
+        use, group = DeviceUse.of(config, kind=plan.kind, device=device), None
+        if plan.kind not in ("none", "data_parallel"):
+            group = RankGroup(plan, use, app_dir=app_dir, sha256=sha256)
             group.warm()
-        reason = f" ({plan.reason})" if plan.reason else ""
-        made = cls(
-            task,
-            device,
-            group=group,
-            config=config,
-            saves=client_dir / "unfinished",
-            text=device if plan.kind == "none" else plan.text + reason,
+        saves = client_dir / "unfinished"
+        return cls(
+            task, device, plan=plan, group=group, use=use, config=config, saves=saves, report=report
         )
-        made._ranks = plan.ranks if group else 1
-        made.module_device = "cpu" if plan.sharded else device
-        return made
 
-    def train(self, work: Round) -> tuple[torch.nn.Module, int, dict[str, float]]:
-        """Return the trained module, and what `trainer.train` returns.
+    def train(self, work: Round) -> Trained:
+        """Return the trained module, and what `trainer.train` returns; the means also have what
+        the round took of the device, if that is to be told.
 
         Guarantees: an instruction that was begun before, and is repeated, goes on from where it
             was last saved, and gives the same params.
         """
+        if self._meter is None:
+            return self._train(work)
+        with self._meter.measuring():
+            module, examples, means = self._train(work)
+        return module, examples, means | self._meter.metrics(examples * work.settings.epochs)
+
+    def _train(self, work: Round) -> Trained:
         settings = self._as_owned(work.settings)
         saves = self._saves_of(work, settings)
 
@@ -122,8 +155,11 @@ class LocalTraining:
                 resume_at=-1 if saves is None else saves.latest(),
             )
 
-        def go(told: RoundOrder, form: Form) -> tuple[torch.nn.Module, int, dict[str, float]]:
+        def go(told: RoundOrder, form: Form) -> Trained:
             module = work.load(self.generation)
+            session = None if work.begin is None else work.begin(module)
+            if session is not None and form.ranks > 1:
+                send(session.tensors())
             examples, means = train(
                 self._task,
                 module,
@@ -131,7 +167,10 @@ class LocalTraining:
                 told.settings,
                 client=told.client,
                 device=self.device,
+                session=session,
                 form=form,
+                use=self.use,
+                phases=self.phases,
                 micro_batch=self._micro_batch,
                 saves=told.saves,
                 resume_at=told.resume_at,
@@ -139,9 +178,22 @@ class LocalTraining:
             return module, examples, means
 
         if self._group is None:
-            return go(order(), Alone())
-        share = -(-settings.batch_size // self._ranks)
+            return go(order(), self._own_form)
+        share = -(-settings.batch_size // self._plan.ranks)
         return self._group.run(order, go, lambda: self._micro_batch.halve(share))
+
+    def require_whole(self, algorithm: str) -> None:
+        """Return if an algorithm may correct the steps of whole params.
+
+        Raises:
+            DataError: each rank has a part of them only.
+        """
+        if self._plan.kind not in ("none", "data_parallel", "ddp"):
+            raise DataError(
+                f"algorithm {algorithm!r} corrects the steps of the whole model, and under "
+                f"parallel = {self._config.parallel!r} each process has a part of it; set parallel "
+                '= "ddp" or "none" in [device]'
+            )
 
     def alone(self, settings: TrainingSettings) -> TrainingSettings:
         """Return the settings for work that one process has to do.
@@ -173,13 +225,13 @@ class LocalTraining:
             self._group.close()
 
     def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
-        if self._saves is None or not self._config.save_steps:
+        if self._saves is None or not self._config.save_steps or work.begin is not None:
             return None
-        folder = saves_folder(
-            self._saves, work.key, settings, work.client, self._ranks, self.device
-        )
+        plan = self._plan
+        layout = plan.kind, plan.ranks, plan.copies, self.device
+        folder = saves_folder(self._saves, work.key, settings, work.client, *layout)
         forget_others(folder)
-        return MidEpoch(folder=folder, every_steps=self._config.save_steps, ranks=self._ranks)
+        return MidEpoch(folder=folder, every_steps=self._config.save_steps, ranks=plan.ranks)
 
 
 def _bytes_of(task: Task) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -16,11 +16,13 @@ from ..errors import DataError
 from ..evaluation import ExampleMeans
 from ..randomness import seeded
 from ..seeds import derive, spread
+from .device_use import DeviceUse
 from .micro_batch import MicroBatch, ran_out_of_memory
 from .objectives import proximal
 from .optimizers import LocalOptimizer, Slots
 from .parallel.form import Alone, Form, LossOf
 from .parallel.sharded_tensors import local_of
+from .phases import Phases, Unwatched, each
 from .training_settings import TrainingSettings
 from .unfinished import Place, Unfinished
 
@@ -78,6 +80,8 @@ def train(
     device: str,
     session: Session | None = None,
     form: Form | None = None,
+    use: DeviceUse | None = None,
+    phases: Phases | None = None,
     micro_batch: MicroBatch | None = None,
     saves: MidEpoch | None = None,
     resume_at: int = -1,
@@ -85,8 +89,8 @@ def train(
     """Train `module` in place; returns the number of samples seen in an epoch, and the means of
     "loss" and the task's metrics over all examples, as they were before each step.
 
-    `session` is the algorithm's part in the steps, if it asks for more than training; it is for
-    one process, and is not saved. With `saves` the round is saved now and then; `resume_at` is
+    `session` is the algorithm's part in the steps, if it asks for more than training; it is not
+    saved. With `saves` the round is saved now and then; `resume_at` is
     the step of a save to go on from.
 
     Guarantees: the same params, data, settings and client give the same bits in any process
@@ -101,7 +105,8 @@ def train(
     stream = derive(settings.seed, settings.server_round, client, "training", *own)
     with seeded(stream, device):
         pieces = micro_batch or MicroBatch()
-        local = _Local(task, module, settings, client, device, form, pieces, session)
+        around = use or DeviceUse(), phases or Unwatched()
+        local = _Local(task, module, settings, client, device, form, *around, pieces, session)
         return local.run(data, saves, resume_at)
 
 
@@ -122,6 +127,8 @@ class _Local:
         client: int,
         device: str,
         form: Form,
+        use: DeviceUse,
+        phases: Phases,
         micro_batch: MicroBatch,
         session: Session | None,
     ) -> None:
@@ -130,6 +137,8 @@ class _Local:
         self._client = client
         self._device = torch.device(device)
         self._form = form
+        self._use = use
+        self._phases = phases
         self._micro_batch = micro_batch
         module.train()
         module = form.attach(module, self._autocast)
@@ -160,8 +169,10 @@ class _Local:
                 epoch=place.epoch,
                 skip=place.batches,
                 share=form.share if form.parts > 1 else None,
+                processes=self._use.loader_processes,
             )
-            for group in _groups(batches, settings.accumulation_steps):
+            groups = _groups(batches, settings.accumulation_steps)
+            for group in each(groups, self._phases, "data"):
                 self._step(group, sizes[place.batches : place.batches + len(group)])
                 place = place.after(len(group))
                 if saves is not None and place.steps % saves.every_steps == 0:
@@ -198,6 +209,11 @@ class _Local:
             self._micro_batch.halve(max(sizes))
             self._means.back_to(mark)
             self._optimizer.zero_grad()
+        with self._phases.of("optimizer"):
+            self._descend()
+
+    def _descend(self) -> None:
+        """Make a step from the gradients that are there."""
         optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler looks at it
         if self._scaler:
             self._scaler.unscale_(optimizer)
@@ -216,10 +232,12 @@ class _Local:
             mine, most = form.rows(size), -(-size // form.parts)
             pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
             for number, (inputs, targets, live) in enumerate(pieces, 1):
-                inputs = inputs.to(self._device, non_blocking=True)
-                targets = targets.to(self._device, non_blocking=True)
+                inputs = self._use.place(inputs, self._device)
+                targets = self._use.place(targets, self._device)
                 last = number == len(pieces) and index == len(group) - 1
-                form.backward(inputs, targets, self._loss_of(examples, live), live=live, last=last)
+                loss = self._loss_of(examples, live)
+                with self._phases.of("backward"):
+                    form.backward(inputs, targets, loss, live=live, last=last)
 
     def _loss_of(self, examples: int, live: bool) -> LossOf:
         """Return what one piece adds to the loss whose gradient makes the step."""
@@ -229,17 +247,22 @@ class _Local:
         ) -> torch.Tensor:
             if outputs.dtype in _AUTOCAST.values() and self._settings.precision != "fp32":
                 outputs = outputs.float()
-            losses = self._task.loss(outputs, targets)
-            if live and note:
-                self._means.add(outputs, targets, losses)
+            with self._phases.of("forward"):
+                losses = self._task.loss(outputs, targets)
+                if live and note:
+                    self._means.add(outputs, targets, losses)
             mean = losses.sum() / examples if live else losses.sum() * 0
             return self._scaler.scale(mean) if self._scaler else mean
 
         return loss
 
-    def _autocast(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        """What the forward pass runs in."""
         dtype = _AUTOCAST.get(self._settings.precision)
-        return nullcontext() if dtype is None else torch.autocast(self._device.type, dtype)
+        cast_to = nullcontext() if dtype is None else torch.autocast(self._device.type, dtype)
+        with self._phases.of("forward"), cast_to:
+            yield
 
     def _correct(self) -> None:
         """Apply the algorithm's local objective, then clip."""
@@ -263,7 +286,7 @@ def _sizes(data: Data, batch_size: int, form: Form) -> list[int]:
     if form.parts == 1:
         return []
     count = samples_in(data)
-    if form.totals([count]) != [count * form.parts]:
+    if form.totals([count]) != [count * form.ranks]:
         raise DataError(
             f"process {form.rank} of {form.ranks} has {count} samples, others another number; "
             "client_data must give the same data in every process"

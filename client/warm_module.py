@@ -22,8 +22,15 @@ class WarmModule:
         not seen by the next one.
     """
 
-    def __init__(self, task: Task, device: str) -> None:
+    def __init__(
+        self,
+        task: Task,
+        device: str,
+        prepare: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module,
+    ) -> None:
+        """`prepare` changes how a module computes, once it is on its device."""
         self._task = task
+        self._prepare = prepare
         self._device = device
         self._built_for: tuple[int, int] | None = None
         self._module: torch.nn.Module | None = None
@@ -82,7 +89,7 @@ class WarmModule:
     def fresh(self, *, seed: int, generation: int = 0) -> torch.nn.Module:
         """Return the module with whatever params, for somebody who sets them."""
         if self._module is None or self._built_for != (seed, generation):
-            self._module = build_module(self._task, seed).to(self._device)
+            self._module = self._prepare(build_module(self._task, seed).to(self._device))
             self._built_for = seed, generation
             self._still = {}
             sent = self._module.state_dict()

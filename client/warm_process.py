@@ -16,7 +16,7 @@ from .owner import Owner
 from .process import ProcessDiedError, TrainingProcess
 from .training import APP_CRASHED, APP_NOT_LOADED, Trainer, failure
 
-__all__ = ["ATTEMPTS_MAX", "WarmProcess"]
+__all__ = ["ATTEMPTS_MAX", "WarmProcess", "training_environment"]
 
 ATTEMPTS_MAX = 3
 """How often an instruction is tried when the process dies of it."""
@@ -43,7 +43,7 @@ class WarmProcess(Trainer):
         self._report = report
         self._one = asyncio.Lock()
         self._process: TrainingProcess | None = None
-        self._started_as: tuple[bytes, Mapping[str, str], DeviceConfig] | None = None
+        self._started_as: tuple[bytes, Mapping[str, str], DeviceConfig, bool] | None = None
 
     async def execute(
         self,
@@ -133,14 +133,13 @@ class WarmProcess(Trainer):
             node_id=self._node_id,
             client_dir=str(self._owner.directory.absolute()),
         )
-        threads = str(config.device.threads)
-        environment = {
-            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
-            "OPENBLAS_NUM_THREADS": threads,
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "PYTHONUNBUFFERED": "1",
-        }
-        wanted = (order.SerializeToString(), environment, config.device)
+        environment = training_environment(config.device)
+        wanted = (
+            order.SerializeToString(),
+            environment,
+            config.device,
+            config.policy.report_device,
+        )
         if self._process is not None and self._process.alive and wanted == self._started_as:
             return self._process
         await self._stop()
@@ -159,6 +158,16 @@ class WarmProcess(Trainer):
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
+
+
+def training_environment(config: DeviceConfig) -> dict[str, str]:
+    """Return the variables that processes begin with which train as an owner says."""
+    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        **dict.fromkeys(threads, str(config.threads)),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _make_empty(folder: Path) -> None:

@@ -10,7 +10,8 @@ from ..settings import refuse, setting
 
 __all__ = ["DeviceConfig", "check_device"]
 
-SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline")
+SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid")
+PIPELINES = ("pipeline", "hybrid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +22,31 @@ class DeviceConfig:
     gpus: str | int | tuple[int, ...] | None = setting(
         None, 'instead of device, the GPUs to use: "all", a number, a list of them, or "cpu"'
     )
-    parallel: Literal["none", "ddp", "fsdp", "tensor", "pipeline", "auto"] = setting(
-        "none", "how a round is spread over the GPUs, or over processes of the CPU"
-    )
+    parallel: Literal[
+        "none", "data_parallel", "ddp", "fsdp", "tensor", "pipeline", "hybrid", "auto"
+    ] = setting("none", "how a round is spread over the GPUs, or over processes of the CPU")
     processes: int | None = setting(
         None,
         "how many processes train together; one a GPU if absent",
         at_least=1,
         at_most=64,
         only={"parallel": SPREAD},
+    )
+    copies: int = setting(
+        2,
+        "how many copies of the model train together, each spread over its share of the processes",
+        at_least=2,
+        at_most=32,
+        only={"parallel": ("hybrid",)},
+    )
+    copy_parallel: Literal["fsdp", "pipeline"] = setting(
+        "fsdp", "how each copy is spread over its processes", only={"parallel": ("hybrid",)}
+    )
+    pipeline_schedule: Literal["1f1b", "gpipe"] = setting(
+        "1f1b",
+        'the order of a pipeline\'s passes: "1f1b" holds fewer activations; "gpipe" has all forward '
+        "passes first",
+        only={"parallel": PIPELINES},
     )
     rank_timeout_s: float = setting(
         300.0,
@@ -40,6 +57,24 @@ class DeviceConfig:
     )
     precision: Literal["run", "fp32", "bf16", "fp16"] = setting(
         "run", 'what the forward pass computes in, whatever the run says; "run" is what it says'
+    )
+    checkpoint_activations: bool = setting(
+        False, "compute blocks again in the backward pass instead of keeping their activations"
+    )
+    channels_last: bool = setting(
+        False, "lay out images and convolutions with the channels last, as tensor cores want it"
+    )
+    compile: bool = setting(
+        False, "have torch compile the model, at the first batches of each size"
+    )
+    loader_processes: int = setting(
+        0,
+        "how many more processes load the items of a Dataset; tensors need none",
+        at_least=0,
+        at_most=64,
+    )
+    pin_memory: bool = setting(
+        False, "copy batches to the GPU from pinned memory, while it still computes"
     )
     save_steps: int = setting(
         500,

@@ -128,6 +128,20 @@ class DifferentialPrivacyConfig:
         "cohorts are drawn as without privacy, and nothing is amplified",
         only=_PRIVATE,
     )
+    correlation: Literal["none", "banded", "tree"] = setting(
+        "none",
+        "whether a round's noise takes back noise of earlier rounds (DP-FTRL), so that there is less "
+        "in the end: of the last few, or by a tree; needs selection.min_separation",
+        only=_PRIVATE,
+    )
+    bands: int | None = setting(
+        None,
+        "how many rounds hang together; one less is kept in memory, each as large as the params in "
+        "float32. The smaller of selection.min_separation and 32 if absent",
+        at_least=2,
+        at_most=10**5,
+        only={**_PRIVATE, "correlation": ("banded",)},
+    )
     population: int | None = setting(
         None,
         "how many clients there are: with run.cohort it says how probable it is to be drawn; "

@@ -19,7 +19,7 @@ class SelectionConfig:
             "uniform",
             "everybody alike; by the number of examples; the largest losses among some candidates; by "
             "Oort's utility, of examples and loss (these three go by what clients reported); of those "
-            "that are there, who trained in the fewest rounds; or one after another, by number",
+            "that are there, who was drawn for the fewest rounds; or one after another, by number",
         )
     )
     tags: tuple[str, ...] = setting(
@@ -39,4 +39,13 @@ class SelectionConfig:
         at_least=0,
         at_most=1,
         only={"kind": ("utility",)},
+    )
+    min_separation: int = setting(
+        1,
+        "a client that was drawn may be drawn again so many rounds later, not before",
+        at_least=1,
+        at_most=10**6,
+    )
+    participations_max: int | None = setting(
+        None, "so often a client is drawn in the run at most", at_least=1, at_most=10**6
     )

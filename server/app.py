@@ -134,5 +134,7 @@ def _plan(config: Config) -> RoundPlan:
             tags=chosen.tags,
             candidates=chosen.candidates,
             exploration=chosen.exploration,
+            separation=chosen.min_separation,
+            participations_max=chosen.participations_max,
         ),
     )

@@ -37,7 +37,9 @@ class RunLedger:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
             self._connection.executescript(_SCHEMA)
-            (self._count,) = self._connection.execute("SELECT count(*) FROM releases").fetchone()
+            self._count, self._rounds = self._connection.execute(
+                "SELECT count(*), coalesce(max(round), 0) FROM releases"
+            ).fetchone()
 
     def write(self, round_number: int, event: Event) -> None:
         """Add a release that is about to be made."""
@@ -46,10 +48,15 @@ class RunLedger:
                 "INSERT INTO releases (round, event) VALUES (?, ?)", (round_number, repr(event))
             )
         self._count += 1
+        self._rounds = max(self._rounds, round_number)
 
     def count(self) -> int:
         """Return how many releases there were, repeated ones included."""
         return int(self._count)
+
+    def rounds(self) -> int:
+        """Return of how many rounds: releases beyond them were of rounds that had been released."""
+        return int(self._rounds)
 
     def require(self, event: Event) -> None:
         """Check that all releases so far were of this event: only then they add up as one plan.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import RunStoppedError
+from ..errors import RunStoppedError, StoreError
 from ..privacy.dp.plan import PrivacyPlan
 from .privacy_ledger import RunLedger
 
@@ -37,11 +37,19 @@ class PrivateRun:
 
         Raises:
             RunStoppedError: the budget is spent; nothing is released.
+            StoreError: earlier releases are missing in the ledger.
         """
         plan = self.plan
         count = self._ledger.count() + 1
-        if plan.epsilon_max is not None and count > plan.rounds:
-            epsilon = plan.epsilon(count)
+        if count < round_number:
+            raise StoreError(
+                f"the ledger of releases has {count - 1}, and this is round {round_number}: releases "
+                "are missing; restore privacy.sqlite of the run's folder, or start anew"
+            )
+        repeats = count - max(round_number, self._ledger.rounds())
+        more = plan.counted(count, repeats) > plan.counted(plan.rounds)
+        if plan.epsilon_max is not None and more:
+            epsilon = plan.epsilon(count, repeats)
             if epsilon > plan.epsilon_max:
                 raise RunStoppedError(
                     f"round {round_number} would be release {count} and make epsilon "
@@ -50,7 +58,7 @@ class PrivateRun:
                 )
         self._ledger.write(round_number, plan.event)
         return {
-            "epsilon": plan.epsilon_by_then(count),
+            "epsilon": plan.epsilon_by_then(count, repeats),
             "delta": plan.delta,
             "releases": count,
             "noise_multiplier": plan.noise_multiplier,
@@ -59,8 +67,10 @@ class PrivateRun:
     def summary(self) -> dict[str, Any]:
         """Return what summary.json says: numbers, and the claim in words."""
         plan, count = self.plan, self._ledger.count()
+        repeats = count - self._ledger.rounds()
+        noise = "" if plan.correlation is None else f", {plan.correlation.kind} noise"
         return {
-            "epsilon": plan.epsilon(count),
+            "epsilon": plan.epsilon(count, repeats),
             "delta": plan.delta,
             "releases": count,
             "noise_multiplier": plan.noise_multiplier,
@@ -68,6 +78,8 @@ class PrivateRun:
             "relation": plan.relation,
             "sampling": plan.sampling,
             "sampling_probability": plan.probability if plan.sampling == "poisson" else None,
-            "mechanism": f"Gaussian, {plan.clipping.kind} clipping",
-            "claim": plan.claim(count),
+            "min_separation": plan.separation,
+            "participations": None if plan.sampling == "poisson" else plan.counted(count, repeats),
+            "mechanism": f"Gaussian, {plan.clipping.kind} clipping{noise}",
+            "claim": plan.claim(count, repeats),
         }

@@ -139,7 +139,7 @@ def _run(
         run_config=run_config_of(app),
         states_file=run_folder.folder / "checkpoints" / "clients.sqlite",
     )
-    run_folder.keep_client_states(population.save, population.load)
+    run_folder.checkpoints.keep_client_states(population.save, population.load)
     teller = Teller(traceback=tell, explain=app.explain, event=run_folder.event)
     executor = with_adversaries(plan.make(app, population, teller=teller), app.config)
     grid = _grid_of(app, executor, population)

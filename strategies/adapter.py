@@ -23,7 +23,7 @@ from .algorithm import Algorithm, Params, State
 from .broadcast import Broadcast
 from .checks import fault_in
 from .client_memory import ClientMemory, with_memory, without_memory
-from .cohort import wait_for_clients
+from .cohort import wait_for_rested
 from .companions import refuse_clashes
 from .grids import (
     combines_in_groups,
@@ -144,8 +144,8 @@ class FederatedStrategy(Strategy):
             round=server_round, train=collected.table, failed=sorted(collected.failures)
         )
         self._state, self._arrays = state, arrays
-        if self._plan.selection.kind != "uniform":
-            self._memory = self._memory.after(collected.table, server_round)
+        if self._plan.selection.remembers:
+            self._memory = self._memory.after(collected.table, server_round, collected.cohort)
         return arrays, metric_record(collected.metrics())
 
     def configure_evaluate(
@@ -343,13 +343,17 @@ class FederatedStrategy(Strategy):
         if known := recall_cohort(grid, number):
             return known
         needed = self._plan.min_clients
-        present = wait_for_clients(
+        present = wait_for_rested(
             grid,
             needed,
+            lambda ids: self._plan.selection.rested(ids, self._memory, number),
             tell=lambda count: self._tell("waiting", {"connected": count, "needed": needed}),
         )
         if len(present) < needed:
-            raise QuorumError(f"round {number}: {len(present)} of {needed} clients are connected")
+            resting = " and rested" if self._plan.selection.limits else ""
+            raise QuorumError(
+                f"round {number}: {len(present)} of {needed} clients are connected{resting}"
+            )
         drawn = self._privacy.draw(present) if self._privacy is not None else None
         if drawn is not None:
             return drawn

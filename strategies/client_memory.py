@@ -1,8 +1,9 @@
-"""What the server remembers of single clients: their numbers of examples and their last losses."""
+"""What the server remembers of single clients: examples, losses, and when they were drawn."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,18 +29,20 @@ class Known:
         examples: NaN where it is not known.
         loss: the mean loss of the last training, NaN where it is not known.
         round: of the last training, 0 where there was none.
-        times: how many rounds a client has trained in.
+        drawn: the last round that the client was drawn for, whether it answered or not.
+        times: how often it was drawn.
     """
 
     examples: NDArray[np.float64]
     loss: NDArray[np.float64]
     round: NDArray[np.int64]
+    drawn: NDArray[np.int64]
     times: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMemory:
-    """The clients that have trained, ascending, and what is known of each.
+    """The clients that were drawn, ascending, and what is known of each.
 
     It is part of a checkpoint: a resumed run draws the cohorts of one that was not interrupted.
     """
@@ -62,19 +65,23 @@ class ClientMemory:
             examples=np.where(met, self.known.examples[places], np.nan),
             loss=np.where(met, self.known.loss[places], np.nan),
             round=np.where(met, self.known.round[places], 0),
+            drawn=np.where(met, self.known.drawn[places], 0),
             times=np.where(met, self.known.times[places], 0),
         )
 
-    def after(self, table: ClientTable, number: int) -> ClientMemory:
-        """Return the memory after a round in which these clients trained."""
+    def after(self, table: ClientTable, number: int, cohort: Sequence[int] = ()) -> ClientMemory:
+        """Return the memory after a round for which these were drawn, and of whom some trained."""
         table = table.in_order()
         trained = np.array(table.clients, np.int64)
         losses = table.metrics.get(LOSS, [None] * len(trained))
-        clients = np.union1d(self.clients, trained)
+        asked = np.array(sorted(cohort), np.int64)
+        clients = np.union1d(self.clients, np.union1d(trained, asked))
         known, places = self.of(clients), np.searchsorted(clients, trained)
         known.examples[places] = _numbers(table.examples)
         known.loss[places] = _numbers(losses)
         known.round[places] = number
+        places = np.searchsorted(clients, asked)
+        known.drawn[places] = number
         known.times[places] += 1
         return ClientMemory(clients=clients, known=known)
 
@@ -86,13 +93,20 @@ class ClientMemory:
             "examples": known.examples,
             "loss": known.loss,
             "round": known.round,
+            "drawn": known.drawn,
             "times": known.times,
         }
 
     @classmethod
     def read(cls, arrays: Params) -> ClientMemory:
         """Return the memory that `arrays` gave."""
-        known = Known(**{entry.name: arrays[entry.name] for entry in fields(Known)})
+        known = Known(
+            examples=arrays["examples"],
+            loss=arrays["loss"],
+            round=arrays["round"],
+            drawn=arrays["drawn"],
+            times=arrays["times"],
+        )
         return cls(clients=arrays["clients"], known=known)
 
 
@@ -116,6 +130,7 @@ def _unknown(count: int) -> Known:
         examples=np.full(count, np.nan),
         loss=np.full(count, np.nan),
         round=np.zeros(count, np.int64),
+        drawn=np.zeros(count, np.int64),
         times=np.zeros(count, np.int64),
     )
 

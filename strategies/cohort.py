@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from ..seeds import Words, derive, spread
 from .grids import is_stopping, wait_without_polling
 
-__all__ = ["draw_cohort", "size_of_cohort", "wait_for_clients"]
+__all__ = ["draw_cohort", "size_of_cohort", "wait_for_clients", "wait_for_rested"]
 
 POLL_S = 0.2
 
@@ -124,6 +124,26 @@ def wait_for_clients(
         if len(present) != before:
             tell(len(present))
     return present
+
+
+def wait_for_rested(
+    grid: Grid,
+    count: int,
+    rested: Callable[[Sequence[int]], Sequence[int]],
+    *,
+    tell: Callable[[int], None],
+) -> Sequence[int]:
+    """Wait until `count` of the connected clients may be drawn, and return those.
+
+    Edge cases: as `wait_for_clients`.
+    """
+    resting = 0
+    while True:
+        present = wait_for_clients(grid, count + resting, tell=tell)
+        found = rested(present)
+        if len(found) >= count or len(present) < count + resting:
+            return found
+        resting = len(present) - len(found)
 
 
 def _present(grid: Grid) -> Sequence[int]:

@@ -30,6 +30,7 @@ class TrainingReplies:
     """Takes one round's replies, in any order, and folds the valid ones.
 
     Attributes:
+        cohort: the clients that were asked, ascending.
         contributors: the clients whose updates count, ascending.
         table: what each of them reported.
         failures: who failed, and why.
@@ -63,6 +64,10 @@ class TrainingReplies:
         self.failures: dict[int, str] = {}
         self.table = ClientTable()
         self._contributors: set[int] = set()
+
+    @property
+    def cohort(self) -> list[int]:
+        return sorted(self._cohort)
 
     @property
     def contributors(self) -> list[int]:

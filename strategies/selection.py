@@ -44,17 +44,21 @@ class Selection:
         kind: "uniform": everybody alike. "examples": with a chance in proportion to the number of
             examples. "power_of_choice": `candidates` drawn by examples, and of those the ones with
             the largest losses. "utility": Oort's, by examples and loss, and by how long ago.
-            "least_often": those of them that trained in the fewest rounds, so that who is there
+            "least_often": those of them that were drawn for the fewest rounds, so that who is there
             now and then is heard as often as others. "cyclic": one after another by their ids.
         tags: only clients that have all of these are drawn from; the grid sees to it.
         candidates: how many are looked at, per client that is drawn, > 1.
         exploration: the part of a cohort that is drawn among clients that never trained.
+        separation: a client that was drawn may be drawn again so many rounds later, not before.
+        participations_max: so often a client may be drawn in a run; None is no limit.
     """
 
     kind: Kind = "uniform"
     tags: tuple[str, ...] = ()
     candidates: float = 2.0
     exploration: float = 0.1
+    separation: int = 1
+    participations_max: int | None = None
 
     def __post_init__(self) -> None:
         require_choice("selection.kind", self.kind, KINDS)
@@ -62,6 +66,32 @@ class Selection:
             raise ConfigError(f"selection.tags has {wrong[0]!r}; {TAG_FORM}")
         require_number("selection.candidates", self.candidates, at_least=1)
         require_number("selection.exploration", self.exploration, at_least=0, at_most=1)
+        require_whole("selection.min_separation", self.separation, at_least=1)
+        if self.participations_max is not None:
+            require_whole("selection.participations_max", self.participations_max, at_least=1)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether it goes by what happened in earlier rounds."""
+        return self.kind != "uniform" or self.limits
+
+    @property
+    def limits(self) -> bool:
+        """Whether clients that are there may not be drawn, because they were drawn before."""
+        return self.separation > 1 or self.participations_max is not None
+
+    def rested(
+        self, present: Sequence[int], memory: ClientMemory, round_number: int
+    ) -> Sequence[int]:
+        """Return who of the clients may be drawn: all of them, unless it `limits`."""
+        if not self.limits:
+            return present
+        ids = np.fromiter(present, np.int64)
+        known = memory.of(ids)
+        may = (known.times == 0) | (known.drawn <= round_number - self.separation)
+        if self.participations_max is not None:
+            may &= known.times < self.participations_max
+        return [int(client) for client in ids[may]]
 
 
 def select_cohort(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import distributed as dist
 
 from .form import rows_of
 
-__all__ = ["Divided", "send_params"]
+__all__ = ["Divided", "send", "send_params"]
 
 
 class Divided:
@@ -40,6 +40,10 @@ class Divided:
 @torch.no_grad()
 def send_params(module: torch.nn.Module) -> None:
     """Give all ranks rank 0's params and buffers."""
-    tensors = [tensor.detach() for tensor in module.state_dict().values()]
+    send(tensor.detach() for tensor in module.state_dict().values())
+
+
+def send(tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks rank 0's values of tensors that each of them has."""
     for work in [dist.broadcast(tensor, 0, async_op=True) for tensor in tensors]:
         work.wait()

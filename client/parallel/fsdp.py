@@ -1,5 +1,7 @@
 """The form "fsdp": every rank has a part of each param, and computes a part of each batch.
 
+With several copies of the model the parts of each copy are gathered within it alone.
+
 Source: Rajbhandari et al. 2020, "ZeRO", stage 3, as torch's fully_shard does it.
 """
 
@@ -8,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from .copies import Copies
 from .divided import Divided
 from .form import Autocast, LossOf
 from .sharded_tensors import clip_sharded
@@ -28,9 +30,9 @@ class Fsdp(Divided):
 
     sharded = True
 
-    def __init__(self, rank: int, ranks: int, device: str) -> None:
+    def __init__(self, rank: int, ranks: int, device: str, *, copies: Copies) -> None:
         super().__init__(rank, ranks, device)
-        self._mesh = init_device_mesh(self._device.type, (ranks,))
+        self._copies = copies
         self._twin: Twin | None = None
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
@@ -46,8 +48,8 @@ class Fsdp(Divided):
         synchronise_norms(module, self)
         for block in module.children():
             if sum(param.numel() for param in block.parameters()) >= SHARDED_PARAMS_MIN:
-                fully_shard(block, mesh=self._mesh)
-        fully_shard(module, mesh=self._mesh)
+                fully_shard(block, mesh=self._copies.mesh)
+        fully_shard(module, mesh=self._copies.mesh)
 
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
@@ -65,7 +67,7 @@ class Fsdp(Divided):
 
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
         """As `Form.clip`."""
-        clip_sharded(params, norm)
+        clip_sharded(params, norm, within=self._copies.within)
 
     def collect(self) -> None:
         """As `Form.collect`."""

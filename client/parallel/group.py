@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import DataError, MeadowError
+from ..device_use import DeviceUse
 from ..micro_batch import ran_out_of_memory
 from .form import Form
 from .meeting import is_lost_rank, join, leave
@@ -45,8 +46,8 @@ class RankGroup:
         generation: how often they were started.
     """
 
-    def __init__(self, plan: ParallelPlan, *, app_dir: str, sha256: str) -> None:
-        self._plan = plan
+    def __init__(self, plan: ParallelPlan, use: DeviceUse, *, app_dir: str, sha256: str) -> None:
+        self._plan, self._use = plan, use
         self._app = {"app_dir": app_dir, "sha256": sha256}
         self._folder: str | None = None
         self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
@@ -74,7 +75,11 @@ class RankGroup:
             for rank in range(1, self._plan.ranks):
                 connection = self._started()
                 start = RankStart(
-                    **self._app, rank=rank, plan=self._plan, meeting_place=str(meeting_place)
+                    **self._app,
+                    rank=rank,
+                    plan=self._plan,
+                    use=self._use,
+                    meeting_place=str(meeting_place),
                 )
                 tell(connection, start.to_json())
             for _, connection in self._ranks:

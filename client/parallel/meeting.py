@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -42,24 +41,30 @@ def join(plan: ParallelPlan, rank: int, meeting_place: Path) -> Form:
         timeout=timedelta(seconds=plan.timeout_s),
     )
     dist.barrier()
-    return _form_class(plan.kind)(rank, plan.ranks, device)
+    return _form(plan, rank, device)
 
 
-def _form_class(kind: str) -> Callable[[int, int, str], Form]:
-    """Return a form by name; what it needs of torch is loaded now."""
-    if kind == "fsdp":
-        from .fsdp import Fsdp
-
-        return Fsdp
-    if kind == "tensor":
+def _form(plan: ParallelPlan, rank: int, device: str) -> Form:
+    """Return a rank's form; what it needs of torch is loaded now."""
+    me = rank, plan.ranks, device
+    if plan.kind == "ddp":
+        return Ddp(*me)
+    if plan.kind == "tensor":
         from .tensor import Tensor
 
-        return Tensor
-    if kind == "pipeline":
-        from .pipeline import Pipeline
+        return Tensor(*me)
+    from .copies import Copies
 
-        return Pipeline
-    return Ddp
+    copies = Copies(
+        rank, plan.ranks, torch.device(device), count=plan.copies, timeout_s=plan.timeout_s
+    )
+    if plan.kind == "fsdp":
+        from .fsdp import Fsdp
+
+        return Fsdp(*me, copies=copies)
+    from .pipeline import Pipeline
+
+    return Pipeline(*me, copies=copies, schedule=plan.schedule)
 
 
 def leave() -> None:

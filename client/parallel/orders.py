@@ -11,6 +11,7 @@ from typing import Any
 
 from ...simulations.partition import Partition
 from ...task import Site
+from ..device_use import DeviceUse
 from ..mid_epoch import MidEpoch
 from ..training_settings import TrainingSettings
 from .plan import ParallelPlan
@@ -30,6 +31,7 @@ class RankStart:
     sha256: str
     rank: int
     plan: ParallelPlan
+    use: DeviceUse
     meeting_place: str
 
     def to_json(self) -> dict[str, Any]:
@@ -39,13 +41,15 @@ class RankStart:
             "sha256": self.sha256,
             "rank": self.rank,
             "plan": self.plan.to_json(),
+            "use": asdict(self.use),
             "meeting_place": self.meeting_place,
         }
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> RankStart:
         """Return what `to_json` gave."""
-        return cls(**{**said, "plan": ParallelPlan.from_json(said["plan"])})
+        plan = ParallelPlan.from_json(said["plan"])
+        return cls(**{**said, "plan": plan, "use": DeviceUse(**said["use"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

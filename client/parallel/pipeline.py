@@ -1,6 +1,9 @@
-"""The form "pipeline": every rank has some of a sequence's layers, and passes on what it computes.
+"""The form "pipeline": every rank has some of a model's layers, and passes on what it computes.
 
-Source: Narayanan et al. 2019, "PipeDream" (one forward, one backward), as torch's pipelining.
+With several copies of the model each of them is a pipeline for some rows of each batch.
+
+Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream" (one forward, one backward),
+    as torch's pipelining.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import DataError
+from .copies import Copies
 from .divided import Divided, send_params
 from .form import Autocast, LossOf
-from .sharded_tensors import local_of
 
 __all__ = ["Pipeline", "cut"]
 
@@ -30,9 +33,12 @@ class Pipeline(Divided):
 
     sharded = True
 
-    def __init__(self, rank: int, ranks: int, device: str) -> None:
+    def __init__(
+        self, rank: int, ranks: int, device: str, *, copies: Copies, schedule: str
+    ) -> None:
         super().__init__(rank, ranks, device)
-        self.part, self.parts = 0, 1  # every rank is given the whole batch
+        self._copies, self._wanted = copies, schedule
+        self.part, self.parts = copies.copy, copies.count  # all ranks of a copy are given its rows
         self._whole: torch.nn.Sequential | None = None
         self._schedules: dict[Any, PipelineScheduleSingle] = {}
         self._loss: LossOf | None = None
@@ -46,37 +52,39 @@ class Pipeline(Divided):
         self._autocast = autocast
         send_params(module)
         if self._whole is not module:
-            self._whole = _sequence(module)
-            self._cuts = cut([_params_in(layer) for layer in self._whole], self.ranks)
+            self._whole = _sequence(module, ranks=self._copies.size)
+            self._cuts = cut([_params_in(layer) for layer in self._whole], self._copies.size)
             self._schedules.clear()
-            self._stage = torch.nn.Sequential(*self._layers(self.rank)).to(self._device)
+            self._stage = torch.nn.Sequential(*self._layers(self._copies.place)).to(self._device)
         return self._stage
 
-    def _layers(self, rank: int) -> list[torch.nn.Module]:
+    def _layers(self, place: int) -> list[torch.nn.Module]:
         assert self._whole is not None
-        return list(self._whole)[self._cuts[rank] : self._cuts[rank + 1]]
+        return list(self._whole)[self._cuts[place] : self._cuts[place + 1]]
 
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
         """As `Form.backward`; all micro-batches are of one size, and the rest goes by itself."""
         self._loss = loss
-        size = -(-len(targets) // (MICRO_BATCHES_A_RANK * self.ranks))
+        size = -(-len(targets) // (MICRO_BATCHES_A_RANK * self._copies.size))
         main = len(targets) // size * size
         for rows in (slice(0, main), slice(main, None)):
             if len(targets[rows]):
                 self._pass(inputs[rows], targets[rows], min(size, len(targets[rows])))
+        if last:
+            self._copies.add_up(list(self._stage.parameters()))
 
     def _pass(self, inputs: torch.Tensor, targets: torch.Tensor, size: int) -> None:
         schedule = self._schedule(inputs, targets, len(targets) // size)
         with self._autocast():
-            if self.rank == 0:
+            if self._copies.place == 0:
                 schedule.step(inputs)
-            elif self.rank < self.ranks - 1:
+            elif self._copies.place < self._copies.size - 1:
                 schedule.step()
             else:
                 outputs = schedule.step(target=targets, losses=[])
-        if self.rank == self.ranks - 1:
+        if self._copies.place == self._copies.size - 1:
             assert self._loss is not None
             with torch.no_grad():
                 self._loss(outputs, targets)
@@ -84,14 +92,21 @@ class Pipeline(Divided):
     def _schedule(
         self, inputs: torch.Tensor, targets: torch.Tensor, count: int
     ) -> PipelineScheduleSingle:
-        """Return the schedule for batches of this shape: one forward, one backward where there
-        are micro-batches for all ranks, else GPipe."""
+        """Return the schedule for batches of this shape; one forward, one backward needs
+        micro-batches for all ranks, and is GPipe where there are fewer."""
         shape = inputs.shape, inputs.dtype, targets.shape, count
         if shape not in self._schedules:
             if len(self._schedules) >= SHAPES_KEPT_MAX:
                 self._schedules.clear()
-            stage = PipelineStage(self._stage, self.rank, self.ranks, self._device)
-            kind = Schedule1F1B if count >= self.ranks else ScheduleGPipe
+            stage = PipelineStage(
+                self._stage,
+                self._copies.place,
+                self._copies.size,
+                self._device,
+                group=self._copies.within,
+            )
+            alternating = self._wanted == "1f1b" and count >= self._copies.size
+            kind = Schedule1F1B if alternating else ScheduleGPipe
             made = kind(stage, count, loss_fn=self._quiet_loss, scale_grads=False)
             self._schedules[shape] = made
         return self._schedules[shape]
@@ -104,17 +119,21 @@ class Pipeline(Divided):
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
         """As `Form.clip`: every rank has other params."""
         gradients = [param.grad for param in params if param.grad is not None]
-        (squares,) = self.totals([sum(float(g.double().pow(2).sum()) for g in gradients)])
+        squares = torch.zeros((), dtype=torch.float64, device=self._device)
         for gradient in gradients:
-            gradient.mul_(min(1.0, norm / (squares**0.5 + 1e-6)))
+            squares += gradient.double().pow(2).sum()
+        dist.all_reduce(squares, group=self._copies.within)
+        for gradient in gradients:
+            gradient.mul_(min(1.0, norm / (float(squares) ** 0.5 + 1e-6)))
 
     @torch.no_grad()
     def collect(self) -> None:
         """As `Form.collect`."""
-        for rank in range(self.ranks):
-            for layer in self._layers(rank):
+        for place in range(self._copies.size):
+            rank = self._copies.rank_of(place)
+            for layer in self._layers(place):
                 for tensor in layer.state_dict().values():
-                    dist.broadcast(local_of(tensor.detach()), rank)
+                    dist.broadcast(tensor.detach(), rank, group=self._copies.within)
 
 
 def cut(sizes: Sequence[int], parts: int) -> list[int]:
@@ -138,8 +157,8 @@ def _params_in(layer: torch.nn.Module) -> int:
     return sum(param.numel() for param in layer.parameters())
 
 
-def _sequence(module: torch.nn.Module) -> torch.nn.Sequential:
-    if not isinstance(module, torch.nn.Sequential) or len(module) < dist.get_world_size():
+def _sequence(module: torch.nn.Module, *, ranks: int) -> torch.nn.Sequential:
+    if not isinstance(module, torch.nn.Sequential) or len(module) < ranks:
         raise DataError(
             'device.parallel = "pipeline" needs a model that is an nn.Sequential of at least as '
             f'many layers as there are ranks, got {type(module).__name__}; say "fsdp"'

@@ -10,13 +10,9 @@ import torch
 
 from ...errors import DataError
 from ...sections.device import DeviceConfig
+from .choice import choose
 
 __all__ = ["ParallelPlan"]
-
-COPIES = 4
-"""Params, gradients and Adam's two moments."""
-FILLED_MAX = 0.7
-"""How much of a GPU these may fill; activations need the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +20,26 @@ class ParallelPlan:
     """How a round is spread over processes.
 
     Attributes:
-        kind: the form; "none" is one process.
+        kind: the form; "none" and "data_parallel" are one process.
         devices: the device of each rank.
         timeout_s: how long a rank waits for the others.
         reason: why "auto" chose this; empty if it was not asked.
+        copies: how many copies of the model train together; with more than one the form is that
+            of each copy.
+        schedule: the order of a pipeline's passes.
     """
 
     kind: str
     devices: tuple[str, ...]
     timeout_s: float
     reason: str = ""
+    copies: int = 1
+    schedule: str = "1f1b"
 
     @property
     def ranks(self) -> int:
         """How many processes train together."""
-        return len(self.devices)
+        return 1 if self.kind == "data_parallel" else len(self.devices)
 
     @property
     def sharded(self) -> bool:
@@ -56,7 +57,13 @@ class ParallelPlan:
         if self.kind == "none":
             return self.devices[0]
         names = sorted({*self.devices})
-        return f"{', '.join(names)} as {self.ranks} ranks with {self.kind}"
+        copies = f", in {self.copies} copies" if self.copies > 1 else ""
+        return f"{', '.join(names)} as {self.ranks} ranks with {self.kind}{copies}"
+
+    @classmethod
+    def single(cls, device: str) -> ParallelPlan:
+        """Return the plan of one process on a device."""
+        return cls(kind="none", devices=(device,), timeout_s=0.0)
 
     @classmethod
     def of(
@@ -80,7 +87,12 @@ class ParallelPlan:
         gpus = _gpus(config, there)
         if config.parallel == "none":
             first = f"cuda:{gpus[0]}" if gpus else "cpu"
-            return cls(kind="none", devices=(first,), timeout_s=config.rank_timeout_s)
+            return cls.single(first)
+        if config.parallel == "data_parallel" and not gpus:
+            raise DataError(
+                'device.parallel = "data_parallel" is one process for several GPUs, and there are '
+                'none; say "ddp", with device.processes'
+            )
         if gpus:
             ranks = config.processes or len(gpus)
             if ranks > len(gpus):
@@ -91,11 +103,17 @@ class ParallelPlan:
             devices = tuple(f"cuda:{gpu}" for gpu in gpus[:ranks])
         else:
             devices = ("cpu",) * _processes(config)
-        kind: str = config.parallel
-        reason = ""
+        kind, copies, reason = _said(config, devices)
         if kind == "auto":
-            kind, reason = _chosen(devices, model_bytes, free_bytes or _free_bytes)
-        return cls(kind=kind, devices=devices, timeout_s=config.rank_timeout_s, reason=reason)
+            kind, copies, reason = choose(devices, model_bytes, free_bytes or _free_bytes)
+        return cls(
+            kind=kind,
+            devices=devices,
+            timeout_s=config.rank_timeout_s,
+            reason=reason,
+            copies=copies,
+            schedule=config.pipeline_schedule,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -132,21 +150,19 @@ def _processes(config: DeviceConfig) -> int:
     return config.processes or 1
 
 
+def _said(config: DeviceConfig, devices: tuple[str, ...]) -> tuple[str, int, str]:
+    """Return the form that the owner names, in how many copies, and no reason."""
+    if config.parallel != "hybrid":
+        return config.parallel, 1, ""
+    if len(devices) % config.copies or len(devices) < 2 * config.copies:
+        raise DataError(
+            f"device.copies = {config.copies} copies of the model need a multiple of "
+            f"{config.copies} processes, and two for each at least; there are {len(devices)}; "
+            'set device.processes, or say parallel = "ddp" or "fsdp"'
+        )
+    return config.copy_parallel, config.copies, ""
+
+
 def _free_bytes(device: str) -> int:
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)
-
-
-def _chosen(
-    devices: tuple[str, ...], model_bytes: int, free_bytes: Callable[[str], int]
-) -> tuple[str, str]:
-    """Choose a form, and say why."""
-    if len(devices) == 1:
-        return "none", "there is one device"
-    if devices[0] == "cpu":
-        return "ddp", f"there are {len(devices)} processes in one memory"
-    needed, least = COPIES * model_bytes, min(free_bytes(device) for device in devices)
-    sizes = f"training needs about {needed / 1e9:.1f} GB for params, gradients and optimizer"
-    if needed > FILLED_MAX * least:
-        return "fsdp", f"{sizes}, more than {FILLED_MAX:.0%} of the {least / 1e9:.1f} GB free"
-    return "ddp", f"{sizes}, and each of {len(devices)} GPUs has {least / 1e9:.1f} GB free"

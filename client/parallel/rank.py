@@ -19,10 +19,13 @@ from ...apps import App
 from ...errors import AppError, MeadowError
 from ...process_limits import keep_freed_memory
 from ...task import Site, Task
+from ..corrections import Corrections
+from ..local_algorithms import CORRECTED, local_algorithm
 from ..micro_batch import MicroBatch, ran_out_of_memory
 from ..site_data import SiteData
 from ..trainer import train
 from ..warm_module import WarmModule
+from .divided import send
 from .form import Form
 from .meeting import is_lost_rank, join
 from .orders import READY, RankStart, RoundOrder, hear, tell
@@ -66,20 +69,29 @@ class _Member:
         self._task = task
         self._form = form
         self._device = start.plan.devices[start.rank]
-        self._module = WarmModule(task, "cpu" if start.plan.sharded else self._device)
+        self._use = start.use
+        device = "cpu" if start.plan.sharded else self._device
+        self._module = WarmModule(task, device, start.use.prepare)
         self._data: tuple[Site, SiteData] | None = None
 
     def train(self, order: RoundOrder) -> None:
         if self._data is None or self._data[0] != order.site:
             self._data = order.site, SiteData(self._task, order.site, self._device)
+        module = self._module.fresh(seed=order.settings.seed)
+        session = None
+        if order.settings.algorithm in CORRECTED:
+            session = Corrections.empty(local_algorithm(order.settings), module)
+            send(session.tensors())
         train(
             self._task,
-            self._module.fresh(seed=order.settings.seed),
+            module,
             self._data[1].loaded().train,
             order.settings,
             client=order.client,
             device=self._device,
+            session=session,
             form=self._form,
+            use=self._use,
             micro_batch=MicroBatch(order.examples_max),
             saves=order.saves,
             resume_at=order.resume_at,

@@ -23,8 +23,15 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def clip_sharded(params: Sequence[torch.nn.Parameter], norm: float) -> None:
+def clip_sharded(
+    params: Sequence[torch.nn.Parameter],
+    norm: float,
+    *,
+    within: dist.ProcessGroup | None = None,
+) -> None:
     """Scale the gradients of all ranks so that their common L2 norm is `norm` at most.
+
+    `within` are the ranks that hold one copy of the params; without it they are all.
 
     Source: as torch.nn.utils.clip_grad_norm_, which takes sharded or whole tensors, not both.
     """
@@ -36,7 +43,7 @@ def clip_sharded(params: Sequence[torch.nn.Parameter], norm: float) -> None:
     for gradient in gradients:
         part = local_of(gradient)
         sums[int(part is not gradient)] += part.double().pow(2).sum()
-    dist.all_reduce(sums[1:])
+    dist.all_reduce(sums[1:], group=within)
     scale = float((norm / (sums.sum().sqrt() + 1e-6)).clamp(max=1.0))
     for gradient in gradients:
         local_of(gradient).mul_(scale)

@@ -62,7 +62,8 @@ def _follow(
     """Move the running statistics towards those of a batch."""
     if layer.running_mean is None or layer.running_var is None:
         return
-    assert layer.num_batches_tracked is not None
+    if layer.num_batches_tracked is None:
+        return  # the batch is computed again, and was counted
     layer.num_batches_tracked.add_(1)
     rate = layer.momentum
     if rate is None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...strategies.bounds import require_whole
-from .events import Event, GaussianEvent
+from .events import Event, GaussianEvent, SeparatedEvent
 from .gaussian import cost_of, epsilon_of_cost
 
 __all__ = ["Accountant", "counted_as", "epsilon_of", "epsilon_of_many"]
@@ -39,6 +39,8 @@ def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant
     require_whole("count", count, at_least=0)
     if count == 0:
         return 0.0
+    if isinstance(event, SeparatedEvent):
+        event = event.event
     if isinstance(event, GaussianEvent):
         return epsilon_of_cost(count * cost_of(event.noise_multiplier), delta)
     if event.probability == 1:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 from ...strategies.bounds import require_number
 from .accountant import epsilon_of
 from .events import Event, GaussianEvent, PoissonEvent
 
-__all__ = ["calibrate_noise", "rounds_within"]
+if TYPE_CHECKING:
+    from .plan import PrivacyPlan
+
+__all__ = ["calibrate_noise", "rounds_within", "within_budget"]
 
 MULTIPLIER_MIN = 0.05
 MULTIPLIER_MAX = 1e5
@@ -47,6 +52,18 @@ def calibrate_noise(
                 f"epsilon = {epsilon:g} at delta = {delta:g}; raise epsilon"
             )
     return _bisect(lambda multiplier: spent(multiplier) <= epsilon, high)
+
+
+def within_budget(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:
+    """Return the plan with the smallest noise for which its rounds stay within the budget.
+
+    Raises:
+        ConfigError: no noise is enough.
+    """
+    drawn = plan.probability if plan.sampling == "poisson" else None
+    count = plan.counted(plan.rounds)
+    noise = calibrate_noise(epsilon=epsilon, delta=plan.delta, rounds=count, probability=drawn)
+    return replace(plan, noise_multiplier=noise)
 
 
 def rounds_within(event: Event, *, epsilon: float, delta: float) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...strategies.bounds import require_number
+from .correlation import Correlation
 
-__all__ = ["Event", "GaussianEvent", "PoissonEvent"]
+__all__ = ["Event", "GaussianEvent", "PoissonEvent", "SeparatedEvent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,4 +38,20 @@ class PoissonEvent:
         require_number("probability", self.probability, above=0, at_most=1)
 
 
-Event = GaussianEvent | PoissonEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeparatedEvent:
+    """What a run releases of a client each time that it takes part, by turns.
+
+    Between two such rounds are `separation` at least, and there are `participations_max` at most.
+    With correlated noise the run releases C x + z, row by row; what a client adds to it each time
+    is a column of C, of norm <= 1, and no two of its columns share a row. So each time is one
+    Gaussian release, whatever the correlation: what it costs is `event`'s.
+    """
+
+    event: GaussianEvent
+    separation: int
+    participations_max: int | None
+    correlation: Correlation | None
+
+
+Event = GaussianEvent | PoissonEvent | SeparatedEvent

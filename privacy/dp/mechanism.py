@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,17 @@ from ...strategies.server_optimizers import is_floating
 from ..entropy import Entropy
 from .clipping import WITHIN_KEY, Clipping, clip_update
 from .events import GaussianEvent
-from .noise import generator_of
+from .noise import SEED_BYTES, generator_from
+from .noise_memory import NoisePast
 
 __all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
+
+
+class Draw(Protocol):
+    """Fills an array with noise of unit variance, where rounds are independent."""
+
+    def __call__(self, *, out: NDArray[np.float64]) -> object: ...
+
 
 BLOCK = 8_192
 """Values at once: the change and its noise stay in the cache, and are made nowhere else."""
@@ -38,10 +46,12 @@ BLOCK = 8_192
 class NoisyAggregate(Aggregate):
     """A private aggregate, and the noisy share of clients whose change was within the clip.
 
-    `within` is None unless clipping is adaptive.
+    `within` is None unless clipping is adaptive. `seed` is that of the noise, where later rounds
+    need it, and else None.
     """
 
     within: float | None
+    seed: bytes | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +72,7 @@ class PrivateMean:
         cohort: the configured cohort size, the divisor.
         noise_multiplier: of the noise on the params: standard deviation / `clipping.norm`.
         count_stddev: of the noise on the number of clients within the clip; None: not released.
+        past: the earlier rounds' noise, if this round's depends on it.
 
     Guarantees: the sum's L2 sensitivity to one client is `clipping.norm` for updates of single
         clients, in exact arithmetic; a reply that stands for many was clipped by whoever made it,
@@ -75,6 +86,7 @@ class PrivateMean:
     noise_multiplier: float
     entropy: Entropy
     count_stddev: float | None = None
+    past: NoisePast | None = None
     mean: MeanAggregator = field(default_factory=MeanAggregator)
 
     @property
@@ -83,7 +95,8 @@ class PrivateMean:
 
     @property
     def event(self) -> GaussianEvent:
-        """What `finish` releases.
+        """What `finish` releases; where rounds' noises depend on each other, what a client's
+        taking part in one of them costs, over all rounds.
 
         The noisy count is a second sum, of sensitivity 1/2; both together are one Gaussian release
         (Andrew et al. 2021, theorem 1): z^-2 = z_params^-2 + (2 count_stddev)^-2.
@@ -114,25 +127,44 @@ class PrivateMean:
     def finish(self, accumulator: PrivateSum) -> NoisyAggregate:
         params, clients = accumulator.params, accumulator.clients
         exact = self.mean.finish(accumulator.changes).mean if clients else params
-        noise = generator_of(self.entropy)
+        seed = self.entropy(SEED_BYTES)
+        noise = generator_from(seed)
+        draw = noise.standard_normal if self.past is None else self._drawn(params, seed)
         mean = {
-            name: self._released(old, exact[name], clients, noise)
-            if is_floating(old.dtype)
-            else old
+            name: self._released(old, exact[name], clients, draw) if is_floating(old.dtype) else old
             for name, old in params.items()
         }
         within = None
         if self.count_stddev is not None:  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
             noisy = accumulator.within - clients / 2 + noise.normal(0.0, self.count_stddev)
             within = float(noisy / self.cohort + 0.5)
-        return NoisyAggregate(mean=mean, weight=self.cohort, clients=clients, within=within)
+        return NoisyAggregate(
+            mean=mean,
+            weight=self.cohort,
+            clients=clients,
+            within=within,
+            seed=None if self.past is None else seed,
+        )
+
+    def _drawn(self, params: Params, seed: bytes) -> Draw:
+        """Return what fills arrays with the round's noise, value by value."""
+        assert self.past is not None
+        size = sum(_reals(old).size for old in params.values() if is_floating(old.dtype))
+        row, used = self.past.row(seed, size), 0
+
+        def draw(*, out: NDArray[np.float64]) -> None:
+            nonlocal used
+            out[:] = row[used : used + out.size]
+            used += out.size
+
+        return draw
 
     def _released(
         self,
         old: NDArray[Any],
         exact: NDArray[Any],
         clients: int,
-        noise: np.random.Generator,
+        draw: Draw,
     ) -> NDArray[Any]:
         """Return one tensor's params after the noisy mean change, block by block."""
         stddev = self.noise_multiplier * self.clipping.norm / self.cohort
@@ -145,7 +177,7 @@ class PrivateMean:
             change, drawn = changes[: before.size], draws[: before.size]
             np.subtract(after, before, out=change)
             change *= share
-            noise.standard_normal(out=drawn)
+            draw(out=drawn)
             drawn *= stddev
             change += drawn
             change += before

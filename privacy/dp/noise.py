@@ -13,12 +13,18 @@ import numpy as np
 
 from ..entropy import Entropy
 
-__all__ = ["SEED_BYTES", "generator_of"]
+__all__ = ["SEED_BYTES", "generator_from", "generator_of"]
 
 SEED_BYTES = 32
 
 
 def generator_of(entropy: Entropy) -> np.random.Generator:
     """Return a generator that no other release has had."""
-    seed = int.from_bytes(entropy(SEED_BYTES), "big")
-    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(seed)))
+    return generator_from(entropy(SEED_BYTES))
+
+
+def generator_from(seed: bytes) -> np.random.Generator:
+    """Return the generator of a seed."""
+    return np.random.Generator(
+        np.random.PCG64DXSM(np.random.SeedSequence(int.from_bytes(seed, "big")))
+    )

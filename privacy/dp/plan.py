@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -16,18 +15,25 @@ from ...strategies.mean import MeanAggregator
 from ..entropy import Entropy, system_entropy
 from .accountant import epsilon_of, epsilon_of_many
 from .adaptive import AdaptiveClip
+from .claim import claim_of
 from .clipping import Clipping
-from .events import Event, GaussianEvent, PoissonEvent
+from .correlation import Correlation
+from .events import Event, GaussianEvent, PoissonEvent, SeparatedEvent
 from .mechanism import NoisyAggregate, PrivateMean
+from .noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot
 from .sampling import draw_poisson
 
-__all__ = ["CLIP_SLOT", "NOISE_KEY", "PrivacyPlan", "Sampling"]
+__all__ = ["CLIP_SLOT", "NOISE_KEY", "REACH_KEY", "PrivacyPlan", "Sampling"]
 
 Sampling = Literal["poisson", "fixed"]
 CLIP_SLOT = "dp_clip"
+SEEDS_SLOT = "dp_noise"
 NORM = "norm"
 NOISE_KEY = "dp-noise-multiplier"
 """In an instruction: the noise multiplier of everything that the round releases."""
+REACH_KEY = "dp-noise-reach"
+"""In an instruction: the rounds over which noise is correlated; a client that takes part twice
+within them pays more than the multiplier says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,12 @@ class PrivacyPlan:
         population: among how many clients cohorts are drawn.
         sampling: "poisson": every client tosses a coin with probability cohort / population, and
             that amplifies privacy. "fixed": cohorts are drawn otherwise, and no amplification is
-            claimed: a client is accounted for as if it took part in every round.
+            claimed: a client is accounted for as if it took part as often as it may.
+        separation: with "fixed": rounds between two that a client takes part in, at least; 1 is
+            every round.
+        participations_max: with "fixed": how often a client takes part at most, None: as often as
+            `separation` lets it.
+        correlation: how the noise of rounds hangs together; None: it is independent.
         epsilon_max: what the run may spend; None is whatever the rounds cost.
 
     Guarantees: the params of every round, and whatever is computed from them, are
@@ -53,6 +64,9 @@ class PrivacyPlan:
     cohort: float
     population: int
     sampling: Sampling = "poisson"
+    separation: int = 1
+    participations_max: int | None = None
+    correlation: Correlation | None = None
     clipping: Clipping = field(default_factory=Clipping)
     adaptive: AdaptiveClip | None = None
     epsilon_max: float | None = None
@@ -71,7 +85,32 @@ class PrivacyPlan:
             )
         if (self.clipping.kind == "adaptive") != (self.adaptive is not None):
             raise ConfigError("adaptive clipping needs an AdaptiveClip, and no other has one")
+        self._require_separation()
         self.mechanism(self.clipping)
+
+    def _require_separation(self) -> None:
+        """Check that clients take part as rarely as is accounted for."""
+        require_whole("min_separation", self.separation, at_least=1)
+        if self.participations_max is not None:
+            require_whole("participations_max", self.participations_max, at_least=1)
+        if self.sampling == "poisson" and self.is_by_turns:
+            raise ConfigError(
+                'sampling = "poisson" has coins decide alone who takes part: with min_separation, '
+                'participations_max or correlated noise it must be "fixed"'
+            )
+        if self.correlation is None:
+            return
+        if self.correlation.separation > self.separation:
+            raise ConfigError(
+                f"min_separation must be >= {self.correlation.separation}, the rounds that the "
+                f"{self.correlation.kind} noise of one round reaches over, got {self.separation}: "
+                "lower bands or raise min_separation"
+            )
+        if self.adaptive is not None:
+            raise ConfigError(
+                f"{self.correlation.kind} noise takes earlier noise back, which was for another "
+                'clip: clipping must be "fixed" or "per_layer"'
+            )
 
     # ------------------------------------------------------------------ sampler, mechanism, event
 
@@ -80,12 +119,18 @@ class PrivacyPlan:
         """The probability with which a client takes part in a round."""
         return self.cohort / self.population
 
+    @property
+    def is_by_turns(self) -> bool:
+        """Whether clients that took part have to wait, or noise presumes that they do."""
+        limited = self.separation > 1 or self.participations_max is not None
+        return limited or self.correlation is not None
+
     def draw(self, present: Sequence[int]) -> list[int]:
         """Return a round's cohort by secret coins: what "poisson" is accounted as."""
         return draw_poisson(present, self.probability, self.entropy)
 
-    def mechanism(self, clipping: Clipping) -> PrivateMean:
-        """Return the mechanism of a round with this clip."""
+    def mechanism(self, clipping: Clipping, past: NoisePast | None = None) -> PrivateMean:
+        """Return the mechanism of a round with this clip, after rounds with this noise."""
         multiplier = self.noise_multiplier
         if self.adaptive is not None:
             multiplier = self.adaptive.params_multiplier(multiplier)
@@ -95,31 +140,59 @@ class PrivacyPlan:
             noise_multiplier=multiplier,
             entropy=self.entropy,
             count_stddev=None if self.adaptive is None else self.adaptive.count_stddev,
+            past=past,
         )
 
     @property
     def event(self) -> Event:
-        """What one round releases: the mechanism's own event, as it is sampled."""
+        """What one round releases: the mechanism's own event, as it is sampled. Without coins it
+        is what one participation costs."""
         released: GaussianEvent = self.mechanism(self.clipping).event
+        if self.is_by_turns:
+            return SeparatedEvent(
+                event=released,
+                separation=self.separation,
+                participations_max=self.participations_max,
+                correlation=self.correlation,
+            )
         if self.sampling == "fixed":
             return released
         return PoissonEvent(probability=self.probability, event=released)
 
     # ------------------------------------------------------------------ accounting
 
-    def epsilon(self, releases: int | None = None) -> float:
+    def counted(self, releases: int, repeats: int = 0) -> int:
+        """Return how many events so many releases are, for the client that they are about most.
+
+        `repeats` of them are rounds that had been released before: they are independent releases,
+        of what a client would have added to that round, and each counts for everybody.
+        """
+        if self.sampling == "poisson":
+            return releases
+        rounds = releases - repeats
+        apart = -(-rounds // self.separation)
+        return min(apart, self.participations_max or apart) + repeats
+
+    def epsilon(self, releases: int | None = None, repeats: int = 0) -> float:
         """Return the epsilon of so many releases; of the whole run by default."""
-        count = self.rounds if releases is None else releases
+        count = self.counted(self.rounds if releases is None else releases, repeats)
         return epsilon_of(self.event, count=count, delta=self.delta)
 
-    def epsilon_by_then(self, releases: int) -> float:
-        """Return an upper bound of `epsilon(releases)`, cheap to ask for after every round."""
-        return epsilon_of_many(self.event, count=releases, delta=self.delta, planned=self.rounds)
+    def epsilon_by_then(self, releases: int, repeats: int = 0) -> float:
+        """Return an upper bound of `epsilon(...)`, cheap to ask for after every round."""
+        count, planned = self.counted(releases, repeats), self.counted(self.rounds)
+        return epsilon_of_many(self.event, count=count, delta=self.delta, planned=planned)
 
     @property
     def noise_stddev(self) -> float:
         """The noise's standard deviation on one param of the mean change, at the first clip."""
         return self.mechanism(self.clipping).noise_multiplier * self.clipping.norm / self.cohort
+
+    def noise_stddev_in_sum(self, rounds: int) -> float:
+        """Return the noise's standard deviation on one param after so many rounds, added up."""
+        unit = self.clipping.norm / self.cohort * self.mechanism(self.clipping).noise_multiplier
+        variances = None if self.correlation is None else self.correlation.sum_variances(rounds)
+        return unit * float(rounds if variances is None else variances[-1]) ** 0.5
 
     # ------------------------------------------------------------------ the algorithm
 
@@ -135,27 +208,38 @@ class PrivacyPlan:
                 "is for a noisy sum of them; choose fedavg or fedprox"
             )
 
+        memory = None if self.correlation is None else NoiseMemory(self.correlation)
+
         def of_round(state: State) -> Algorithm:
-            clipping = self._clipping_in(state)
+            clipping, past = self._clipping_in(state), None
+            if memory is not None:
+                past = NoisePast(seeds=seeds_in(state.slots[SEEDS_SLOT]), memory=memory)
             told = {**clipping.record(), NOISE_KEY: self.noise_multiplier}
+            if self.correlation is not None:
+                told[REACH_KEY] = self.correlation.separation
             return replace(
                 algorithm,
                 client_config={**algorithm.client_config, **told},
-                aggregator=self.mechanism(clipping),
+                aggregator=self.mechanism(clipping, past),
             )
 
         def init(params: Params) -> State:
             state = algorithm.init(params)
-            return self._with_clip(state, self.clipping.norm)
+            return self._with_seeds(self._with_clip(state, self.clipping.norm), ())
 
         def apply(state: State, aggregate: Aggregate) -> State:
-            inner = {name: slot for name, slot in state.slots.items() if name != CLIP_SLOT}
+            own = (CLIP_SLOT, SEEDS_SLOT)
+            inner = {name: slot for name, slot in state.slots.items() if name not in own}
             norm = self._clipping_in(state).norm
             moved = algorithm.apply(replace(state, slots=inner), aggregate)
             if self.adaptive is not None and isinstance(aggregate, NoisyAggregate):
                 assert aggregate.within is not None
                 norm = self.adaptive.after(norm, aggregate.within)
-            return self._with_clip(moved, norm)
+            seeds: tuple[bytes, ...] = ()
+            if self.correlation is not None:
+                assert isinstance(aggregate, NoisyAggregate) and aggregate.seed is not None
+                seeds = (*seeds_in(state.slots[SEEDS_SLOT]), aggregate.seed)
+            return self._with_seeds(self._with_clip(moved, norm), seeds)
 
         return replace(algorithm, init=init, apply=apply, of_round=of_round)
 
@@ -171,6 +255,12 @@ class PrivacyPlan:
         slot = {NORM: np.array(norm, np.float64)}
         return replace(state, slots={**state.slots, CLIP_SLOT: slot})
 
+    def _with_seeds(self, state: State, seeds: tuple[bytes, ...]) -> State:
+        """Return a state that remembers the seeds of its noise, where later rounds need them."""
+        if self.correlation is None:
+            return state
+        return replace(state, slots={**state.slots, SEEDS_SLOT: seeds_slot(seeds)})
+
     # ------------------------------------------------------------------ in words
 
     @property
@@ -182,31 +272,6 @@ class PrivacyPlan:
             return "one client added or removed"
         return "one client's updates left out of every sum, the cohorts being the same"
 
-    def claim(self, releases: int) -> str:
+    def claim(self, releases: int, repeats: int = 0) -> str:
         """Say what holds after so many releases: unit, relation, sampling, delta, mechanism."""
-        epsilon = self.epsilon(releases)
-        bound = f"epsilon = {_up(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
-        drawn = {
-            "poisson": "each client took part in a round with probability "
-            f"{self.probability:.4g}, independently and unknown to whoever sees the params",
-            "fixed": "nothing is presumed of how cohorts were drawn: a client may have taken part "
-            "in every round",
-        }[self.sampling]
-        clip = {
-            "fixed": f"clipped to an L2 norm of {self.clipping.norm:g}",
-            "per_layer": f"clipped tensor by tensor to an L2 norm of {self.clipping.norm:g} together",
-            "adaptive": "clipped to a norm that follows a quantile, itself released with noise",
-        }[self.clipping.kind]
-        return (
-            f"The params of every round are differentially private with {bound} and "
-            f"delta = {self.delta:g}. Unit: a client with all of its data. Neighbours: "
-            f"{self.relation}. "
-            f"Sampling: {drawn}. Mechanism: {releases} noisy sums of client updates, {clip}, with "
-            f"Gaussian noise of multiplier {self.noise_multiplier:.6g}, added by the server, which "
-            "is trusted. Who took part, traffic and durations are not covered."
-        )
-
-
-def _up(value: float) -> str:
-    """Return a number with four decimals, rounded up: a claim is never rounded down."""
-    return f"{math.ceil(value * 1e4 - 1e-9) / 1e4:g}"
+        return claim_of(self, releases, repeats)

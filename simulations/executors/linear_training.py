@@ -229,6 +229,6 @@ def train_linear(
                 f"loss must give one value per example, shape ({active * width},), got "
                 f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
             )
-        torch.autograd.backward(losses, weights.flatten())
+        torch.dot(losses, weights.flatten()).backward()  # type: ignore[no-untyped-call]
         values.take(step, 0, losses.detach().view(active, width), outputs.detach(), wanted)
     return LinearTrained(linear, values.means())

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
+from ...client.corrections import kept_zeros, names_of
 from ...client.local_algorithms import LocalAlgorithm
 from ...client.local_round import Answer, LocalRound
-from ...client.local_session import KEPT, kept_in, kept_zeros, names_of, shared_in
+from ...client.local_session import KEPT, kept_in, shared_in
 from ...client.optimizers import Slots
 from ...flower import params_to_arrays
 from ...module_params import to_array

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..algorithm import Params, Update
-from ..mean import Block, Layout, as_reals
+from ..layout import Block, Layout
+from ..mean import as_reals
 from ..server_optimizers import is_floating
 from .geometry import Geometry, Reals
 

@@ -44,6 +44,29 @@ def test_it_speaks_to_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "norm of the noise on all params: 4, 4 times the largest change" in text
 
 
+def test_correlated_noise_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    """At one budget: turns need less noise, and correlation leaves less of it in the model."""
+    options = ["--rounds", "200", "--epsilon", "2", "--sampling", "fixed", "--format", "json"]
+    options += ["--params", "100000"]
+    found = []
+    for more in (
+        [],
+        ["--min-separation", "20"],
+        ["--correlation", "tree"],
+        ["--correlation", "banded"],
+    ):
+        more = more if "20" in more or not more else [*more, "--min-separation", "20"]
+        found.append(json.loads(run(capsys, *PLAN, *options, *more)[1]))
+    after = [plan["noise_stddev_after"] for plan in found]
+    assert after == sorted(after, reverse=True) and after[1] > 2 * after[3]
+    cosines = [plan["cosine_after"] for plan in found]
+    assert cosines == sorted(cosines)
+    assert [plan["participations"] for plan in found] == [200, 10, 10, 10]
+    assert all(1.99 < plan["epsilon"] <= 2.0 for plan in found)
+    text = run(capsys, *PLAN, *options[:-4], "--params", "100000")[1]
+    assert f"has a cosine of {cosines[0]:.3f} with the one without noise" in text
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -51,6 +74,8 @@ def test_it_speaks_to_people(capsys: pytest.CaptureFixture[str]) -> None:
         ["--rounds", "10", "--epsilon", "2", "--noise-multiplier", "1"],
         ["--rounds", "10", "--epsilon", "2", "--sampling", "shuffle"],
         ["--rounds", "10", "--epsilon", "2", "--delta", "0.01"],
+        ["--rounds", "10", "--epsilon", "2", "--correlation", "banded"],
+        ["--rounds", "10", "--epsilon", "2", "--sampling", "fixed", "--correlation", "shuffle"],
     ],
 )
 def test_wrong_calls(capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:

@@ -106,6 +106,28 @@ def test_what_a_budget_refuses(instruction: pb.Instruction, says: str) -> None:
     check_budget(instruction, PolicyConfig(), spent=[])
 
 
+def test_correlated_noise_hides_only_who_waits(ledger: Ledger) -> None:
+    """A server that asks again too soon is refused; what it repeats, and other runs, are not."""
+    policy = PolicyConfig(epsilon_max=50.0)
+
+    def asked(number: int, *, run: int = 1, reach: object = 4) -> None:
+        instruction = make(id=f"{run}-{number}", run=run)
+        instruction.envelope.metadata.group_id = str(number)
+        extra = pack_entries({"dp-noise-reach": reach})  # type: ignore[dict-item]
+        instruction.envelope.records[0].configs.entries.extend(extra)
+        rounds = ledger.rounds_of_run(instruction)
+        check_budget(instruction, policy, spent=ledger.spent(), rounds=rounds)
+        spend(ledger, instruction)
+
+    for number in (1, 5, 5, 11):
+        asked(number)
+    asked(12, run=2)
+    with pytest.raises(RefusedError, match="round 8, its noise .* over 4 rounds, .* in round 11"):
+        asked(8)
+    with pytest.raises(RefusedError, match="does not name"):
+        asked(30, reach="far")
+
+
 def test_a_second_delivery_costs_nothing_and_a_second_round_does(ledger: Ledger) -> None:
     """The same instruction is one release; another under the same id is another one."""
     for _ in range(3):

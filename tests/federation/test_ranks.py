@@ -42,7 +42,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     shutil.copytree(SCANS, folder / "scans")
     with federation(folder, folder / "scans", clients=3) as running:
         file = running.client_dir(0) / "client.toml"
-        file.write_text(file.read_text().replace("\n[device]\n", DEVICE))
+        told = file.read_text().replace("[policy]\n", "[policy]\nreport_device = true\n")
+        file.write_text(told.replace("\n[device]\n", DEVICE))
         yield running
 
 
@@ -79,7 +80,10 @@ def finished(fleet: Federation, run: int) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def undisturbed(fleet: Federation) -> dict[str, torch.Tensor]:
     """The model of a run that nothing happened to."""
-    made = finished(fleet, fleet.submit(*SETTINGS))
+    run = fleet.submit(*SETTINGS)
+    made = finished(fleet, run)
+    for row in fleet.rounds(run):  # one client's owner lets it tell
+        assert row["train"]["samples-per-s"] > 0 and row["train"]["peak-memory-mb"] > 50
     assert passes(fleet) == 3 * STEPS, "there was no second rank"
     return made
 

@@ -58,13 +58,18 @@ class Bench:
             client_dir=self.folder,
         )
 
+    def module_of(self, training: LocalTraining) -> WarmModule:
+        """Return the module of what trains: ranks keep theirs, so this one has to stay too."""
+        made = WarmModule(self.task, training.module_device, training.use.prepare)
+        return self._modules.setdefault(training, made)
+
     def train(
         self, training: LocalTraining, *, key: str = "", **settings: Any
     ) -> tuple[dict[str, torch.Tensor], int, dict[str, float]]:
         """Train a round; returns the params, the samples and the means."""
         self._rounds += 1
         data = SiteData(self.task, Site(index=0, count=2), training.device).loaded().train
-        module = self._modules.setdefault(training, WarmModule(self.task, training.module_device))
+        module = self.module_of(training)
         arrays = params_to_arrays(params_of_module(build_module(self.task, 5)))
         trained, samples, means = training.train(
             Round(

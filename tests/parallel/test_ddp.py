@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
 
+from meadow.client.local_site import LocalSite
 from meadow.client.local_training import LocalTraining
+from meadow.client.parallel.plan import ParallelPlan
+from meadow.client.training_settings import TrainingSettings
 from meadow.errors import DataError
+from meadow.flower import arrays_to_params, params_to_arrays
+from meadow.module_params import build_module, params_of_module
+from meadow.strategies.companions import companion
+from meadow.task import Site
 
 from .conftest import Bench, distance
 
@@ -52,3 +62,49 @@ def test_what_a_rank_raises_is_said(bench: Bench, pair: LocalTraining) -> None:
         bench.train(pair, batch_size=8)
     expected, *_ = bench.train(bench.training(), batch_size=8)
     assert distance(bench.train(pair, batch_size=8)[0], expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [("scaffold", "control"), ("feddyn", "learned"), ("fedlion", "momentum")],
+)
+def test_corrected_steps_are_the_same_on_all_ranks(
+    bench: Bench, pair: LocalTraining, algorithm: str, kind: str
+) -> None:
+    """Over two rounds the answers, companions included, are those of one process; so is what the
+    client keeps."""
+    said = {"batch-size": 8, "learning-rate": 0.05, "epochs": 2, "algorithm": algorithm}
+    if algorithm == "fedlion":
+        said |= {"optimizer": "lion", "learning-rate": 0.001}
+    answers = []
+    for training in (bench.training(), pair):
+        module = bench.module_of(training)
+        site = LocalSite(
+            bench.task, Site(index=0, count=2), training=training, module=module, copies=True
+        )
+        params = params_of_module(build_module(bench.task, 5))
+        learned = [name for name, _ in build_module(bench.task, 5).named_parameters()]
+        for name in learned:
+            begun = np.full_like(params[name], 0.01)
+            count = np.zeros((), np.int8)
+            params[companion(kind, name)] = count if kind == "learned" else begun
+        state = RecordDict()
+        for number in (1, 2):
+            config = ConfigRecord({**said, "server-round": number})
+            content = RecordDict({"arrays": params_to_arrays(params), "config": config})
+            reply = site.train(Message(content, 1, "train"), client=1, state=state)
+            params = arrays_to_params(reply.content.array_records["arrays"])
+        kept = {"kept": state.array_records["algorithm"]} if algorithm != "fedlion" else {}
+        own = {f"kept {n}": a for r in kept.values() for n, a in arrays_to_params(r).items()}
+        answers.append({n: torch.tensor(np.asarray(a)).float() for n, a in (params | own).items()})
+    assert distance(answers[1], answers[0]) < 1e-5
+
+
+def test_algorithms_that_need_one_process_say_so(bench: Bench, pair: LocalTraining) -> None:
+    """Params of a client's own, and sharded ones that are to be corrected, are a sentence."""
+    with pytest.raises(DataError, match=r"algorithm 'ditto'\) need the whole model in one process"):
+        pair.alone(TrainingSettings(algorithm="ditto"))
+    plan = ParallelPlan(kind="fsdp", devices=("cpu", "cpu"), timeout_s=1.0)
+    sharded = LocalTraining(bench.task, "cpu", plan=plan)
+    with pytest.raises(DataError, match="'scaffold' corrects the steps of the whole model"):
+        sharded.require_whole("scaffold")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from meadow.errors import ConfigError, RunStoppedError, StoreError
+from meadow.privacy.dp.correlation import Banded, Tree
 from meadow.privacy.dp.plan import PrivacyPlan
 from meadow.server.privacy_ledger import RunLedger
 from meadow.server.private_run import PrivateRun
@@ -67,6 +68,31 @@ def test_other_noise_is_not_added_up(tmp_path: Path) -> None:
     PrivateRun(PLAN, RunLedger(path)).account(1)
     with pytest.raises(ConfigError, match="release of round 1 by another mechanism"):
         PrivateRun(replace(PLAN, noise_multiplier=9.0), RunLedger(path))
+
+
+def test_another_correlation_is_not_added_up(tmp_path: Path) -> None:
+    """Nor are releases whose noise hangs together in another way."""
+    path = tmp_path / "privacy.sqlite"
+    banded = replace(PLAN, separation=4, correlation=Banded(rounds=5, bands=3))
+    PrivateRun(banded, RunLedger(path)).account(1)
+    PrivateRun(banded, RunLedger(path)).account(2)
+    with pytest.raises(ConfigError, match=r"release of round 1 by another mechanism, .*Banded"):
+        PrivateRun(replace(banded, correlation=Tree(restart=4)), RunLedger(path))
+
+
+def test_repeated_rounds_cost_everybody_a_participation() -> None:
+    """Clients that wait for four rounds take part twice in five; the repeated round is a third."""
+    run = PrivateRun(replace(PLAN, separation=4), RunLedger(None))
+    spent = [run.account(number)["epsilon"] for number in (1, 2, 2, 3, 4, 5)]
+    once = [PLAN.epsilon(count) for count in (1, 1, 2, 2, 2, 3)]
+    assert spent == once
+    assert run.summary()["participations"] == 3
+
+
+def test_missing_releases_are_an_error() -> None:
+    """A ledger that was lost would begin to count anew, in the middle of a run."""
+    with pytest.raises(StoreError, match="has 0, and this is round 2: releases are missing"):
+        PrivateRun(PLAN, RunLedger(None)).account(2)
 
 
 def test_a_damaged_ledger_is_an_error(tmp_path: Path) -> None:

@@ -299,11 +299,11 @@ def test_clients_states_are_kept_with_the_checkpoint(tmp_path: Path) -> None:
         loaded.append(dict(saved))
 
     folder = opened(tmp_path)
-    folder.keep_client_states(save, load)
+    folder.checkpoints.keep_client_states(save, load)
     for number in (1, 2, 3):
         commit(folder, number)
     again = opened(tmp_path)
-    again.keep_client_states(save, load)
+    again.checkpoints.keep_client_states(save, load)
     assert same(again.resume(), 3)
     assert loaded == [{"version": "3"}]
 

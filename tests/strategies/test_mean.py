@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meadow.errors import ConfigError, RunError
+from meadow.errors import ConfigError, RunError, StoreError
 from meadow.strategies import mean as mean_module
 from meadow.strategies.algorithm import Update
 from meadow.strategies.mean import MeanAggregator
@@ -216,7 +216,7 @@ def test_updates_are_read_in_slices_and_memory_is_bounded(kit):
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    scratch = (2 * 20 + 2) * mean_module.BLOCK * 8
+    scratch = aggregator.threads * (2 * 20 + 2) * mean_module.BLOCK * 8
     assert tensor.longest <= mean_module.BLOCK
     assert peak < 8 * size + scratch
     del total
@@ -231,14 +231,15 @@ from meadow.strategies.algorithm import Update
 from meadow.strategies.algorithm import Update
 from meadow.strategies.mean import BLOCK, MeanAggregator
 generator = np.random.default_rng(0)
-size = 2 * BLOCK + 4321
+size = 25 * BLOCK + 4321
 updates = [
     Update(client=i, params={"w": MemoryTensor(generator.standard_normal(size))}, weight=i + 1.5)
-    for i in range(45)
+    for i in range(21)
 ]
-aggregator = MeanAggregator()
-total = aggregator.fold(aggregator.zero({"w": np.zeros(size)}), updates)
-print(__import__("hashlib").sha256(aggregator.finish(total).mean["w"]).hexdigest())
+for threads in (1, 2, 3):
+    aggregator = MeanAggregator(threads=threads, group=9)
+    total = aggregator.fold(aggregator.zero({"w": np.zeros(size)}), updates)
+    print(__import__("hashlib").sha256(aggregator.finish(total).mean["w"]).hexdigest())
 """
 
 
@@ -254,7 +255,26 @@ def test_the_number_of_threads_changes_no_bit():
         ).stdout
         for threads in ("1", "2", "3", "4")
     }
-    assert len(digests) == 1
+    (lines,) = digests
+    assert len(lines.split()) == 3
+    assert len(set(lines.split())) == 1
+
+
+class Unreadable(Sliced):
+    """A tensor in a file that has become shorter."""
+
+    def __getitem__(self, values):
+        if values.start > self._flat.size // 2:
+            raise StoreError("the file ends here")
+        return super().__getitem__(values)
+
+
+def test_what_goes_wrong_in_a_thread_is_raised(kit):
+    """An update that cannot be read to its end is an error, never a mean without it."""
+    like = {"w": np.zeros(20 * mean_module.BLOCK, np.float32)}
+    update = Update(client=0, params={"w": Unreadable(like["w"])}, weight=1.0, stored=True)
+    with pytest.raises(StoreError, match="the file ends here"):
+        mean_of([update], like)
 
 
 @pytest.mark.parametrize("count", [3, 20, 21, 47])

@@ -250,7 +250,7 @@ def test_who_was_heard_least_is_drawn_first() -> None:
         drawn = select_cohort(there, 2, memory, Selection(kind="least_often"), **how)
         table = ClientTable()
         table.add(drawn, [1.0] * len(drawn), {"loss": [1.0] * len(drawn)})
-        memory = memory.after(table, number)
+        memory = memory.after(table, number, drawn)
         heard.update(drawn)
     assert sum(heard.values()) == 120 and set(heard.values()) <= {11, 12, 13}
 

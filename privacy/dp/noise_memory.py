@@ -1,0 +1,103 @@
+"""The noise of a round that depends on earlier rounds', from the seeds of all of them.
+
+A run's state holds the seeds, 32 bytes a round, and nothing else of the noise: it is small, a
+checkpoint has it with the params that it belongs to, and the noise of a continued run is, to the
+last bit, what it would have been. What was made of the seeds is kept here beside, so that only a
+run that goes on after an interruption makes it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...strategies.algorithm import Params
+from .correlation import Correlation, Terms
+from .noise import SEED_BYTES, generator_from
+
+__all__ = ["NoiseMemory", "NoisePast", "seeds_in", "seeds_slot"]
+
+Row = NDArray[np.float32]
+BLOCK = 8_192
+"""Values at once, so that they stay in the cache."""
+SEEDS = "seeds"
+
+
+class NoiseMemory:
+    """Makes rows of noise; what it remembers decides nothing but the time that they take."""
+
+    def __init__(self, correlation: Correlation) -> None:
+        self._correlation = correlation
+        self._size = 0
+        self._seeds: tuple[bytes, ...] = ()
+        self._kept: dict[int, Row] = {}
+
+    def row(self, seeds: tuple[bytes, ...], seed: bytes, size: int) -> Row:
+        """Return `size` values for the round after those of `seeds`, of normals from `seed`.
+
+        Guarantees: depends on the arguments alone. In float32: rounding is of noise, not of data.
+        """
+        if (seeds, size) != (self._seeds, self._size):
+            begins = self._correlation.begins(len(seeds) + 1)
+            self._seeds, self._size, self._kept = seeds[: begins - 1], size, {}
+            for earlier in seeds[begins - 1 :]:
+                self._advance(earlier)
+        return self._advance(seed)
+
+    def _advance(self, seed: bytes) -> Row:
+        number = len(self._seeds) + 1
+        step, generator = self._correlation.step(number), generator_from(seed)
+        value = np.empty(self._size, np.float32)
+        released = np.empty(self._size, np.float32) if step.beside else value
+        drawn, scratch = np.empty(BLOCK), np.empty(BLOCK)
+        for start in range(0, self._size, BLOCK):
+            part = slice(start, min(start + BLOCK, self._size))
+            fresh, product = (each[: part.stop - part.start] for each in (drawn, scratch))
+            generator.standard_normal(out=fresh)
+            fresh *= step.fresh
+            self._add(fresh, step.made_of, part, product)
+            value[part] = fresh
+            if step.beside:
+                self._add(fresh, step.beside, part, product)
+                released[part] = fresh
+        rows = {**self._kept, number: value}
+        self._kept = {each: rows[each] for each in step.kept}
+        self._seeds = (*self._seeds, seed)
+        return released
+
+    def _add(
+        self,
+        values: NDArray[np.float64],
+        terms: Terms,
+        part: slice,
+        product: NDArray[np.float64],
+    ) -> None:
+        for number, factor in terms:
+            np.multiply(self._kept[number][part], factor, out=product)
+            values += product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisePast:
+    """The noise of the rounds before this one."""
+
+    seeds: tuple[bytes, ...]
+    memory: NoiseMemory
+
+    def row(self, seed: bytes, size: int) -> Row:
+        """Return this round's noise, of standard normals from `seed`."""
+        return self.memory.row(self.seeds, seed, size)
+
+
+def seeds_slot(seeds: Sequence[bytes]) -> Params:
+    """Return the seeds of all rounds so far as arrays, which a checkpoint holds."""
+    flat = np.frombuffer(b"".join(seeds), np.uint8)
+    return {SEEDS: flat.reshape(len(seeds), SEED_BYTES)}
+
+
+def seeds_in(slot: Params) -> tuple[bytes, ...]:
+    """Return the seeds that `seeds_slot` was given."""
+    return tuple(row.tobytes() for row in slot[SEEDS])

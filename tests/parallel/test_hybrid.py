@@ -1,0 +1,43 @@
+"""Two copies of a model, each spread over two ranks, give the update of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from meadow.client.local_training import LocalTraining
+
+from .conftest import Bench, distance
+
+SETTINGS: list[dict[str, Any]] = [
+    {"batch_size": 13, "accumulation_steps": 2, "optimizer": "adam", "learning_rate": 0.01},
+    {
+        "batch_size": 26,  # the last batch has a single example: one copy has none
+        "learning_rate": 0.1,
+        "momentum": 0.9,
+        "proximal_mu": 0.5,
+        "gradient_clip_norm": 0.2,
+    },
+]
+
+
+@pytest.fixture(scope="module", params=["fsdp", "pipeline"])
+def grid(bench: Bench, request: pytest.FixtureRequest) -> Iterator[LocalTraining]:
+    """Four ranks: two copies of two."""
+    bench.say("sequence", "")
+    device = {"processes": 4, "copies": 2, "copy_parallel": request.param, "save_steps": 2}
+    training = bench.training(parallel="hybrid", rank_timeout_s=20.0, **device)
+    yield training
+    training.close()
+
+
+def test_four_ranks_make_one_update(bench: Bench, grid: LocalTraining) -> None:
+    """Params, samples and metrics are those of one process with the same batches."""
+    for settings in SETTINGS:
+        params, samples, means = bench.train(bench.training(), **settings)
+        ours, seen, told = bench.train(grid, **settings)
+        assert distance(ours, params) < 1e-5
+        assert seen == samples == 53
+        assert told == pytest.approx(means, rel=1e-5)
