@@ -31,7 +31,6 @@ from .noise_memory import NoisePast
 
 __all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
 
-
 class Draw(Protocol):
     """Fills an array with noise of unit variance, where rounds are independent."""
 
@@ -131,7 +130,9 @@ class PrivateMean:
         noise = generator_from(seed)
         draw = noise.standard_normal if self.past is None else self._drawn(params, seed)
         mean = {
-            name: self._released(old, exact[name], clients, draw) if is_floating(old.dtype) else old
+            name: self._released(old, exact[name], clients, draw)
+            if is_floating(old.dtype)
+            else old
             for name, old in params.items()
         }
         within = None
