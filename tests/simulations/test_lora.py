@@ -95,6 +95,27 @@ def test_only_adapters_travel_and_the_model_learns(app: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        ["privacy.secure_aggregation.enabled=true"],
+        ["privacy.differential_privacy.enabled=true", "privacy.differential_privacy.epsilon=50"],
+        ["robust.aggregation=median"],
+        ["compression.upload=int8"],
+    ],
+    ids=["secure", "private", "robust", "compressed"],
+)
+def test_what_is_done_to_params_is_done_to_adapters(
+    app: Path, tmp_path: Path, settings: list[str]
+) -> None:
+    """Masks, noise, robust rules and codecs take them as they take a whole model's params."""
+    short = ["run.rounds=1", "evaluation.every=0", "training.epochs=1"]
+    summary = simulate(app, overrides=[*short, *settings], out=tmp_path / "run")
+    assert summary["status"] == "finished", summary
+    model = load_file(tmp_path / "run" / "model.safetensors")
+    assert any(abs(values).max() > 0 for name, values in model.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ("get_peft_model(Tiny(), settings)", "other(get_peft_model(Tiny(), settings))", "checksum"),
