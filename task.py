@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -111,6 +111,8 @@ class Task:
         columns: a site's data as named columns of numbers, one value a row, NaN where there is
             none: what `strategy.name = "analytics"` counts. It needs no model and no loss, and
             boosted trees need no model.
+        stages: (module) -> the same module as a list of modules, each for what the one before
+            gives; for clients that cut it into a pipeline. An nn.Sequential needs none.
     """
 
     client_data: Callable[[Site], ClientData]
@@ -121,3 +123,4 @@ class Task:
     )
     server_data: Callable[[], Data] | None = None
     columns: Callable[[ClientData], Mapping[str, ArrayLike | torch.Tensor]] | None = None
+    stages: Callable[[torch.nn.Module], Sequence[torch.nn.Module]] | None = None

@@ -67,9 +67,7 @@ def plan(
         sampling=sampling,  # type: ignore[arg-type]
         separation=min_separation,
         participations_max=participations_max,
-        correlation=correlated(
-            correlation, rounds=rounds, separation=min_separation, bands=bands
-        ),
+        correlation=correlated(correlation, rounds=rounds, separation=min_separation, bands=bands),
         clipping=Clipping(norm=clip),
     )
     if epsilon is not None:

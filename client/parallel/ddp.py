@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import DataError
 from .divided import Divided, send_params
 from .form import Autocast, LossOf
+from .shared_sums import SharedSums
 from .synchronous_norm import synchronise_norms
 
 __all__ = ["Ddp"]
@@ -29,13 +30,15 @@ _LEAVE_BUFFERS: dict[str, Any] = {
 
 
 class Ddp(Divided):
-    """Gradients are added up over ranks in buckets, while the backward pass still runs."""
+    """Gradients are added up over ranks: on GPUs in buckets, while the backward pass still runs, and
+    on the CPU in shared memory, once it is over."""
 
     sharded = False
 
     def __init__(self, rank: int, ranks: int, device: str) -> None:
         super().__init__(rank, ranks, device)
         self._spread: DistributedDataParallel | None = None
+        self._sums: SharedSums | None = None
         self._attached: torch.nn.Module | None = None
         self._first = True
 
@@ -45,23 +48,38 @@ class Ddp(Divided):
         send_params(module)
         if self._attached is module:
             return module
-        if not any(param.requires_grad for param in module.parameters()):
+        params = [param for param in module.parameters() if param.requires_grad]
+        if not params:
             raise DataError('the model has no params to train; device.parallel = "ddp" needs some')
         self._attached = module
         synchronise_norms(module, self)
         self._first = True
+        if self._device.type == "cpu":
+            self._sums = SharedSums.meet(params, self.rank, self.ranks)
+        if self._sums is None:
+            self._spread = self._in_buckets(module)
+        return module
+
+    def _in_buckets(self, module: torch.nn.Module) -> DistributedDataParallel:
         gpu = [self._device.index or 0] if self._device.type == "cuda" else None
-        self._spread = DistributedDataParallel(
+        return DistributedDataParallel(
             module, device_ids=gpu, static_graph=True, init_sync=False, **_LEAVE_BUFFERS
         )
-        return module
 
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
         """As `Form.backward`."""
-        assert self._spread is not None
         self.live = live
+        if self._sums is not None:
+            assert self._attached is not None
+            with self._autocast():
+                outputs = self._attached(inputs)
+            torch.autograd.backward(loss(outputs, targets))
+            if last:
+                self._sums.add_up()
+            return
+        assert self._spread is not None
         # The first pass of all must add up, or the static graph is not known; it does no harm, as
         # the mean of equal gradients is that gradient.
         adding = last or self._first

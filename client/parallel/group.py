@@ -25,6 +25,7 @@ from .form import Form
 from .meeting import is_lost_rank, join, leave
 from .orders import READY, RankStart, RoundOrder, Word, hear, tell
 from .plan import ParallelPlan
+from .stages import Stages
 
 __all__ = ["ATTEMPTS_MAX", "RankGroup"]
 
@@ -46,8 +47,16 @@ class RankGroup:
         generation: how often they were started.
     """
 
-    def __init__(self, plan: ParallelPlan, use: DeviceUse, *, app_dir: str, sha256: str) -> None:
-        self._plan, self._use = plan, use
+    def __init__(
+        self,
+        plan: ParallelPlan,
+        use: DeviceUse,
+        *,
+        app_dir: str,
+        sha256: str,
+        stages: Stages | None = None,
+    ) -> None:
+        self._plan, self._use, self._stages = plan, use, stages
         self._app = {"app_dir": app_dir, "sha256": sha256}
         self._folder: str | None = None
         self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
@@ -84,7 +93,7 @@ class RankGroup:
                 tell(connection, start.to_json())
             for _, connection in self._ranks:
                 self._require_ready(connection)
-            self._form = join(self._plan, 0, meeting_place)
+            self._form = join(self._plan, 0, meeting_place, stages=self._stages)
         except DataError:
             self.close()
             raise

@@ -14,16 +14,19 @@ from torch import distributed as dist
 from .ddp import Ddp
 from .form import Form
 from .plan import ParallelPlan
+from .stages import Stages
 
 __all__ = ["is_lost_rank", "join", "leave"]
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
-def join(plan: ParallelPlan, rank: int, meeting_place: Path) -> Form:
+def join(
+    plan: ParallelPlan, rank: int, meeting_place: Path, *, stages: Stages | None = None
+) -> Form:
     """Become a rank; returns when all are there.
 
-    `meeting_place` is a file that none of them has used before.
+    `meeting_place` is a file that none of them has used before, `stages` the task's list.
 
     Raises:
         RuntimeError: one of them did not come in time.
@@ -41,10 +44,10 @@ def join(plan: ParallelPlan, rank: int, meeting_place: Path) -> Form:
         timeout=timedelta(seconds=plan.timeout_s),
     )
     dist.barrier()
-    return _form(plan, rank, device)
+    return _form(plan, rank, device, stages)
 
 
-def _form(plan: ParallelPlan, rank: int, device: str) -> Form:
+def _form(plan: ParallelPlan, rank: int, device: str, stages: Stages | None) -> Form:
     """Return a rank's form; what it needs of torch is loaded now."""
     me = rank, plan.ranks, device
     if plan.kind == "ddp":
@@ -64,7 +67,7 @@ def _form(plan: ParallelPlan, rank: int, device: str) -> Form:
         return Fsdp(*me, copies=copies)
     from .pipeline import Pipeline
 
-    return Pipeline(*me, copies=copies, schedule=plan.schedule)
+    return Pipeline(*me, copies=copies, schedule=plan.schedule, stages=stages)
 
 
 def leave() -> None:

@@ -15,14 +15,13 @@ import torch
 from torch import distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...errors import DataError
 from .copies import Copies
 from .divided import Divided, send_params
 from .form import Autocast, LossOf
+from .stages import Stages, cut, sequence_of
 
-__all__ = ["Pipeline", "cut"]
+__all__ = ["Pipeline"]
 
 MICRO_BATCHES_A_RANK = 4
 SHAPES_KEPT_MAX = 16
@@ -34,12 +33,20 @@ class Pipeline(Divided):
     sharded = True
 
     def __init__(
-        self, rank: int, ranks: int, device: str, *, copies: Copies, schedule: str
+        self,
+        rank: int,
+        ranks: int,
+        device: str,
+        *,
+        copies: Copies,
+        schedule: str,
+        stages: Stages | None = None,
     ) -> None:
         super().__init__(rank, ranks, device)
-        self._copies, self._wanted = copies, schedule
+        self._copies, self._wanted, self._stages = copies, schedule, stages
         self.part, self.parts = copies.copy, copies.count  # all ranks of a copy are given its rows
-        self._whole: torch.nn.Sequential | None = None
+        self._whole: torch.nn.Module | None = None
+        self._sequence: list[torch.nn.Module] = []
         self._schedules: dict[Any, PipelineScheduleSingle] = {}
         self._loss: LossOf | None = None
 
@@ -52,15 +59,15 @@ class Pipeline(Divided):
         self._autocast = autocast
         send_params(module)
         if self._whole is not module:
-            self._whole = _sequence(module, ranks=self._copies.size)
-            self._cuts = cut([_params_in(layer) for layer in self._whole], self._copies.size)
+            self._sequence = sequence_of(module, self._stages, ranks=self._copies.size)
+            self._cuts = cut([_params_in(layer) for layer in self._sequence], self._copies.size)
+            self._whole = module
             self._schedules.clear()
             self._stage = torch.nn.Sequential(*self._layers(self._copies.place)).to(self._device)
         return self._stage
 
     def _layers(self, place: int) -> list[torch.nn.Module]:
-        assert self._whole is not None
-        return list(self._whole)[self._cuts[place] : self._cuts[place + 1]]
+        return self._sequence[self._cuts[place] : self._cuts[place + 1]]
 
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
@@ -136,36 +143,5 @@ class Pipeline(Divided):
                     dist.broadcast(tensor.detach(), rank, group=self._copies.within)
 
 
-def cut(sizes: Sequence[int], parts: int) -> list[int]:
-    """Return where to cut layers of these sizes into parts of about the same size: the first
-    layer of each part, and the end.
-
-    Guarantees: no part is without a layer.
-    """
-    total, done, cuts = sum(sizes), 0, [0]
-    for index, size in enumerate(sizes):
-        left = parts - len(cuts)
-        enough = done + size / 2 > total * len(cuts) / parts
-        must = len(sizes) - index == left
-        if left and index > cuts[-1] and (enough or must):
-            cuts.append(index)
-        done += size
-    return [*cuts, len(sizes)]
-
-
 def _params_in(layer: torch.nn.Module) -> int:
     return sum(param.numel() for param in layer.parameters())
-
-
-def _sequence(module: torch.nn.Module, *, ranks: int) -> torch.nn.Sequential:
-    if not isinstance(module, torch.nn.Sequential) or len(module) < ranks:
-        raise DataError(
-            'device.parallel = "pipeline" needs a model that is an nn.Sequential of at least as '
-            f'many layers as there are ranks, got {type(module).__name__}; say "fsdp"'
-        )
-    if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
-        raise DataError(
-            'a batch norm would see micro-batches under device.parallel = "pipeline", and give '
-            'another model; say "fsdp", or use a group norm'
-        )
-    return module

@@ -52,7 +52,9 @@ def main() -> None:
             raise AppError(f"{start.app_dir} was changed since the agent looked at it")
         task = app.load_task()
         tell(connection, {"kind": READY, "text": ""})
-        member = _Member(task, start, join(start.plan, start.rank, Path(start.meeting_place)))
+        place = Path(start.meeting_place)
+        form = join(start.plan, start.rank, place, stages=task.stages)
+        member = _Member(task, start, form)
         while True:
             member.train(RoundOrder.from_json(orders.get()))
     except BaseException as error:

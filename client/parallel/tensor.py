@@ -1,4 +1,5 @@
-"""The form "tensor": every rank computes a part of each linear layer, on the whole batch.
+"""The form "tensor": every rank computes a part of each linear layer, and some heads of each
+attention layer, on the whole batch.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3, the column-parallel layer.
 """
@@ -13,6 +14,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from ...errors import DataError
+from .attention import can_spread, spread_heads
 from .form import Autocast, LossOf
 from .sharded_tensors import clip_sharded
 from .twin import Twin
@@ -45,23 +47,27 @@ class Tensor:
 
     def _spread(self, module: torch.nn.Module) -> None:
         module.train()
-        within = [
-            f"{name}."
+        attentions = {
+            f"{name}.": layer
             for name, layer in module.named_modules()
             if isinstance(layer, torch.nn.MultiheadAttention)  # uses its layers' params itself
-        ]
+        }
+        divided = [layer for layer in attentions.values() if can_spread(layer, self.ranks)]
         plan = {
             name: ColwiseParallel(output_layouts=Replicate())
             for name, layer in module.named_modules()
             if type(layer) is torch.nn.Linear
             and layer.out_features >= self.ranks
-            and not name.startswith(tuple(within))
+            and not name.startswith(tuple(attentions))
         }
-        if not plan:
+        if not plan and not divided:
             raise DataError(
-                f"the model has no nn.Linear of {self.ranks} outputs or more, and device.parallel "
-                '= "tensor" divides nothing else; say "ddp" or "fsdp"'
+                f"the model has no nn.Linear of {self.ranks} outputs or more, and no attention "
+                f"layer whose heads {self.ranks} ranks can divide; device.parallel = "
+                '"tensor" divides nothing else; say "ddp" or "fsdp"'
             )
+        for layer in divided:
+            spread_heads(layer, self._mesh)
         parallelize_module(module, self._mesh, plan)  # type: ignore[arg-type]
 
     def share(self, places: torch.Tensor) -> torch.Tensor:

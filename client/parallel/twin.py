@@ -36,9 +36,10 @@ class Twin:
         """Give all ranks their parts of rank 0's params, and all of its buffers."""
         spread = self.module.state_dict()
         for name, tensor in self.whole.state_dict().items():
+            target = spread[name]
             whole = tensor.detach().to(self._device)
             dist.broadcast(whole, 0)
-            target = spread[name]
+            whole = whole.view(target.shape)  # heads are spread with another shape
             mesh = getattr(target, "device_mesh", None)
             if mesh is None:
                 target.copy_(whole)
@@ -54,4 +55,4 @@ class Twin:
         """Gather what was trained into the whole module."""
         targets = self.whole.state_dict()
         for name, tensor in self.module.state_dict().items():
-            targets[name].copy_(whole_of(tensor.detach()))
+            targets[name].copy_(whole_of(tensor.detach()).view_as(targets[name]))

@@ -163,9 +163,7 @@ class Tree:
         )
 
 
-def correlated(
-    kind: str, *, rounds: int, separation: int, bands: int | None
-) -> Correlation | None:
+def correlated(kind: str, *, rounds: int, separation: int, bands: int | None) -> Correlation | None:
     """Return the correlation of this kind, None for "none".
 
     Without `bands` they are as many as the clients' separation allows, but not over 32.

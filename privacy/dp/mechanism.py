@@ -31,6 +31,7 @@ from .noise_memory import NoisePast
 
 __all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
 
+
 class Draw(Protocol):
     """Fills an array with noise of unit variance, where rounds are independent."""
 
@@ -130,9 +131,7 @@ class PrivateMean:
         noise = generator_from(seed)
         draw = noise.standard_normal if self.past is None else self._drawn(params, seed)
         mean = {
-            name: self._released(old, exact[name], clients, draw)
-            if is_floating(old.dtype)
-            else old
+            name: self._released(old, exact[name], clients, draw) if is_floating(old.dtype) else old
             for name, old in params.items()
         }
         within = None

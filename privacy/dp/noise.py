@@ -25,4 +25,6 @@ def generator_of(entropy: Entropy) -> np.random.Generator:
 
 def generator_from(seed: bytes) -> np.random.Generator:
     """Return the generator of a seed."""
-    return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(int.from_bytes(seed, "big"))))
+    return np.random.Generator(
+        np.random.PCG64DXSM(np.random.SeedSequence(int.from_bytes(seed, "big")))
+    )

@@ -15,9 +15,9 @@ from ...strategies.mean import MeanAggregator
 from ..entropy import Entropy, system_entropy
 from .accountant import epsilon_of, epsilon_of_many
 from .adaptive import AdaptiveClip
+from .claim import claim_of
 from .clipping import Clipping
 from .correlation import Correlation
-from .claim import claim_of
 from .events import Event, GaussianEvent, PoissonEvent, SeparatedEvent
 from .mechanism import NoisyAggregate, PrivateMean
 from .noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot

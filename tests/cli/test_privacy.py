@@ -49,7 +49,12 @@ def test_correlated_noise_is_planned(capsys: pytest.CaptureFixture[str]) -> None
     options = ["--rounds", "200", "--epsilon", "2", "--sampling", "fixed", "--format", "json"]
     options += ["--params", "100000"]
     found = []
-    for more in ([], ["--min-separation", "20"], ["--correlation", "tree"], ["--correlation", "banded"]):
+    for more in (
+        [],
+        ["--min-separation", "20"],
+        ["--correlation", "tree"],
+        ["--correlation", "banded"],
+    ):
         more = more if "20" in more or not more else [*more, "--min-separation", "20"]
         found.append(json.loads(run(capsys, *PLAN, *options, *more)[1]))
     after = [plan["noise_stddev_after"] for plan in found]

@@ -11,10 +11,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from meadow.client.local_site import LocalSite
 from meadow.client.local_training import LocalTraining
+from meadow.client.parallel import shared_sums
 from meadow.client.parallel.plan import ParallelPlan
 from meadow.client.training_settings import TrainingSettings
 from meadow.errors import DataError
-from meadow.flower import arrays_to_params, params_to_arrays
+from meadow.flower import arrays_to_params, identify_process, params_to_arrays
 from meadow.module_params import build_module, params_of_module
 from meadow.strategies.companions import companion
 from meadow.task import Site
@@ -43,6 +44,19 @@ def test_two_ranks_make_one_update(
     assert distance(ours, params) < 1e-5
     assert seen == samples == 53
     assert told == pytest.approx(means, rel=1e-5)
+
+
+def test_where_no_memory_is_shared(
+    bench: Bench, pair: LocalTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks exchange their gradients through sockets then, and make the same update."""
+    shared, *_ = bench.train(pair, batch_size=8, **PLAIN)
+    assert not [*shared_sums.FOLDER.glob("meadow-sums-*")], "a file is left behind"
+    monkeypatch.setattr(shared_sums, "FOLDER", bench.folder / "missing")
+    pair.close()  # a new group makes new sums
+    ours, *_ = bench.train(pair, batch_size=8, **PLAIN)
+    assert distance(ours, shared) < 1e-6
+    pair.close()
 
 
 @pytest.mark.parametrize("end", ["kill-1", "stop-1"])
@@ -76,6 +90,7 @@ def test_corrected_steps_are_the_same_on_all_ranks(
     said = {"batch-size": 8, "learning-rate": 0.05, "epochs": 2, "algorithm": algorithm}
     if algorithm == "fedlion":
         said |= {"optimizer": "lion", "learning-rate": 0.001}
+    identify_process(run_id=1, node_id=1)
     answers = []
     for training in (bench.training(), pair):
         module = bench.module_of(training)

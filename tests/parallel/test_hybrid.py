@@ -23,11 +23,20 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Return an app whose model is no nn.Sequential, and whose task lists its stages."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "stages").touch()
+    return Bench(folder)
+
+
 @pytest.fixture(scope="module", params=["fsdp", "pipeline"])
 def grid(bench: Bench, request: pytest.FixtureRequest) -> Iterator[LocalTraining]:
     """Four ranks: two copies of two."""
     bench.say("sequence", "")
     device = {"processes": 4, "copies": 2, "copy_parallel": request.param, "save_steps": 2}
+    device["pipeline_schedule"] = "gpipe"
     training = bench.training(parallel="hybrid", rank_timeout_s=20.0, **device)
     yield training
     training.close()

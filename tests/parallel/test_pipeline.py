@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meadow.client.local_training import LocalTraining
-from meadow.client.parallel.pipeline import cut
+from meadow.client.parallel.stages import cut
 from meadow.errors import DataError
 
 from .conftest import Bench, distance

@@ -52,3 +52,16 @@ def test_an_interrupted_round_goes_on(bench: Bench, spread: LocalTraining) -> No
     ours, *_ = bench.train(spread, **SETTINGS[0])
     assert distance(ours, expected) == 0
     assert len(bench.passes(1)) <= 14 + 3
+
+
+def test_heads_are_divided(bench: Bench, spread: LocalTraining) -> None:
+    """Attention layers give the same update, masks and the weights that they return included."""
+    bench.say("attention", "")
+    (bench.folder / "heads-are-divided").unlink(missing_ok=True)
+    settings = {"batch_size": 8, "learning_rate": 0.1, "epochs": 2, "seed": 3}  # built again
+    params, _, means = bench.train(bench.training(), **settings)
+    ours, _, told = bench.train(spread, **settings)
+    (bench.folder / "attention").unlink()
+    assert distance(ours, params) < 1e-5
+    assert told == pytest.approx(means, rel=1e-5)
+    assert (bench.folder / "heads-are-divided").exists() == ("tensor" in spread.text)

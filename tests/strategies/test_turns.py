@@ -107,7 +107,11 @@ PRIVATE = {"enabled": True, "noise_multiplier": 1.0, "sampling": "fixed", "corre
         ({"selection": {"min_separation": 0}}, "min_separation must be a whole number >= 1"),
         ({"selection": {"min_separation": 3}}, "run.cohort = 1.0 is a part of the clients"),
         (
-            {"run": {"cohort": 4}, "selection": {"min_separation": 5}, "simulation": {"clients": 19}},
+            {
+                "run": {"cohort": 4},
+                "selection": {"min_separation": 5},
+                "simulation": {"clients": 19},
+            },
             "simulation.clients = 19 must be at least 20",
         ),
         (
@@ -119,13 +123,21 @@ PRIVATE = {"enabled": True, "noise_multiplier": 1.0, "sampling": "fixed", "corre
             "simulation.clients = 19 must be at least 20 for 10 rounds",
         ),
         (
-            {"run": {"cohort": 4}, "selection": {"min_separation": 2}, "simulation": {"devices": {}}},
+            {
+                "run": {"cohort": 4},
+                "selection": {"min_separation": 2},
+                "simulation": {"devices": {}},
+            },
             "simulation.devices come and go",
         ),
         ({"dp": PRIVATE}, "selection.min_separation = 1 must be at least 2 with"),
         ({"dp": {**PRIVATE, "sampling": "poisson"}}, 'sampling = "poisson" has coins decide alone'),
         (
-            {"dp": {**PRIVATE, "bands": 6}, "selection": {"min_separation": 5}, "run": {"cohort": 4}},
+            {
+                "dp": {**PRIVATE, "bands": 6},
+                "selection": {"min_separation": 5},
+                "run": {"cohort": 4},
+            },
             "bands = 6 is more than selection.min_separation = 5",
         ),
         (

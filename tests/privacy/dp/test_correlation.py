@@ -214,10 +214,10 @@ def test_what_is_released_is_noise_of_the_planned_scale(kind: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"sampling": "poisson"}, "must be \"fixed\""),
+        ({"sampling": "poisson"}, 'must be "fixed"'),
         ({"separation": 3}, "min_separation must be >= 4"),
         ({"separation": 3, "correlation": Tree(restart=8)}, "min_separation must be >= 8"),
-        ({"sampling": "poisson", "correlation": None}, "must be \"fixed\""),
+        ({"sampling": "poisson", "correlation": None}, 'must be "fixed"'),
         ({"participations_max": 0}, "participations_max must be a whole number >= 1"),
     ],
 )
