@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from .strategies.analytics import analytics
     from .strategies.boosted_trees import xgb_bagging, xgb_cyclic
     from .strategies.ditto import ditto
+    from .strategies.fedasync import fedasync
     from .strategies.fedavg import fedavg
     from .strategies.fedbn import fedbn
+    from .strategies.fedbuff import fedbuff
     from .strategies.feddyn import feddyn
     from .strategies.fedlion import fedlion
     from .strategies.fednova import fednova
@@ -49,8 +51,10 @@ __all__ = [
     "client_app",
     "datasets",
     "ditto",
+    "fedasync",
     "fedavg",
     "fedbn",
+    "fedbuff",
     "feddyn",
     "fedlion",
     "fednova",
@@ -80,8 +84,10 @@ _HOMES = {
     "analytics": ".strategies.analytics",
     "client_app": ".client.app",
     "ditto": ".strategies.ditto",
+    "fedasync": ".strategies.fedasync",
     "fedavg": ".strategies.fedavg",
     "fedbn": ".strategies.fedbn",
+    "fedbuff": ".strategies.fedbuff",
     "feddyn": ".strategies.feddyn",
     "fedlion": ".strategies.fedlion",
     "fednova": ".strategies.fednova",

@@ -74,15 +74,14 @@ def batches_of(
     samples = cast(Dataset[Batch], data)
     starts = range(skip * batch_size, count, batch_size)
     chosen_of = (order[start : start + batch_size] for start in starts)
-    places = [(c if share is None else share(c)).tolist() for c in chosen_of]
-    if processes:
-        # A generator of its own: workers' seeds are not drawn from the training's random numbers.
-        draws = torch.Generator().manual_seed(derive(seed or 0, epoch, "loader"))
-        loader = DataLoader(samples, batch_sampler=places, num_workers=processes, generator=draws)
-        yield from (_pair(batch) for batch in loader)
+    lists = [(some if share is None else share(some)).tolist() for some in chosen_of]
+    if not processes:
+        yield from (_pair(default_collate(_items(samples, some))) for some in lists)
         return
-    for some in places:
-        yield _pair(default_collate(_items(samples, some)))
+    # A generator of its own: the workers' seeds are not drawn from the training's random numbers.
+    draws = torch.Generator().manual_seed(derive(seed or 0, epoch, "loader"))
+    loader = DataLoader(samples, batch_sampler=lists, num_workers=processes, generator=draws)
+    yield from (_pair(batch) for batch in loader)
 
 
 def in_pool(data: Data) -> tuple[Batch, torch.Tensor | None] | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from .config_builders import (
     build_algorithm,
+    build_asynchrony,
     build_compression_terms,
     build_partition,
     build_secure_terms,
@@ -25,6 +26,7 @@ from .config_rules import check_config
 from .sections.compression import CompressionConfig
 from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
 from .sections.robust import RobustConfig
+from .sections.rounds import RoundsConfig
 from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
 from .sections.selection import SelectionConfig
 from .sections.selection_rules import clients_for_turns
@@ -53,6 +55,7 @@ __all__ = [
     "EvaluationConfig",
     "PrivacyConfig",
     "RobustConfig",
+    "RoundsConfig",
     "RunConfig",
     "SecureAggregationConfig",
     "SelectionConfig",
@@ -60,6 +63,7 @@ __all__ = [
     "StrategyConfig",
     "TrainingConfig",
     "build_algorithm",
+    "build_asynchrony",
     "build_compression_terms",
     "build_partition",
     "build_secure_terms",
@@ -79,6 +83,7 @@ class Config:
 
     app: AppConfig = field(default_factory=AppConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     robust: RobustConfig | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .sections.rounds_rules import asynchrony_of
 from .sections.strategy_rules import strategy_algorithm
 from .simulations.partition import Partition
 
@@ -14,10 +15,12 @@ if TYPE_CHECKING:
     from .privacy.secure_terms import SecureTerms
     from .sections.robust import RobustConfig
     from .strategies.algorithm import Algorithm
+    from .strategies.asynchrony import Asynchrony
     from .strategies.robust.rules import Rule
 
 __all__ = [
     "build_algorithm",
+    "build_asynchrony",
     "build_compression_terms",
     "build_partition",
     "build_rule",
@@ -37,6 +40,11 @@ def build_algorithm(config: Config) -> Algorithm:
     if config.robust is None:
         return algorithm
     return robust(algorithm, rule=build_rule(config.robust))
+
+
+def build_asynchrony(config: Config) -> Asynchrony | None:
+    """Return what [rounds] says of asynchronous rounds; None if rounds are synchronous."""
+    return asynchrony_of(config.rounds)
 
 
 def build_rule(chosen: RobustConfig) -> Rule:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .config_builders import build_algorithm, build_rule
 from .errors import ConfigError
+from .sections.rounds_rules import rounds_rules
 from .sections.selection_rules import selection_rules
 from .sections.strategy_rules import beside_rules, strategy_rules
 from .settings import Settings, refuse
@@ -130,6 +131,8 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
     clip = secure.clip if secure.enabled else None
     refuse_broken([*rules, *strategy_rules(config.strategy, config.training, run)])
     refuse_broken(beside_rules(config.strategy, tables=tables, clip=clip))
+    if config.rounds.kind != "synchronous":
+        refuse_broken(rounds_rules(config, build_algorithm(config)))
     refuse_broken(selection_rules(config.selection, run, config.simulation))
     if config.robust is not None:
         _check_robust_rule(config, given, where)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
-from .batches import batches_of
+from .batches import Batch, batches_of
 from .errors import DataError
 from .randomness import seeded
 
 if TYPE_CHECKING:
     from .task import Data, Task
 
-__all__ = ["ExampleMeans", "evaluate"]
+__all__ = ["EVALUATION_BATCH_MIN", "ExampleMeans", "evaluate", "measured"]
 
 EVALUATION_BATCH_MIN = 256
 
@@ -29,18 +29,31 @@ def evaluate(
     Raises:
         DataError: the data are empty, or a metric does not give one value an example.
     """
+    batches = batches_of(data, max(batch_size, EVALUATION_BATCH_MIN))
+    means = measured(task, module, ((batch, True) for batch in batches), device=device)
+    return means.examples, means.means()
+
+
+def measured(
+    task: Task, module: torch.nn.Module, batches: Iterable[tuple[Batch, bool]], *, device: str
+) -> ExampleMeans:
+    """Return the values of all examples of batches, as `evaluate` computes them.
+
+    Each batch comes with whether it counts: some are there only so that the module is passed.
+    """
     was_training = module.training
     module.eval()
     means = ExampleMeans(task)
     try:
         with seeded(0, device), torch.no_grad():
-            for inputs, targets in batches_of(data, max(batch_size, EVALUATION_BATCH_MIN)):
+            for (inputs, targets), counts in batches:
                 inputs, targets = inputs.to(device), targets.to(device)
                 outputs = module(inputs)
-                means.add(outputs, targets, task.loss(outputs, targets))
+                if counts:
+                    means.add(outputs, targets, task.loss(outputs, targets))
     finally:
         module.train(was_training)
-    return means.examples, means.means()
+    return means
 
 
 class ExampleMeans:

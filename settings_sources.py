@@ -75,19 +75,25 @@ def _walk(
             yield key, Given(None, where)
             yield from _walk(root, inner, value, where, f"{key}.")
         else:
-            refuse(where, key, f"must be a table, [{key}], got {reprlib.repr(value)}")
+            hint = f"; did you mean {alike[0]}?" if (alike := _named_alike(root, key)) else ""
+            refuse(where, key, f"must be a table, [{key}], got {reprlib.repr(value)}{hint}")
 
 
 def _is_key(entry: Field[Any], hints: Mapping[str, Any]) -> bool:
     return "rule" in entry.metadata or section_of(hints[entry.name]) is not None
 
 
+def _named_alike(root: type[Any], key: str) -> list[str]:
+    """Return the settings whose last part is that of a key."""
+    leaf = key.rpartition(".")[2]
+    return [name for name, *_ in settings_of(root) if name.rpartition(".")[2] == leaf]
+
+
 def _unknown(root: type[Any], key: str) -> str:
     known = [name for name, *_ in settings_of(root)]
     levels = sorted({name.rpartition(".")[0] for name in known} - {""})
-    level, _, leaf = key.rpartition(".")
-    alike = [name for name in known if name.rpartition(".")[2] == leaf]
-    alike = alike or get_close_matches(key, known, n=1, cutoff=0.7)
+    level = key.rpartition(".")[0]
+    alike = _named_alike(root, key) or get_close_matches(key, known, n=1, cutoff=0.7)
     if not alike and not level:
         alike = get_close_matches(key, levels, n=1)
     if alike:

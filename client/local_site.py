@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from ..batches import samples_in
 from ..errors import NOTHING_TO_EVALUATE, ProtocolError
-from ..evaluation import evaluate
 from ..flower import arrays_to_params, params_to_arrays
 from ..module_params import params_of_module
 from ..privacy.dp.clipping import Clipping
@@ -25,6 +24,9 @@ from .personal import PERSONAL, Personal, PersonalBench, evaluate_own
 from .site_data import SiteData
 from .training_settings import TrainingSettings
 from .warm_module import WarmModule
+
+if TYPE_CHECKING:
+    from ..task import Data
 
 __all__ = ["LocalSite"]
 
@@ -59,7 +61,9 @@ class LocalSite:
             trained = params_to_arrays(made)
         elif settings.algorithm == "plain":
             key = (message.metadata.run_id, message.metadata.message_id)
-            module, examples, means = self._train(arrays, settings, client, key=key)
+            module, examples, means = self._training.train(
+                self._round(arrays, settings, client, key=key)
+            )
             trained = params_to_arrays(params_of_module(module, copy=self._copies))
         else:
             answer = self._train_personal if settings.algorithm in PERSONAL else self._train_session
@@ -70,19 +74,21 @@ class LocalSite:
             trained, metrics = clipped_reply(arrays, trained, clipping)
         return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
-    def _train(
+    def _round(
         self,
         arrays: ArrayRecord,
         settings: TrainingSettings,
         client: int,
         *,
+        data: Data | None = None,
         key: tuple[object, ...] = (),
         begin: Callable[[torch.nn.Module], Corrections] | None = None,
-    ) -> tuple[torch.nn.Module, int, dict[str, float]]:
-        """Train as the owner's [device] says, on however many ranks."""
-        round_ = Round(
+    ) -> Round:
+        """Return what is to be done as the owner's [device] says, with the training data unless
+        others are given."""
+        return Round(
             site=self._site,
-            data=self._data.loaded().train,
+            data=self._data.loaded().train if data is None else data,
             settings=settings,
             client=client,
             load=lambda generation: self._module.with_params(
@@ -91,7 +97,6 @@ class LocalSite:
             key=key,
             begin=begin,
         )
-        return self._training.train(round_)
 
     def _train_session(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
@@ -99,24 +104,18 @@ class LocalSite:
         """Train under an algorithm that asks for more."""
         self._training.require_whole(settings.algorithm)
         algorithm, own = local_algorithm(settings), {}
-        sent = without_companions(arrays, algorithm)
-        loss = self._loss_before(sent, settings) if algorithm.needs_losses else 0.0
+        sent, loss = without_companions(arrays, algorithm), 0.0
+        if algorithm.needs_losses:
+            before = self._round(sent, settings, client)
+            loss = self._training.evaluate(before, "train")[1]["loss"]
 
         def begin(module: torch.nn.Module) -> Corrections:
             own["session"] = LocalSession(algorithm, module, arrays, state)
             return own["session"].corrections
 
-        _, examples, means = self._train(sent, settings, client, begin=begin)
+        work = self._round(sent, settings, client, begin=begin)
+        _, examples, means = self._training.train(work)
         return examples, means, own["session"].finish(loss=loss, copy=self._copies)
-
-    def _loss_before(self, arrays: ArrayRecord, settings: TrainingSettings) -> float:
-        """Return the mean loss on the training data."""
-        module = self._module.with_params(
-            arrays, seed=settings.seed, generation=self._training.generation
-        )
-        data, size = self._data.loaded().train, settings.batch_size
-        device = self._training.module_device
-        return evaluate(self._task, module, data, batch_size=size, device=device)[1]["loss"]
 
     def _train_personal(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
@@ -167,16 +166,8 @@ class LocalSite:
             )
             examples, means = WORKS[settings.algorithm].measure(bench, sent, data)
         elif personal is None and not settings.tuning_epochs:
-            module = self._module.with_params(
-                _arrays(message), seed=settings.seed, generation=self._training.generation
-            )
-            examples, means = evaluate(
-                self._task,
-                module,
-                data,
-                batch_size=settings.batch_size,
-                device=self._training.module_device,
-            )
+            work = self._round(_arrays(message), settings, client, data=data)
+            examples, means = self._training.evaluate(work, "test")
         else:
             examples, means = evaluate_own(
                 self._bench(self._training.alone(settings), client, state),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch.utils.data import DataLoader
 
 from ..errors import DataError
+from ..evaluation import evaluate
 from ..module_params import build_module
 from ..sections.device import DeviceConfig
 from ..task import Site, Task
@@ -20,6 +22,7 @@ from .micro_batch import MicroBatch
 from .mid_epoch import MidEpoch, forget_others, saves_folder
 from .parallel.data_parallel import DataParallel
 from .parallel.divided import send
+from .parallel.evaluation import evaluate_together
 from .parallel.form import Alone, Form
 from .parallel.group import RankGroup
 from .parallel.orders import RoundOrder
@@ -181,6 +184,36 @@ class LocalTraining:
             return go(order(), self._own_form)
         share = -(-settings.batch_size // self._plan.ranks)
         return self._group.run(order, go, lambda: self._micro_batch.halve(share))
+
+    def evaluate(self, work: Round, part: Literal["train", "test"]) -> tuple[int, dict[str, float]]:
+        """Return the number of samples and the metrics of a round's data, before it is trained.
+
+        `part` says which of the site's data they are. Ranks that have the whole model share them;
+        else this process evaluates alone.
+        """
+        size = work.settings.batch_size
+
+        def go(told: RoundOrder, form: Form) -> tuple[int, dict[str, float]]:
+            module, device = work.load(self.generation), self.module_device
+            if form.ranks == 1:
+                return evaluate(self._task, module, work.data, batch_size=size, device=device)
+            return evaluate_together(
+                self._task, module, work.data, batch_size=size, device=device, form=form
+            )
+
+        order = RoundOrder(
+            site=work.site,
+            settings=work.settings,
+            client=work.client,
+            examples_max=None,
+            saves=None,
+            resume_at=-1,
+            evaluate=part,
+        )
+        shared = self._plan.kind == "ddp" and not isinstance(work.data, DataLoader)
+        if self._group is None or not shared:
+            return go(order, Alone())
+        return self._group.run(lambda: order, go, lambda: None)
 
     def require_whole(self, algorithm: str) -> None:
         """Return if an algorithm may correct the steps of whole params.

@@ -118,7 +118,7 @@ def _by_phase(watch: StopWatch, exchanged_s: float) -> dict[str, float]:
 
 def _exchanges(found: profile) -> float:
     """Return for how many seconds this process exchanged tensors while it was watched."""
-    events = list(found.events() or ())
+    events = list(found.events() or ())  # type: ignore[no-untyped-call]
     steps = [event for event in events if event.name == "meadow:optimizer"]
     since_us = steps[WARM_STEPS - 1].time_range.end if len(steps) > WARM_STEPS else 0.0
     spans = [e.time_range for e in events if e.name.startswith(EXCHANGES)]

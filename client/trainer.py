@@ -102,7 +102,7 @@ def train(
     """
     form = form or Alone()
     own = (form.part,) if form.part else ()  # part 0 draws what one process alone would draw
-    stream = derive(settings.seed, settings.server_round, client, "training", *own)
+    stream = derive(settings.stream, settings.server_round, client, "training", *own)
     with seeded(stream, device):
         pieces = micro_batch or MicroBatch()
         around = use or DeviceUse(), phases or Unwatched()
@@ -112,7 +112,7 @@ def train(
 
 def batch_order_seed(settings: TrainingSettings, client: int) -> int:
     """Return the seed of a client's batches in a round."""
-    stream = derive(settings.seed, settings.server_round, "batches")
+    stream = derive(settings.stream, settings.server_round, "batches")
     return int(spread(stream, np.array([client], np.uint64))[0])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import ProtocolError
+from ..seeds import derive
 
 __all__ = ["TrainingSettings"]
 
@@ -44,6 +45,8 @@ class TrainingSettings:
     precision: Precision = "fp32"
     seed: int = 0
     server_round: int = 1
+    repeat: int = 0
+    """How often the client has trained from the same params before: where nobody waits."""
     proximal_mu: float = 0.0
     algorithm: LocalAlgorithm = "plain"
     dynamic_alpha: float = 0.01
@@ -80,7 +83,7 @@ class TrainingSettings:
                 raise ProtocolError(f"{name} must be >= 1, got {getattr(self, name)}")
         for name in ("learning_rate", "momentum", "weight_decay", "gradient_clip_norm",
                      "proximal_mu", "epsilon", "dynamic_alpha", "fairness_q",
-                     "mixture_learning_rate", "ditto_lambda", "tuning_epochs"):  # fmt: skip
+                     "mixture_learning_rate", "ditto_lambda", "tuning_epochs", "repeat"):  # fmt: skip
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ProtocolError(f"{name} must be finite and >= 0, got {value}")
@@ -92,6 +95,11 @@ class TrainingSettings:
                            ("algorithm", LocalAlgorithm)):  # fmt: skip
             if getattr(self, name) not in get_args(kind):
                 raise ProtocolError(f"{name} must be one of {get_args(kind)}")
+
+    @property
+    def stream(self) -> int:
+        """What a client's random numbers in a round derive from."""
+        return derive(self.seed, "repeat", self.repeat) if self.repeat else self.seed
 
     def learning_rate_now(self) -> float:
         """Return this round's learning rate: warm-up first, then the schedule."""

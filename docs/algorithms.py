@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from meadow.config import make_config
 from meadow.errors import ConfigError
 from meadow.strategies.catalogue import CATALOGUE, Entry
+from meadow.strategies.fedasync import fedasync
+from meadow.strategies.fedbuff import fedbuff
 
 INTRODUCTION = """\
 # Algorithms
@@ -31,16 +34,26 @@ What travels beside the params adds up like them, so that updates may be summed 
 worker process, in a vectorized cohort, under secure aggregation.
 """
 
+ASYNCHRONOUS = {"fedbuff": fedbuff, "fedasync": fedasync}
+WITHOUT_WAITING = """\
+# Without waiting
+
+`[rounds] kind` chooses one for the algorithms that go with it; [asynchronous.md](asynchronous.md) says
+more.
+"""
 OPTIMIZERS = {"any": "any", "sgd": "`sgd`", "plain sgd": "`sgd` without momentum", "none": "none"}
 Settings = dict[str, dict[str, Any]]
 SECURE: Settings = {"privacy": {"secure_aggregation": {"enabled": True}}}
 NORM: Settings = {"run": {"update_norm_max": 1.0}}
+CHOICES = (SECURE, NORM, {"rounds": {"kind": "fedbuff"}})
 
 
 def page() -> str:
     """Return the whole page."""
     parts = [INTRODUCTION, table()]
     parts += [section(name, entry) for name, entry in CATALOGUE.items()]
+    parts += [WITHOUT_WAITING]
+    parts += [without_waiting(name, builder) for name, builder in ASYNCHRONOUS.items()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -54,15 +67,15 @@ def table() -> str:
         "in one tensor",
         "secure aggregation",
         "`run.update_norm_max`",
+        "asynchronous",
     ]
     head = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     rows = []
     for name, entry in CATALOGUE.items():
         beside = ", ".join(kinds_of(entry)) or "nothing"
-        fits = ["yes" if goes_with(name, settings) else "no" for settings in (SECURE, NORM)]
-        stacks = (
-            "no" if entry.personal or not entry.together or entry.optimizer == "none" else "yes"
-        )
+        fits = ["yes" if goes_with(name, settings) else "no" for settings in CHOICES]
+        one_by_one = entry.personal or not entry.together or entry.optimizer == "none"
+        stacks = "no" if one_by_one else "yes"
         cells = [f"`{name}`", entry.keeps, beside, OPTIMIZERS[entry.optimizer], stacks, *fits]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*head, *rows])
@@ -88,9 +101,7 @@ def goes_with(name: str, settings: Settings) -> bool:
 
 def section(name: str, entry: Entry) -> str:
     """Return what there is to say of one algorithm."""
-    module = inspect.cleandoc(inspect.getmodule(entry.builder).__doc__ or "")  # type: ignore[union-attr]
-    about, _, source = module.partition("Source: ")
-    title, _, what = about.partition(": ")
+    title, what, source = about(entry.builder)
     if sum(each.builder.__module__ == entry.builder.__module__ for each in CATALOGUE.values()) > 1:
         title = f"{title} (`{name}`)"
     arguments = set(entry.arguments.values()) - {"seed"}
@@ -103,6 +114,26 @@ def section(name: str, entry: Entry) -> str:
         f"Source: {sentence(source)}",
     ]
     return "\n\n".join(line for line in lines if line)
+
+
+def without_waiting(name: str, builder: Callable[..., Any]) -> str:
+    """Return what there is to say of one kind of asynchronous rounds."""
+    title, what, source = about(builder)
+    lines = [
+        f"## {title}",
+        sentence(what),
+        f'`rounds.kind = "{name}"`.',
+        f"Source: {sentence(source)}",
+    ]
+    return "\n\n".join(lines)
+
+
+def about(builder: Callable[..., Any]) -> tuple[str, str, str]:
+    """Return what a builder's module is called, what it is, and where it is from."""
+    module = inspect.cleandoc(inspect.getmodule(builder).__doc__ or "")  # type: ignore[union-attr]
+    said, _, source = module.partition("Source: ")
+    title, _, what = said.partition(": ")
+    return title, what, source
 
 
 def sentence(text: str) -> str:

@@ -12,6 +12,7 @@ from ..compression.grid import CompressionGrid
 from ..config import (
     Config,
     build_algorithm,
+    build_asynchrony,
     build_compression_terms,
     build_secure_terms,
     evaluation_record,
@@ -137,4 +138,5 @@ def _plan(config: Config) -> RoundPlan:
             separation=chosen.min_separation,
             participations_max=chosen.participations_max,
         ),
+        asynchronous=build_asynchrony(config),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Iterable
 
 from ..errors import MeadowError, RunStoppedError
 from ..transport import fleet_pb2 as pb
@@ -26,6 +27,7 @@ class Channel:
         self._pipe = pipe
         self._changed = threading.Condition()
         self._nodes: list[int] = []
+        self._nodes_are_new = False
         self._stopping = False
         self._steps: dict[str, queue.SimpleQueue[pb.StepReply | pb.StepEnd]] = {}
 
@@ -44,19 +46,20 @@ class Channel:
     def _read(self) -> None:
         while (message := self._pipe.receive()) is not None:
             kind = message.WhichOneof("kind")
-            if kind == "reply":
-                self._queue(message.reply.key).put(message.reply)
-            elif kind == "end":
-                self._queue(message.end.key).put(message.end)
-            else:
-                with self._changed:
+            with self._changed:
+                if kind == "reply":
+                    self._queue(message.reply.key).put(message.reply)
+                elif kind == "end":
+                    self._queue(message.end.key).put(message.end)
+                else:
                     if kind == "nodes":
                         self._nodes = list(message.nodes.node_ids)
+                        self._nodes_are_new = True
                     elif kind == "stop":
                         self._stopping = True
                         for waiting in self._steps.values():
                             waiting.put(pb.StepEnd())
-                    self._changed.notify_all()
+                self._changed.notify_all()
         os._exit(DAEMON_GONE)
 
     def _queue(self, key: str) -> queue.SimpleQueue[pb.StepReply | pb.StepEnd]:
@@ -71,6 +74,7 @@ class Channel:
     def nodes(self) -> list[int]:
         """The clients that a cohort may be drawn from."""
         with self._changed:
+            self._nodes_are_new = False
             return list(self._nodes)
 
     def wait_for_nodes(self, count: int) -> list[int]:
@@ -102,6 +106,25 @@ class Channel:
         if self._stopping:
             raise RunStoppedError("stopped by the administrator")
         return item
+
+    def wait_for_any(self, keys: Iterable[str]) -> None:
+        """Wait until one of these steps has a reply or an end, or clients have come or gone.
+
+        Raises:
+            RunStoppedError: the run was stopped meanwhile.
+        """
+        queues = [self._queue(key) for key in keys]
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._stopping
+                    or self._nodes_are_new
+                    or not all(waiting.empty() for waiting in queues)
+                )
+            )
+            self._nodes_are_new = False
+        if self._stopping:
+            raise RunStoppedError("stopped by the administrator")
 
     def ready_of(self, key: str) -> pb.StepReply | pb.StepEnd | None:
         """Return a step's next reply or end if it is there already."""

@@ -155,6 +155,12 @@ class Dispatcher:
         if link is not None:
             link.send(pb.ServerMessage(instruction=item.instruction))
 
+    def _cancel(self, item: Pending, reason: str) -> None:
+        link = self._links.get(item.node_id)
+        if link is not None:
+            cancel = pb.Cancel(instruction_id=item.instruction.id, reason=reason)
+            link.send(pb.ServerMessage(cancel=cancel))
+
     async def _watch(self, step: Step) -> None:
         """End the step when its time has come, and tell the worker once it is attached."""
         while not step.ended:
@@ -170,12 +176,9 @@ class Dispatcher:
         async with step.lock:
             step.ended = True
             await self._thread(self._journal.steps.end, step.run_id, step.key)
-            for id_, item in list(step.pending.items()):
+            for item in list(step.pending.values()):
                 self._drop(item)
-                reason = "the round ended without this client"
-                link = self._links.get(item.node_id)
-                if link is not None:
-                    link.send(pb.ServerMessage(cancel=pb.Cancel(instruction_id=id_, reason=reason)))
+                self._cancel(item, "the round ended without this client")
         await self._tell_end(step)
 
     async def _tell_end(self, step: Step) -> None:
@@ -204,13 +207,17 @@ class Dispatcher:
         await send(pb.DaemonMessage(reply=message))
 
     async def forget(self, run_id: int, group_id: str | None = None) -> None:
-        """Drop a durable round's steps and their files (None: everything of the run)."""
+        """Drop a group's steps and their files (None: everything of the run).
+
+        Whoever still works on one is told to stop.
+        """
         gone = await self._thread(self._journal.steps.forget, run_id, group_id)
         ids = set(gone)
         for key, step in list(self._steps.items()):
             if step.run_id == run_id and group_id in (None, step.group_id):
                 for item in list(step.pending.values()):
                     self._drop(item)
+                    self._cancel(item, "nobody asks for it any more")
                 if step.watcher is not None and not step.ended:
                     step.watcher.cancel()
                 del self._steps[key]

@@ -8,13 +8,13 @@ app that never commits a round (a plain Flower app) is replayed from its first m
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from flwr.app import Message
+from flwr.app import Error, Message, RecordDict
 
-from ..flower import set_message_id
+from ..flower import rebuild_message, set_message_id
 from ..run_grid import RunGrid
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blob_path
@@ -46,13 +46,16 @@ class FleetGrid(RunGrid):
         super().__init__(run_id)
         self._spool = spool
         self._writer = BlobWriter(spool)
-        self._blobs: deque[tuple[str, set[str]]] = deque([("", set())])
+        self._blobs: dict[str, set[str]] = {}
+        self._newest = ""
+        self._done: set[str] = set()
         self._quorum = quorum
         self._cohorts = cohorts
         self.tags = tuple(tags)
         """Whom the daemon tells of: clients that have all of them."""
         self._pushes: Counter[tuple[str, str]] = Counter()
-        self._pulled: dict[str, str] = {}
+        self._pushed: dict[str, dict[str, Message]] = {}
+        """The steps of pushed messages that are not over: who has not answered, without content."""
         self._arrived: dict[str, Message] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -65,19 +68,35 @@ class FleetGrid(RunGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; their replies are fetched with `pull_messages`."""
-        key, ids = self._begin(list(messages), quorum=0, deadline_s=NO_DEADLINE_S)
-        self._pulled.update(dict.fromkeys(ids, key))
+        batch = list(messages)
+        if not batch:
+            return []
+        deadline_s = min(message.metadata.ttl for message in batch)
+        key, ids = self._begin(batch, quorum=0, deadline_s=deadline_s)
+        self._pushed[key] = {
+            message.metadata.message_id: rebuild_message(message.metadata, RecordDict())
+            for message in batch
+        }
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived to these messages, each once."""
-        wanted = list(message_ids)
-        for key in {self._pulled[id_] for id_ in wanted if id_ in self._pulled}:
+        """Return the replies that have arrived to these messages, each once.
+
+        No answer within a message's time to live, or its client's lease, is an error reply.
+        """
+        for key in list(self._pushed):
             while (item := self._channel.ready_of(key)) is not None:
                 if isinstance(item, pb.StepReply):
-                    reply = self._decode(item)
-                    self._arrived[reply.metadata.reply_to_message_id] = reply
-        return [self._arrived.pop(id_) for id_ in wanted if id_ in self._arrived]
+                    self._arrive(key, self._decode(item))
+                else:
+                    self._end(key, item)
+                    break
+        return [self._arrived.pop(id_) for id_ in message_ids if id_ in self._arrived]
+
+    def wait_for_replies(self, message_ids: Iterable[str]) -> None:
+        """Wait, without polling, until one may have come, or clients have come or gone."""
+        if not any(id_ in self._arrived for id_ in message_ids):
+            self._channel.wait_for_any(self._pushed)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -110,12 +129,18 @@ class FleetGrid(RunGrid):
         return self._channel.stopping
 
     def forget(self, group_id: str) -> None:
-        """A round is durable: its messages, replies and files are no longer needed."""
+        """A group's messages, replies and files are no longer needed; who works on them stops."""
         self._channel.send(pb.WorkerMessage(forget=pb.Forget(group_id=group_id)))
-        while len(self._blobs) > 1:  # the last group's model is the next group's first one
-            _, old = self._blobs.popleft()
-            for blob_id in old.difference(*(ids for _, ids in self._blobs)):
+        for key in [key for key in self._pushed if key.startswith(f"{group_id}/")]:
+            self._channel.close_step(key)
+            del self._pushed[key]
+        self._done.add(group_id)
+        for group in self._done & self._blobs.keys() - {self._newest}:
+            # the newest group's model is the next group's first one
+            old = self._blobs.pop(group)
+            for blob_id in old.difference(*self._blobs.values()):
                 blob_path(self._spool, blob_id).unlink(missing_ok=True)
+        self._done &= self._blobs.keys()
 
     # ------------------------------------------------------------------ steps
 
@@ -138,10 +163,25 @@ class FleetGrid(RunGrid):
         return key, ids
 
     def _remember(self, group_id: str, envelopes: list[pb.Envelope]) -> None:
-        if self._blobs[-1][0] != group_id:
-            self._blobs.append((group_id, set()))
+        self._newest = group_id
         records = (record for envelope in envelopes for record in envelope.records)
-        self._blobs[-1][1].update(r.arrays.blob.id for r in records if r.HasField("arrays"))
+        found = {record.arrays.blob.id for record in records if record.HasField("arrays")}
+        self._blobs.setdefault(group_id, set()).update(found)
+
+    def _arrive(self, key: str, reply: Message) -> None:
+        id_ = reply.metadata.reply_to_message_id
+        self._pushed[key].pop(id_, None)
+        self._arrived[id_] = reply
+
+    def _end(self, key: str, item: pb.StepEnd) -> None:
+        """A step of pushed messages is over: who has not answered by now will not."""
+        self.bytes_sent, self.bytes_received = item.bytes_sent, item.bytes_received
+        for id_, asked in self._pushed.pop(key).items():
+            reason = f"no answer within {asked.metadata.ttl:g} s, or no sign of life"
+            reply = Message(Error(REPLY_UNREADABLE, reason), reply_to=asked)
+            set_message_id(reply, f"{id_}-r")
+            self._arrived[id_] = reply
+        self._channel.close_step(key)
 
     def _replies(self, key: str) -> Iterator[Message]:
         while isinstance(item := self._channel.next_of(key), pb.StepReply):

@@ -14,6 +14,7 @@ from ..flower import TensorArray, set_message_id
 from ..run_grid import RunGrid
 from ..strategies.broadcast import Broadcast
 from ..strategies.combined import clients_of
+from .ahead import Ahead
 from .clients import SimulatedClients
 from .executors.contract import Executor
 from .tags import Tagged
@@ -40,6 +41,7 @@ class SimulationGrid(RunGrid):
         super().__init__(clients.run_id)
         self._tagged = tagged
         self._executor = executor
+        self._ahead = Ahead(executor)
         self._clients = clients
         self._waiting: OrderedDict[str, Message] = OrderedDict()
         self._messages = 0
@@ -68,7 +70,7 @@ class SimulationGrid(RunGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Execute these messages and return their replies."""
         waiting = [self._waiting.pop(id_, None) for id_ in message_ids]
-        return list(self._execute([message for message in waiting if message is not None]))
+        return self._execute_pushed([message for message in waiting if message is not None])
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -106,6 +108,10 @@ class SimulationGrid(RunGrid):
         """Whether the run is to end."""
         return self._stopping
 
+    def forget(self, group_id: str) -> None:
+        """Nobody asks for replies to a group's messages any more: they are not executed."""
+        self._drop([id_ for id_, m in self._waiting.items() if m.metadata.group_id == group_id])
+
     @property
     def bytes_sent(self) -> int:
         """Bytes of tensors that clients were given so far."""
@@ -118,6 +124,11 @@ class SimulationGrid(RunGrid):
 
     # ------------------------------------------------------------------ parts of it
 
+    def _drop(self, ids: Sequence[str]) -> None:
+        for id_ in ids:
+            del self._waiting[id_]
+        self._ahead.forget(ids)
+
     def _number(self, message: Message) -> None:
         self._messages += 1
         set_message_id(message, f"{self._run.run_id}-{self._messages}")
@@ -126,12 +137,25 @@ class SimulationGrid(RunGrid):
         """Yield the replies to a batch; everybody answers, so there is nothing to time out."""
         return self._execute(messages)
 
+    def _execute_pushed(self, messages: Sequence[Message]) -> list[Message]:
+        """Execute pushed messages that are asked for now; others of them may be run with them."""
+        self._count_sent(messages)
+        replies = self._ahead.execute(messages, self._that_answer())
+        return list(self._counted(replies))
+
+    def _that_answer(self) -> Iterable[Message]:
+        """Return the waiting messages whose clients will answer."""
+        return self._waiting.values()
+
     def _execute(self, messages: Sequence[Message]) -> Iterator[Message]:
         self._count_sent(messages)
         yield from self._execute_uncounted(messages)
 
     def _execute_uncounted(self, messages: Sequence[Message]) -> Iterator[Message]:
-        for reply in self._executor.execute(messages):
+        return self._counted(self._executor.execute(messages))
+
+    def _counted(self, replies: Iterable[Message]) -> Iterator[Message]:
+        for reply in replies:
             set_message_id(reply, f"{reply.metadata.reply_to_message_id}-r")
             self._traffic.received += content_bytes(reply) * len(clients_of(reply))
             yield reply

@@ -34,6 +34,7 @@ class Fate(Enum):
 class _Arrival:
     at_s: float
     fate: Fate
+    client: int
 
 
 class VirtualClock:
@@ -107,12 +108,27 @@ class VirtualClock:
             limit_s = self.now_s + ttl_s[place]
             at_s = busy.get(client, self.now_s) + durations_s[place]
             if drops[place] or at_s > limit_s:
-                self._expected[ids[place]] = _Arrival(limit_s, Fate.EXPIRED)
+                self._expected[ids[place]] = _Arrival(limit_s, Fate.EXPIRED, client)
                 continue
             fate = Fate.FAILED if fails[place] else Fate.ANSWERED
-            self._expected[ids[place]] = _Arrival(at_s, fate)
+            self._expected[ids[place]] = _Arrival(at_s, fate, client)
             busy[client] = at_s
         self._busy_until_s = busy
+
+    def answers(self, message_id: str) -> bool:
+        """Whether an answer to a message is under way."""
+        arrival = self._expected.get(message_id)
+        return arrival is not None and arrival.fate is Fate.ANSWERED
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Nobody waits for these messages any more: their clients stop working on them."""
+        stopped = {arrival.client for id_ in ids if (arrival := self._expected.pop(id_, None))}
+        for client in stopped:
+            self._busy_until_s.pop(client, None)
+        for arrival in self._expected.values():
+            if arrival.client in stopped and arrival.fate is not Fate.EXPIRED:
+                busy_s = self._busy_until_s.get(arrival.client, 0.0)
+                self._busy_until_s[arrival.client] = max(busy_s, arrival.at_s)
 
     def receive(self, ids: Iterable[str]) -> list[tuple[str, Fate]]:
         """Return what has become of these messages, in order of arrival, each once.

@@ -130,13 +130,22 @@ class VirtualGrid(SimulationGrid):
         """
         arrived = [(self._waiting.pop(id_), fate) for id_, fate in self._clock.receive(message_ids)]
         answered = [message for message, fate in arrived if fate is Fate.ANSWERED]
-        replies = {reply.metadata.reply_to_message_id: reply for reply in self._execute(answered)}
+        replies = {
+            reply.metadata.reply_to_message_id: reply for reply in self._execute_pushed(answered)
+        }
         for message, fate in arrived:
             if fate is not Fate.ANSWERED:
                 replies[message.metadata.message_id] = _failure(message, fate)
         return [replies[message.metadata.message_id] for message, _ in arrived]
 
     # ------------------------------------------------------------------ parts of it
+
+    def _that_answer(self) -> Iterable[Message]:
+        return (m for id_, m in self._waiting.items() if self._clock.answers(id_))
+
+    def _drop(self, ids: Sequence[str]) -> None:
+        super()._drop(ids)
+        self._clock.forget(ids)
 
     def _answer(self, messages: Sequence[Message], timeout: float | None) -> Iterator[Message]:
         self._late = []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import overload
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-__all__ = ["Broadcast"]
+__all__ = ["Broadcast", "instruction_for_all"]
 
 
 class Broadcast(Sequence[Message]):
@@ -69,3 +69,17 @@ class Broadcast(Sequence[Message]):
         numbered = self.to(self.clients)
         numbered.id_prefix = prefix
         return numbered
+
+
+def instruction_for_all(
+    kind: str,
+    number: int,
+    clients: Sequence[int],
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    extra: Mapping[str, float | int | str | bool],
+) -> Broadcast:
+    """Return a round's instruction of one kind: `config`, and what the algorithm says beside."""
+    settings = ConfigRecord({**config, **extra, "server-round": number})
+    content = RecordDict({"arrays": arrays, "config": settings})
+    return Broadcast(content, kind, clients, group_id=str(number))

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import cast
 
 import numpy as np
 from flwr.serverapp import Grid
 
 from ..seeds import Words, derive, spread
-from .grids import is_stopping, wait_without_polling
+from .grids import is_stopping, wait_without_polling, waits_for_replies
 
-__all__ = ["draw_cohort", "size_of_cohort", "wait_for_clients", "wait_for_rested"]
+__all__ = [
+    "draw_cohort",
+    "draw_idle",
+    "size_of_cohort",
+    "wait_for_clients",
+    "wait_for_replies",
+    "wait_for_rested",
+]
 
 POLL_S = 0.2
 
@@ -42,6 +49,22 @@ def draw_cohort(
         ids = np.asarray(present)
         return sorted(ids[np.argsort(ranking.of(ids), kind="stable")[:size]].tolist())
     return [int(client) for client in present]
+
+
+def draw_idle(
+    draw: Callable[[int], Sequence[int]], unwanted: Collection[int], count: int
+) -> list[int]:
+    """Return up to `count` clients that are not unwanted, out of the first that `draw` gives.
+
+    `draw(size)` returns so many clients, those of a smaller size among them.
+    """
+    size = count
+    while True:
+        drawn = draw(size)
+        idle = [client for client in drawn if client not in unwanted]
+        if len(idle) >= count or len(drawn) < size:
+            return idle
+        size += count - len(idle)
 
 
 def size_of_cohort(present: int, *, cohort: float, at_least: int) -> int:
@@ -124,6 +147,17 @@ def wait_for_clients(
         if len(present) != before:
             tell(len(present))
     return present
+
+
+def wait_for_replies(
+    grid: Grid, message_ids: Sequence[str], *, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Wait until a reply to one of these messages may be there, or clients have come or gone.
+
+    A grid with a `wait_for_replies(ids)` waits by itself; others are asked again after a pause.
+    """
+    if not waits_for_replies(grid, message_ids):
+        sleep(POLL_S)
 
 
 def wait_for_rested(

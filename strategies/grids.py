@@ -3,7 +3,10 @@
 wait_for_nodes(count)     waits until that many clients are connected, without polling
 is_stopping() -> bool     whether the run is to end
 cohort_of(group_id)       the clients that a round was begun with before a restart, if any
-forget(group_id)          hears that a round is durable: its messages are no longer needed
+forget(group_id)          hears that a group's messages are no longer needed: their round is durable,
+                          or who still works on one is to stop
+wait_for_replies(ids)     waits, without polling, until `pull_messages` has something for them, or
+                          clients have come or gone
 bytes_sent                all bytes so far, and
 bytes_received            likewise
 tags: Sequence[str]       the clients that are there are those that have all of them
@@ -16,19 +19,23 @@ combines_in_groups: bool  whether such replies come one a group, with groups dra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from flwr.serverapp import Grid
+
+from ..errors import ConfigError
+from .selection import Selection
 
 __all__ = [
     "combines_in_groups",
     "combines_updates",
-    "forget_round",
+    "forget_group",
     "is_stopping",
-    "recall_cohort",
-    "tags_of",
+    "recall_group",
+    "refuse_tags",
     "traffic_bytes",
     "wait_without_polling",
+    "waits_for_replies",
 ]
 
 
@@ -47,18 +54,27 @@ def is_stopping(grid: Grid) -> bool:
     return bool(asked()) if callable(asked) else False
 
 
-def recall_cohort(grid: Grid, round_number: int) -> list[int]:
-    """Return whom a round was begun with before a restart; empty if it has not begun."""
+def waits_for_replies(grid: Grid, message_ids: Sequence[str]) -> bool:
+    """Let the grid wait for one of these replies; return False if it cannot."""
+    wait = getattr(grid, "wait_for_replies", None)
+    if not callable(wait):
+        return False
+    wait(message_ids)
+    return True
+
+
+def recall_group(grid: Grid, group_id: str) -> list[int]:
+    """Return whom a group was sent to before a restart; empty if it was not."""
     recall = getattr(grid, "cohort_of", None)
-    known: Iterable[int] = recall(str(round_number)) if callable(recall) else ()
+    known: Iterable[int] = recall(group_id) if callable(recall) else ()
     return sorted(known or ())
 
 
-def forget_round(grid: Grid, round_number: int) -> None:
-    """Tell the grid that a round is durable."""
+def forget_group(grid: Grid, group_id: str) -> None:
+    """Tell the grid that a group of messages is over and done with."""
     forget = getattr(grid, "forget", None)
     if callable(forget):
-        forget(str(round_number))
+        forget(group_id)
 
 
 def traffic_bytes(grid: Grid) -> tuple[int, int]:
@@ -66,9 +82,19 @@ def traffic_bytes(grid: Grid) -> tuple[int, int]:
     return getattr(grid, "bytes_sent", 0), getattr(grid, "bytes_received", 0)
 
 
-def tags_of(grid: Grid) -> tuple[str, ...]:
-    """Return the tags that all clients of the grid have, of those that were asked for."""
-    return tuple(getattr(grid, "tags", ()))
+def refuse_tags(selection: Selection, grid: Grid) -> None:
+    """Check that the grid has the clients that a selection asks for, and no others.
+
+    Raises:
+        ConfigError: it does not know of these tags, or is of others.
+    """
+    asked, met = selection.tags, tuple(getattr(grid, "tags", ()))
+    if set(asked) != set(met):
+        raise ConfigError(
+            f"selection.tags asks for {', '.join(asked) or 'no tag'}, and {type(grid).__name__} has "
+            f"clients with {', '.join(met) or 'any tags'}; remove selection.tags, or use Meadow's "
+            "server or simulation"
+        )
 
 
 def combines_updates(grid: Grid) -> bool:

@@ -16,7 +16,7 @@ from ..flower import FlatTensor
 from .algorithm import Params
 from .server_optimizers import is_floating
 
-__all__ = ["ScaledChange", "change_norm_l2", "change_squares", "clip_change"]
+__all__ = ["ScaledChange", "change_norm_l2", "change_squares", "clip_change", "moved_change"]
 
 BLOCK = 65_536
 
@@ -54,21 +54,38 @@ def change_squares(params: Params, tensors: Mapping[str, FlatTensor]) -> dict[st
 def clip_change(
     params: Params, tensors: Mapping[str, FlatTensor], *, factor: float
 ) -> dict[str, FlatTensor]:
-    """Return `params + factor * (tensors - params)`, computed where and when it is read.
+    """Return `params + factor * (tensors - params)`; as `moved_change`."""
+    return moved_change(params, tensors, onto=params, factor=factor)
+
+
+def moved_change(
+    params: Params, tensors: Mapping[str, FlatTensor], *, onto: Params, factor: float
+) -> dict[str, FlatTensor]:
+    """Return `onto + factor * (tensors - params)`, computed where and when it is read.
 
     Integer and boolean tensors stay as they are.
     """
     return {
-        name: ScaledChange(params[name], tensor, factor) if is_floating(tensor.dtype) else tensor
+        name: ScaledChange(params[name], tensor, factor, onto=onto[name])
+        if is_floating(tensor.dtype)
+        else tensor
         for name, tensor in tensors.items()
     }
 
 
 class ScaledChange:
-    """A `FlatTensor` between an old tensor and a new one."""
+    """A `FlatTensor`: an old tensor's scaled change to a new one, added to a third (or the old)."""
 
-    def __init__(self, old: NDArray[Any], new: FlatTensor, factor: float) -> None:
+    def __init__(
+        self,
+        old: NDArray[Any],
+        new: FlatTensor,
+        factor: float,
+        *,
+        onto: NDArray[Any] | None = None,
+    ) -> None:
         self._old, self._new, self._factor = old.reshape(-1), new, factor
+        self._onto = self._old if onto is None else onto.reshape(-1)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -80,8 +97,12 @@ class ScaledChange:
 
     def __getitem__(self, values: slice) -> NDArray[Any]:
         wide = np.complex128 if self.dtype.kind == "c" else np.float64
-        old = self._old[values].astype(wide)
-        return (old + self._factor * (self._new[values].astype(wide) - old)).astype(self.dtype)
+        change = self._new[values].astype(wide) - self._old[values].astype(wide)
+        with np.errstate(over="ignore"):  # whoever reads it checks the outcome
+            return (self._onto[values].astype(wide) + self._factor * change).astype(self.dtype)
 
     def numpy(self) -> NDArray[Any]:
-        return self[:].reshape(self.shape)
+        made = np.empty(self._old.size, self.dtype)
+        for start in range(0, made.size, BLOCK):
+            made[start : start + BLOCK] = self[start : start + BLOCK]
+        return made.reshape(self.shape)

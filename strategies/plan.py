@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import ConfigError
+from .asynchrony import Asynchrony
 from .bounds import require_choice, require_number, require_whole
 from .selection import Selection
 
@@ -56,6 +57,9 @@ class RoundPlan:
         update_norm_max: the largest L2 norm of a client's change of the params (floating-point
             tensors only); None is no limit.
         selection: how the cohort is drawn among the clients that are there.
+        asynchronous: who works when without waiting for each other; None: rounds are synchronous.
+            Then `cohort` and `selection` mean nothing, `min_clients` must be connected before the
+            first instruction, `deadline_s` is each client's own, and clients evaluate at the end.
         update_norm_policy: what happens to an update beyond it: "reject" refuses it, "clip"
             scales the change down to the limit.
     """
@@ -69,6 +73,7 @@ class RoundPlan:
     update_norm_max: float | None = None
     update_norm_policy: Literal["reject", "clip"] = "reject"
     selection: Selection = field(default_factory=Selection)
+    asynchronous: Asynchrony | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.cohort, int):

@@ -17,7 +17,15 @@ from .metrics import MetricMeans, Metrics
 from .norms import change_norm_l2, clip_change
 from .plan import RoundPlan
 
-__all__ = ["Tell", "TrainingReplies", "collect_evaluation"]
+__all__ = [
+    "Tell",
+    "TrainingReplies",
+    "add_rows",
+    "collect_evaluation",
+    "named",
+    "printable",
+    "within_norm",
+]
 
 Tell = Callable[[str, Mapping[str, Any]], None]
 """Passes an event on: its kind, and its details."""
@@ -79,7 +87,7 @@ class TrainingReplies:
         try:
             _screen(message, number=self._number, asked=self._cohort, missing=self._open)
             if message.has_error():
-                self._fail(client, _printable(message.error.reason))
+                self._fail(client, printable(message.error.reason))
             else:
                 self._count(message)
         except ReplyError as error:
@@ -100,7 +108,7 @@ class TrainingReplies:
         if valid < needed:
             raise QuorumError(
                 f"round {self._number}: quorum not met: {valid} of {needed} updates"
-                + _named(self.failures)
+                + named(self.failures)
             )
         return self._fold.finish()
 
@@ -115,7 +123,9 @@ class TrainingReplies:
             raise ReplyError(client, "reply", "stands for clients not asked, or counted already")
         if self._fault is not None and (fault := self._fault(reply.tensors)):
             raise ReplyError(client, "update", fault)
-        tensors = self._within_norm(client, reply.tensors)
+        tensors = within_norm(
+            client, reply.tensors, self._params, self._plan, number=self._number, tell=self._tell
+        )
         if self._reports:
             self._means.add(reply.metrics, weight=reply.weight)
             add_rows(self.table, reply)
@@ -131,22 +141,6 @@ class TrainingReplies:
         )
         self._close(reply.clients, update)
 
-    def _within_norm(
-        self, client: int, tensors: Mapping[str, FlatTensor]
-    ) -> Mapping[str, FlatTensor]:
-        """Reject or clip an update that moves the params too far."""
-        limit = self._plan.update_norm_max
-        if limit is None:
-            return tensors
-        norm = change_norm_l2(self._params, tensors)
-        if norm <= limit:
-            return tensors
-        if self._plan.update_norm_policy == "reject":
-            raise ReplyError(client, "update", f"norm must be <= {limit:g}, is {norm:g}")
-        detail = {"round": self._number, "client": client, "norm": norm, "norm_max": limit}
-        self._tell("update_clipped", detail)
-        return clip_change(self._params, tensors, factor=limit / norm)
-
     def _fail(self, client: int, reason: str) -> None:
         self.failures[client] = reason
         self._close([client])
@@ -159,6 +153,33 @@ class TrainingReplies:
             self._fold.settle(*clients)
         else:
             self._fold.add(update, stands_for=clients)
+
+
+def within_norm(
+    client: int,
+    tensors: Mapping[str, FlatTensor],
+    sent: Params,
+    plan: RoundPlan,
+    *,
+    number: int,
+    tell: Tell,
+) -> Mapping[str, FlatTensor]:
+    """Clip an update that moves the params that were sent too far.
+
+    Raises:
+        ReplyError: the plan rejects such updates.
+    """
+    limit = plan.update_norm_max
+    if limit is None:
+        return tensors
+    norm = change_norm_l2(sent, tensors)
+    if norm <= limit:
+        return tensors
+    if plan.update_norm_policy == "reject":
+        raise ReplyError(client, "update", f"norm must be <= {limit:g}, is {norm:g}")
+    detail = {"round": number, "client": client, "norm": norm, "norm_max": limit}
+    tell("update_clipped", detail)
+    return clip_change(sent, tensors, factor=limit / norm)
 
 
 def add_rows(table: ClientTable, reply: Reply) -> None:
@@ -192,7 +213,7 @@ def collect_evaluation(
             if message.has_error() and message.error.code == NOTHING_TO_EVALUATE:
                 continue
             if message.has_error():
-                raise ReplyError(client, "evaluation", _printable(message.error.reason))
+                raise ReplyError(client, "evaluation", printable(message.error.reason))
             reply = read_reply(message, forms=None, combined=combined)
             if not missing.issuperset(set(reply.clients) - {client}):
                 raise ReplyError(
@@ -215,7 +236,7 @@ def _screen(
     if client not in asked:
         raise ReplyError(client, "reply", "comes from a client that was not asked")
     if message.metadata.group_id not in ("", str(number)):
-        group = _printable(message.metadata.group_id)
+        group = printable(message.metadata.group_id)
         raise ReplyError(client, "reply", f"belongs to round {group!r}, not {number}")
     if client not in missing:
         raise ReplyError(client, "reply", "has come before: it counts once")
@@ -232,7 +253,7 @@ def _details(number: int, error: ReplyError) -> dict[str, Any]:
     }
 
 
-def _named(failures: Mapping[int, str]) -> str:
+def named(failures: Mapping[int, str]) -> str:
     """List the first few failures, those for the same reason together."""
     if not failures:
         return ""
@@ -249,7 +270,7 @@ def _named(failures: Mapping[int, str]) -> str:
     return f" ({'; '.join(texts)})"
 
 
-def _printable(text: str | None) -> str:
+def printable(text: str | None) -> str:
     """Return a peer's text as one line of bounded length."""
     line = " ".join((text or "").split())
     shown = "".join(character if character.isprintable() else "?" for character in line)

@@ -19,7 +19,15 @@ from .plan import RoundPlan
 from .recorder import Row
 from .selection import select_cohort
 
-__all__ = ["begin_after", "draw_on", "late_on", "virtual_time_of"]
+__all__ = [
+    "begin_after",
+    "begin_at",
+    "draw_on",
+    "draw_some",
+    "late_on",
+    "now_s_of",
+    "virtual_time_of",
+]
 
 KEY = "virtual_s"
 """In a round's row: when it was over, on the grid's clock."""
@@ -47,6 +55,15 @@ def _drawn(
     )
 
 
+def draw_some(
+    grid: Grid, present: Sequence[int], size: int, *, wait: bool, seed: int, turn: int
+) -> list[int]:
+    """Draw so many of those who are there, or all; in virtual time, wait for one if asked to."""
+    draw = getattr(grid, "draw_cohort", None)
+    draw = draw if callable(draw) else partial(draw_cohort, present)
+    return list(draw(cohort=size, at_least=int(wait), seed=seed, round_number=turn))
+
+
 def virtual_time_of(grid: Grid) -> dict[str, float]:
     """Return what a row says of the grid's clock: nothing if it has none."""
     now_s = getattr(grid, "now_s", None)
@@ -55,9 +72,19 @@ def virtual_time_of(grid: Grid) -> dict[str, float]:
 
 def begin_after(grid: Grid, history: Sequence[Row]) -> None:
     """Let the grid's clock go on where the last of these rounds ended."""
-    begin_at = getattr(grid, "begin_at", None)
-    if callable(begin_at):
-        begin_at(float(history[-1].get(KEY, 0.0)) if history else 0.0)
+    begin_at(grid, float(history[-1].get(KEY, 0.0)) if history else 0.0)
+
+
+def begin_at(grid: Grid, now_s: float) -> None:
+    """Set the grid's clock, if it has one."""
+    begin = getattr(grid, "begin_at", None)
+    if callable(begin):
+        begin(now_s)
+
+
+def now_s_of(grid: Grid) -> float:
+    """Return the time on the grid's clock, 0 if it has none."""
+    return float(getattr(grid, "now_s", 0.0))
 
 
 def late_on(grid: Grid) -> list[int]:

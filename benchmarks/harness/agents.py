@@ -1,7 +1,7 @@
 """Many agents in one process, with a trainer that only adds a constant: load for a real server.
 
-`python agents.py FOLDER COUNT` runs until its standard input ends. The agents are enrolled by
-`enroll_many` before.
+`python agents.py FOLDER COUNT FIRST PACE_S` runs until its standard input ends. The agents are
+enrolled by `enroll_many` before.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ def enroll_many(server_dir: Path, folder: Path, app: Path, count: int) -> None:
 
 
 class AddsConstant:
-    """A trainer whose update is the params plus a number of its own."""
+    """A trainer whose update is the params plus a number of its own, after a while."""
 
-    def __init__(self, constant: float) -> None:
+    def __init__(self, constant: float, pace_s: float) -> None:
         self._constant = np.float32(constant)
+        self._pace_s = pace_s
 
     async def execute(
         self,
@@ -60,6 +61,7 @@ class AddsConstant:
         step: Callable[[], None],
     ) -> TrainingDone:
         """Answer an instruction; one at a time in this process, to bound its memory."""
+        await asyncio.sleep(self._pace_s)
         async with ONE:
             return await asyncio.to_thread(self._answer, instruction, blob_dir, reply_dir)
 
@@ -88,10 +90,10 @@ class AddsConstant:
 ONE = asyncio.Lock()
 
 
-async def _run(folder: Path, count: int) -> None:
+async def _run(folder: Path, count: int, first: int, pace_s: float) -> None:
     agents = [
-        Agent(folder / f"agent-{index:03d}", trainer=AddsConstant(0.001 * (index + 1)))
-        for index in range(count)
+        Agent(folder / f"agent-{index:03d}", trainer=AddsConstant(0.001 * (index + 1), pace_s))
+        for index in range(first, first + count)
     ]
     tasks = [asyncio.create_task(agent.run()) for agent in agents]
     await asyncio.to_thread(sys.stdin.read)
@@ -103,4 +105,4 @@ async def _run(folder: Path, count: int) -> None:
 if __name__ == "__main__":
     keep_freed_memory()
     allow_many_files()
-    asyncio.run(_run(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(_run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))

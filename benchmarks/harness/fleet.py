@@ -43,10 +43,12 @@ def run_to_end(
 
 
 @contextmanager
-def many_agents(folder: Path, count: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with `count` enrolled agents."""
+def many_agents(
+    folder: Path, count: int, *, first: int = 0, pace_s: float = 0.0
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with `count` enrolled agents from `first` on, who take `pace_s` for an answer."""
     script = Path(__file__).with_name("agents.py")
-    command = [sys.executable, str(script), str(folder), str(count)]
+    command = [sys.executable, str(script), str(folder), str(count), str(first), str(pace_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     try:
         yield process

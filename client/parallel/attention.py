@@ -99,7 +99,8 @@ def _projected(layer: Attention, part: int, inputs: torch.Tensor) -> torch.Tenso
     made = torch.nn.functional.linear(
         inputs, weight, None if bias is None else local_of(bias)[part]
     )
-    return made.unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+    batch, length, _ = made.shape
+    return made.view(batch, length, -1, layer.head_dim).transpose(1, 2)
 
 
 def _mask(

@@ -40,7 +40,9 @@ class Copies:
         grid = torch.arange(ranks).view(count, self.size)
         # Not by init_device_mesh, whose groups would wait for a lost rank for half an hour.
         rows, columns = (
-            dist.new_subgroups_by_enumeration(lists, timeout=timedelta(seconds=timeout_s))[0]
+            dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+                lists, timeout=timedelta(seconds=timeout_s)
+            )[0]
             for lists in (grid.tolist(), grid.T.tolist())
         )
         self.within, self._across = rows, columns
@@ -62,5 +64,5 @@ class Copies:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=self._across)
         sizes = [gradient.numel() for gradient in gradients]
-        for gradient, total in zip(gradients, flat.split(sizes), strict=True):
+        for gradient, total in zip(gradients, torch.split(flat, sizes), strict=True):
             gradient.copy_(total.view_as(gradient))

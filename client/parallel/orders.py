@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...simulations.partition import Partition
 from ...task import Site
@@ -54,7 +54,11 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOrder:
-    """One round: all ranks train by the same order."""
+    """One round: all ranks train by the same order.
+
+    Attributes:
+        evaluate: which of the site's data to evaluate instead; empty: none.
+    """
 
     site: Site
     settings: TrainingSettings
@@ -62,6 +66,7 @@ class RoundOrder:
     examples_max: int | None
     saves: MidEpoch | None
     resume_at: int
+    evaluate: Literal["", "train", "test"] = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -76,6 +81,7 @@ class RoundOrder:
             "examples_max": self.examples_max,
             "saves": saves,
             "resume_at": self.resume_at,
+            "evaluate": self.evaluate,
         }
 
     @classmethod

@@ -13,10 +13,12 @@ import threading
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ...apps import App
-from ...errors import AppError, MeadowError
+from ...errors import AppError, DataError, MeadowError
 from ...process_limits import keep_freed_memory
 from ...task import Site, Task
 from ..corrections import Corrections
@@ -26,9 +28,13 @@ from ..site_data import SiteData
 from ..trainer import train
 from ..warm_module import WarmModule
 from .divided import send
+from .evaluation import evaluate_together
 from .form import Form
 from .meeting import is_lost_rank, join
 from .orders import READY, RankStart, RoundOrder, hear, tell
+
+if TYPE_CHECKING:
+    from ...task import Data
 
 __all__ = ["main"]
 
@@ -56,7 +62,7 @@ def main() -> None:
         form = join(start.plan, start.rank, place, stages=task.stages)
         member = _Member(task, start, form)
         while True:
-            member.train(RoundOrder.from_json(orders.get()))
+            member.obey(RoundOrder.from_json(orders.get()))
     except BaseException as error:
         traceback.print_exc()
         text = app.explain(error) if app and not isinstance(error, MeadowError) else str(error)
@@ -76,10 +82,24 @@ class _Member:
         self._module = WarmModule(task, device, start.use.prepare)
         self._data: tuple[Site, SiteData] | None = None
 
-    def train(self, order: RoundOrder) -> None:
+    def obey(self, order: RoundOrder) -> None:
         if self._data is None or self._data[0] != order.site:
             self._data = order.site, SiteData(self._task, order.site, self._device)
-        module = self._module.fresh(seed=order.settings.seed)
+        module, data = self._module.fresh(seed=order.settings.seed), self._data[1].loaded()
+        if not order.evaluate:
+            self._train(order, module, data.train)
+            return
+        asked = data.train if order.evaluate == "train" else data.test
+        if asked is None:
+            raise DataError(
+                "this process has no test data, and the first one has; client_data must give the "
+                "same data in every process"
+            )
+        size = order.settings.batch_size
+        task, device = self._task, self._device
+        evaluate_together(task, module, asked, batch_size=size, device=device, form=self._form)
+
+    def _train(self, order: RoundOrder, module: torch.nn.Module, data: Data) -> None:
         session = None
         if order.settings.algorithm in CORRECTED:
             session = Corrections.empty(local_algorithm(order.settings), module)
@@ -87,7 +107,7 @@ class _Member:
         train(
             self._task,
             module,
-            self._data[1].loaded().train,
+            data,
             order.settings,
             client=order.client,
             device=self._device,

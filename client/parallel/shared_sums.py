@@ -99,7 +99,7 @@ class _Slots:
         self._totals = self._shaped(self._sum, sizes)
 
     def _shaped(self, flat: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
-        parts = zip(flat.split(sizes), self._params, strict=True)
+        parts = zip(torch.split(flat, sizes), self._params, strict=True)
         return [part.view(param.shape) for part, param in parts]
 
     def write(self, turn: int) -> None:

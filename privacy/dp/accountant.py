@@ -79,6 +79,8 @@ def _by_dp_accounting(event: Event, count: int, delta: float, accountant: Accoun
 
 
 def _dp_event(dp: Any, event: Event) -> Any:
+    if isinstance(event, SeparatedEvent):
+        event = event.event
     if isinstance(event, GaussianEvent):
         return dp.GaussianDpEvent(event.noise_multiplier)
     return dp.PoissonSampledDpEvent(event.probability, _dp_event(dp, event.event))

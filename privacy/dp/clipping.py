@@ -40,6 +40,7 @@ KINDS = ("fixed", "adaptive", "per_layer")
 Reals = NDArray[np.float64]
 NORM_KEY = "dp-clip-norm"
 KIND_KEY = "dp-clipping"
+MARGIN = 2.0**-22
 WITHIN_KEY = "dp-within-clip"
 """The metric of a client whose change was within the norm (1) or was clipped (0)."""
 
@@ -62,6 +63,9 @@ class Clipping:
 
     def factors(self, squares: Mapping[str, Reals]) -> dict[str, Reals]:
         """Return what each tensor's change is multiplied by, in (0, 1].
+
+        A change that is clipped ends a hair below the norm, so that it is within it also after it
+        was rounded to the params' dtype, and nobody clips it again.
 
         Edge cases: 1 for a change of nothing.
         Raises:
@@ -129,4 +133,4 @@ def reported_metrics(clipping: Clipping, within: bool) -> dict[str, float]:
 def _factor(square: Reals, bound: float) -> Reals:
     norm = np.sqrt(square)
     with np.errstate(divide="ignore"):
-        return np.minimum(1.0, np.divide(bound, norm))
+        return np.where(norm <= bound, 1.0, np.divide(bound * (1 - MARGIN), norm))

@@ -11,6 +11,7 @@ Dong, Roth, Su, "Gaussian differential privacy" (2019), corollary 3.3 (compositi
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from ...strategies.bounds import require_number
 
@@ -39,6 +40,7 @@ def delta_of_cost(cost: float, epsilon: float) -> float:
     return max(0.0, first - math.exp(exponent)) if exponent < 0 else 0.0
 
 
+@lru_cache(maxsize=1024)
 def epsilon_of_cost(cost: float, delta: float) -> float:
     """Return the smallest epsilon for which releases of this cost are (epsilon, delta)-private.
 
@@ -49,7 +51,9 @@ def epsilon_of_cost(cost: float, delta: float) -> float:
         return 0.0
     if not math.isfinite(cost) or delta_of_cost(cost, EPSILON_MAX) > delta:
         return math.inf
-    low, high = 0.0, EPSILON_MAX
+    low, high = 0.0, 1.0
+    while delta_of_cost(cost, high) > delta:
+        low, high = high, min(2 * high, EPSILON_MAX)
     for _ in range(STEPS):
         middle = (low + high) / 2
         if delta_of_cost(cost, middle) > delta:

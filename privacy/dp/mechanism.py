@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,24 +22,14 @@ from ...errors import UpdateError
 from ...flower import FlatTensor
 from ...strategies.algorithm import Aggregate, Params, Update
 from ...strategies.mean import MeanAggregator, MeanSum
-from ...strategies.server_optimizers import is_floating
 from ..entropy import Entropy
 from .clipping import WITHIN_KEY, Clipping, clip_update
 from .events import GaussianEvent
 from .noise import SEED_BYTES, generator_from
 from .noise_memory import NoisePast
+from .noisy_change import noisy_params, values_in
 
 __all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
-
-
-class Draw(Protocol):
-    """Fills an array with noise of unit variance, where rounds are independent."""
-
-    def __call__(self, *, out: NDArray[np.float64]) -> object: ...
-
-
-BLOCK = 8_192
-"""Values at once: the change and its noise stay in the cache, and are made nowhere else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +118,18 @@ class PrivateMean:
         params, clients = accumulator.params, accumulator.clients
         exact = self.mean.finish(accumulator.changes).mean if clients else params
         seed = self.entropy(SEED_BYTES)
-        noise = generator_from(seed)
-        draw = noise.standard_normal if self.past is None else self._drawn(params, seed)
-        mean = {
-            name: self._released(old, exact[name], clients, draw) if is_floating(old.dtype) else old
-            for name, old in params.items()
-        }
+        mean = noisy_params(
+            params,
+            exact,
+            share=clients / self.cohort,
+            stddev=self.noise_multiplier * self.clipping.norm / self.cohort,
+            seed=seed,
+            drawn=None if self.past is None else self.past.row(seed, values_in(params)),
+        )
         within = None
         if self.count_stddev is not None:  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
-            noisy = accumulator.within - clients / 2 + noise.normal(0.0, self.count_stddev)
+            noise = generator_from(self.entropy(SEED_BYTES)).normal(0.0, self.count_stddev)
+            noisy = accumulator.within - clients / 2 + noise
             within = float(noisy / self.cohort + 0.5)
         return NoisyAggregate(
             mean=mean,
@@ -145,44 +138,6 @@ class PrivateMean:
             within=within,
             seed=None if self.past is None else seed,
         )
-
-    def _drawn(self, params: Params, seed: bytes) -> Draw:
-        """Return what fills arrays with the round's noise, value by value."""
-        assert self.past is not None
-        size = sum(_reals(old).size for old in params.values() if is_floating(old.dtype))
-        row, used = self.past.row(seed, size), 0
-
-        def draw(*, out: NDArray[np.float64]) -> None:
-            nonlocal used
-            out[:] = row[used : used + out.size]
-            used += out.size
-
-        return draw
-
-    def _released(
-        self,
-        old: NDArray[Any],
-        exact: NDArray[Any],
-        clients: int,
-        draw: Draw,
-    ) -> NDArray[Any]:
-        """Return one tensor's params after the noisy mean change, block by block."""
-        stddev = self.noise_multiplier * self.clipping.norm / self.cohort
-        share = clients / self.cohort
-        made = np.empty_like(old, order="C")
-        rows = [_reals(values) for values in (old, exact, made)]
-        changes, draws = np.empty(BLOCK), np.empty(BLOCK)
-        for start in range(0, rows[0].size, BLOCK):
-            before, after, out = (row[start : start + BLOCK] for row in rows)
-            change, drawn = changes[: before.size], draws[: before.size]
-            np.subtract(after, before, out=change)
-            change *= share
-            draw(out=drawn)
-            drawn *= stddev
-            change += drawn
-            change += before
-            out[:] = change
-        return made
 
 
 def _exact(params: Params) -> dict[str, NDArray[Any]]:
@@ -193,8 +148,3 @@ def _exact(params: Params) -> dict[str, NDArray[Any]]:
         )
         for name, values in params.items()
     }
-
-
-def _reals(values: NDArray[Any]) -> NDArray[Any]:
-    row = np.ascontiguousarray(values).reshape(-1)
-    return row.view(row.real.dtype) if row.dtype.kind == "c" else row

@@ -23,8 +23,7 @@ def generator_of(entropy: Entropy) -> np.random.Generator:
     return generator_from(entropy(SEED_BYTES))
 
 
-def generator_from(seed: bytes) -> np.random.Generator:
-    """Return the generator of a seed."""
-    return np.random.Generator(
-        np.random.PCG64DXSM(np.random.SeedSequence(int.from_bytes(seed, "big")))
-    )
+def generator_from(seed: bytes, part: int = 0) -> np.random.Generator:
+    """Return the generator of a seed, for one part of what it is for: all are independent."""
+    sequence = np.random.SeedSequence(int.from_bytes(seed, "big"), spawn_key=(part,))
+    return np.random.Generator(np.random.PCG64DXSM(sequence))

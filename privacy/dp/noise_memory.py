@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from ...strategies.algorithm import Params
 from .correlation import Correlation, Terms
 from .noise import SEED_BYTES, generator_from
+from .parts import BLOCK, PART, work_through
 
 __all__ = ["NoiseMemory", "NoisePast", "seeds_in", "seeds_slot"]
 
 Row = NDArray[np.float32]
-BLOCK = 8_192
-"""Values at once, so that they stay in the cache."""
+Reals = NDArray[np.float64]
 SEEDS = "seeds"
 
 
@@ -49,34 +49,34 @@ class NoiseMemory:
 
     def _advance(self, seed: bytes) -> Row:
         number = len(self._seeds) + 1
-        step, generator = self._correlation.step(number), generator_from(seed)
+        step = self._correlation.step(number)
         value = np.empty(self._size, np.float32)
         released = np.empty(self._size, np.float32) if step.beside else value
-        drawn, scratch = np.empty(BLOCK), np.empty(BLOCK)
-        for start in range(0, self._size, BLOCK):
-            part = slice(start, min(start + BLOCK, self._size))
-            fresh, product = (each[: part.stop - part.start] for each in (drawn, scratch))
-            generator.standard_normal(out=fresh)
-            fresh *= step.fresh
-            self._add(fresh, step.made_of, part, product)
-            value[part] = fresh
-            if step.beside:
-                self._add(fresh, step.beside, part, product)
-                released[part] = fresh
+
+        def fill(part: int) -> None:
+            generator = generator_from(seed, part)
+            drawn, scratch = np.empty(BLOCK), np.empty(BLOCK)
+            stop = min((part + 1) * PART, self._size)
+            for start in range(part * PART, stop, BLOCK):
+                here = slice(start, min(start + BLOCK, stop))
+                fresh, product = (each[: here.stop - start] for each in (drawn, scratch))
+                generator.standard_normal(out=fresh)
+                fresh *= step.fresh
+                self._add(fresh, step.made_of, here, product)
+                value[here] = fresh
+                if step.beside:
+                    self._add(fresh, step.beside, here, product)
+                    released[here] = fresh
+
+        work_through(-(-self._size // PART), fill, values=self._size)
         rows = {**self._kept, number: value}
         self._kept = {each: rows[each] for each in step.kept}
         self._seeds = (*self._seeds, seed)
         return released
 
-    def _add(
-        self,
-        values: NDArray[np.float64],
-        terms: Terms,
-        part: slice,
-        product: NDArray[np.float64],
-    ) -> None:
+    def _add(self, values: Reals, terms: Terms, here: slice, product: Reals) -> None:
         for number, factor in terms:
-            np.multiply(self._kept[number][part], factor, out=product)
+            np.multiply(self._kept[number][here], factor, out=product)
             values += product
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -191,8 +192,9 @@ class PrivacyPlan:
     def noise_stddev_in_sum(self, rounds: int) -> float:
         """Return the noise's standard deviation on one param after so many rounds, added up."""
         unit = self.clipping.norm / self.cohort * self.mechanism(self.clipping).noise_multiplier
-        variances = None if self.correlation is None else self.correlation.sum_variances(rounds)
-        return unit * float(rounds if variances is None else variances[-1]) ** 0.5
+        if self.correlation is None:
+            return unit * math.sqrt(rounds)
+        return unit * math.sqrt(self.correlation.sum_variances(rounds)[-1])
 
     # ------------------------------------------------------------------ the algorithm
 

@@ -130,10 +130,12 @@ def _vectorized(
 def combines(config: Config) -> bool:
     """Whether clients' updates may be added up before the strategy sees them.
 
-    Adversaries in a simulation look at single ones, and compressed ones do not add up.
+    Adversaries in a simulation look at single ones, compressed ones do not add up, and
+    asynchronous rounds weigh each.
     """
     run, single = config.run, (config.compression, config.simulation.adversaries)
-    seen = run.update_norm_max is not None or any(table is not None for table in single)
+    seen = run.update_norm_max is not None or config.rounds.kind != "synchronous"
+    seen = seen or any(table is not None for table in single)
     return build_algorithm(config).linear and not seen
 
 

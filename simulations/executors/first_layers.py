@@ -119,7 +119,7 @@ class FirstRepeated(ClientLinear):
     def squares_of_weight(self) -> torch.Tensor:
         # |sum e x'|^2 = sum (e e')(x x'): the change itself never exists
         errors = torch.bmm(self._errors, self._errors.mT)
-        samples = torch.bmm(self._samples, self._samples.mT)
+        samples = self._products.view_as(errors)
         return (errors * samples).sum((1, 2), dtype=torch.float64).clamp(min=0)
 
     def weight_of(self, row: int) -> torch.Tensor:

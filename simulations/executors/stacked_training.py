@@ -92,7 +92,7 @@ def train_stacked(
 
 def plan_of(data: CohortData, settings: TrainingSettings, clients: Sequence[int]) -> BatchPlan:
     """Return the clients' batches in a round, as the trainer for one client draws them."""
-    stream = derive(settings.seed, settings.server_round, "batches")
+    stream = derive(settings.stream, settings.server_round, "batches")
     return plan_batches(
         data,
         spread(stream, np.array(clients, np.uint64)),
@@ -122,7 +122,7 @@ class _Training:
         self._dropout: ClientDropout | None = None
         if stacked.drops_out:
             parts = (settings.server_round, "training")
-            seeds = [derive(settings.seed, parts[0], client, parts[1]) for client in clients]
+            seeds = [derive(settings.stream, parts[0], client, parts[1]) for client in clients]
             self._dropout = ClientDropout(seeds, self._device)
         self._rows = torch.from_numpy(self._plan.rows).to(self._device)
         self._values = ExampleValues(task, self._plan.layout)

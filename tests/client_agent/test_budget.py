@@ -122,7 +122,7 @@ def test_correlated_noise_hides_only_who_waits(ledger: Ledger) -> None:
     for number in (1, 5, 5, 11):
         asked(number)
     asked(12, run=2)
-    with pytest.raises(RefusedError, match="round 8, its noise .* over 4 rounds, .* in round 11"):
+    with pytest.raises(RefusedError, match=r"round 8, its noise .* over 4 rounds, .* in round 11"):
         asked(8)
     with pytest.raises(RefusedError, match="does not name"):
         asked(30, reach="far")

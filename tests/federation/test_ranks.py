@@ -124,14 +124,18 @@ def test_the_server_may_see_sums_alone(
 
 
 def test_clients_of_the_other_forms(tmp_path: Path) -> None:
-    """Clients that hold parts of the params on each rank make the model of plain ones."""
+    """Clients whose ranks hold parts of the params, or two copies of a pipeline, make the model of
+    plain ones."""
     app = tmp_path / "scans"
     shutil.copytree(SCANS, app)
     (app / "sequence").write_text("also for the server, which has a copy of the app\n")
     with federation(tmp_path, app, clients=3) as fleet:
-        for index, form in enumerate(("fsdp", "tensor", "pipeline")):
+        grid = '"hybrid"\ncopies = 2\ncopy_parallel = "pipeline"'
+        for index, form in enumerate(('"fsdp"', '"tensor"', grid)):
             file = fleet.client_dir(index) / "client.toml"
-            device = DEVICE.replace('"ddp"', f'"{form}"')
+            device = DEVICE.replace('"ddp"', form)
+            if form == grid:
+                device = device.replace("processes = 2", "processes = 4")
             file.write_text(file.read_text().replace("\n[device]\n", device))
         run = fleet.submit(*SETTINGS)
         assert fleet.wait_for_end(run)["status"] == "finished"

@@ -63,26 +63,28 @@ class Bench:
         made = WarmModule(self.task, training.module_device, training.use.prepare)
         return self._modules.setdefault(training, made)
 
-    def train(
-        self, training: LocalTraining, *, key: str = "", **settings: Any
-    ) -> tuple[dict[str, torch.Tensor], int, dict[str, float]]:
-        """Train a round; returns the params, the samples and the means."""
+    def round(self, training: LocalTraining, *, key: str = "", **settings: Any) -> Round:
+        """Return a round of site 0 from the same params as ever."""
         self._rounds += 1
         data = SiteData(self.task, Site(index=0, count=2), training.device).loaded().train
         module = self.module_of(training)
         arrays = params_to_arrays(params_of_module(build_module(self.task, 5)))
-        trained, samples, means = training.train(
-            Round(
-                site=Site(index=0, count=2),
-                data=data,
-                settings=TrainingSettings(**settings),
-                client=1,
-                load=lambda generation: module.with_params(
-                    arrays, seed=settings.get("seed", 0), generation=generation
-                ),
-                key=(key or self._rounds,),
-            )
+        return Round(
+            site=Site(index=0, count=2),
+            data=data,
+            settings=TrainingSettings(**settings),
+            client=1,
+            load=lambda generation: module.with_params(
+                arrays, seed=settings.get("seed", 0), generation=generation
+            ),
+            key=(key or self._rounds,),
         )
+
+    def train(
+        self, training: LocalTraining, *, key: str = "", **settings: Any
+    ) -> tuple[dict[str, torch.Tensor], int, dict[str, float]]:
+        """Train a round; returns the params, the samples and the means."""
+        trained, samples, means = training.train(self.round(training, key=key, **settings))
         params = {name: value.clone() for name, value in trained.state_dict().items()}
         return params, samples, means
 

@@ -46,6 +46,17 @@ def test_two_ranks_make_one_update(
     assert told == pytest.approx(means, rel=1e-5)
 
 
+def test_ranks_evaluate_together(bench: Bench, pair: LocalTraining) -> None:
+    """Each rank passes its part of the examples, and the metrics are those of one process."""
+    alone = bench.training()
+    examples, means = alone.evaluate(bench.round(alone, batch_size=8), "train")
+    bench.passes(0), bench.passes(1)
+    seen, told = pair.evaluate(bench.round(pair, batch_size=8), "train")
+    assert (seen, examples) == (53, 53)
+    assert told == pytest.approx(means, rel=1e-5)
+    assert (bench.passes(0), bench.passes(1)) == ([26], [27])
+
+
 def test_where_no_memory_is_shared(
     bench: Bench, pair: LocalTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:

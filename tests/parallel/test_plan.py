@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
+from meadow.client.parallel.choice import choose
 from meadow.client.parallel.form import rows_of
 from meadow.client.parallel.plan import ParallelPlan
 from meadow.errors import DataError
@@ -38,6 +40,14 @@ def plan(gpus_there: int, **device: Any) -> ParallelPlan:
         (0, {"parallel": "auto"}, "none", ("cpu",)),
         (0, {"parallel": "auto", "processes": 2}, "ddp", ("cpu", "cpu")),
         (4, {"gpus": (0, 3), "parallel": "auto"}, "fsdp", ("cuda:0", "cuda:3")),
+        (2, {"parallel": "data_parallel"}, "data_parallel", ("cuda:0", "cuda:1")),
+        (0, {"parallel": "hybrid", "processes": 4}, "fsdp", ("cpu",) * 4),
+        (
+            0,
+            {"parallel": "hybrid", "copy_parallel": "pipeline", "processes": 4},
+            "pipeline",
+            ("cpu",) * 4,
+        ),
     ],
 )
 def test_who_trains(there: int, device: dict[str, Any], kind: str, devices: Any) -> None:
@@ -49,11 +59,32 @@ def test_who_trains(there: int, device: dict[str, Any], kind: str, devices: Any)
 
 
 @pytest.mark.parametrize(
+    ("model_gb", "form", "copies", "why"),
+    [
+        (1, "ddp", 1, "each of 8 GPUs has 10.0 GB free"),
+        (3, "fsdp", 4, "12.0 GB .* more than 70% of the 10.0 GB free; it fits 2 GPUs"),
+        (6, "fsdp", 2, "it fits 4 GPUs, so each copy has as many"),
+        (9, "fsdp", 1, "more than 70% of the 10.0 GB free$"),
+    ],
+)
+def test_a_copy_has_no_more_gpus_than_it_needs(
+    model_gb: int, form: str, copies: int, why: str
+) -> None:
+    """Of eight GPUs with 10 GB, as few hold one copy as can; the reason is in the sentence."""
+    gpus = [f"cuda:{number}" for number in range(8)]
+    made = choose(gpus, model_gb * 10**9, lambda gpu: 10 * 10**9)
+    assert made[:2] == (form, copies)
+    assert re.search(why, made[2])
+
+
+@pytest.mark.parametrize(
     ("device", "sentence"),
     [
         ({"gpus": (0, 5)}, "names GPU 5, and torch sees 2 GPUs"),
         ({"parallel": "ddp", "processes": 3}, "processes = 3, and there are 2 GPUs to use"),
         ({"gpus": "cpu", "parallel": "ddp"}, "on the CPU needs device.processes"),
+        ({"parallel": "hybrid"}, r"copies = 2 copies of the model need a multiple of 2 processes"),
+        ({"gpus": "cpu", "parallel": "data_parallel"}, "one process for several GPUs, and there"),
     ],
 )
 def test_what_is_not_there_is_refused(device: dict[str, Any], sentence: str) -> None:
@@ -72,12 +103,13 @@ def test_rows_are_divided(count: int, ranks: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor", "data_parallel"])
 def test_two_gpus_make_one_update(bench: Any, kind: str) -> None:
     """As on the CPU, with NCCL; looser, as convolutions on GPUs round in other ways."""
     from .conftest import distance
 
-    settings = {"batch_size": 8, "learning_rate": 0.1}
+    bench.say("no-norm", "")  # data_parallel has none
+    settings = {"batch_size": 8, "learning_rate": 0.1, "seed": 4}
     expected, *_ = bench.train(bench.training(), **settings)
     training = bench.training(device="auto", gpus=(0, 1), parallel=kind)
     try:

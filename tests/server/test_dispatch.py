@@ -243,3 +243,22 @@ def test_a_refused_update_does_not_count_towards_the_quorum(tmp_path: Path) -> N
         assert desk.kinds()[-1] == "end"
 
     at_a_desk(tmp_path, scenario)
+
+
+def test_who_works_on_what_is_forgotten_is_told_to_stop(tmp_path: Path) -> None:
+    """Nobody asks for its answer any more; who has answered hears nothing."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=0)
+        await desk.answer(1)
+        await desk.dispatcher.forget(desk.run.id, "1")
+        for node, expected in ((1, []), (2, ["1-a-2"]), (3, ["1-a-3"])):
+            queue, told = desk.agents[node].outgoing, []
+            while not queue.empty():
+                message = queue.get_nowait()
+                assert message is not None
+                told += [message.cancel.instruction_id] if message.HasField("cancel") else []
+            assert told == expected
+        assert desk.dispatcher.run_of(2, "1-a-2") is None
+
+    at_a_desk(tmp_path, scenario)

@@ -398,6 +398,20 @@ def test_a_client_goes_through_its_messages_in_turn() -> None:
     assert grid.now_s == 6.0
 
 
+def test_a_forgotten_message_frees_its_client() -> None:
+    """It is not executed; what the client was given after it comes when it would have anyway."""
+    grid = grid_of()
+    first, second = push(grid, 4, ttl=900), push(grid, 3)
+    grid._waiting[first[0]].metadata.group_id, grid._waiting[second[0]].metadata.group_id = "a", "b"
+    grid.forget("a")
+    third = push(grid, 4)
+    seen = []
+    while replies := list(grid.pull_messages([*first, *second, *third])):
+        seen += [(reply.metadata.src_node_id, grid.now_s) for reply in replies]
+    assert seen == [(3, 4.0), (4, 5.0)]
+    assert executed == [3, 4]
+
+
 def test_no_answer_within_the_time_to_live_is_an_error() -> None:
     """As in Flower, so that a loop over dropouts, or over slow clients, ends."""
     grid = grid_of(dropout=1)

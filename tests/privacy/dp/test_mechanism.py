@@ -16,6 +16,7 @@ from meadow.errors import UpdateError
 from meadow.flower import MemoryTensor
 from meadow.privacy.dp.clipping import WITHIN_KEY, Clipping, ClippingKind, clip_update
 from meadow.privacy.dp.mechanism import NoisyAggregate, PrivateMean
+from meadow.privacy.dp.parts import PART
 from meadow.privacy.entropy import system_entropy
 from meadow.strategies.algorithm import Params, Update
 
@@ -201,3 +202,33 @@ def test_params_and_count_are_one_release() -> None:
     made = mechanism(noise_multiplier=2.0, count_stddev=1.0)
     assert made.event.noise_multiplier == pytest.approx((0.25 + 0.25) ** -0.5)
     assert mechanism(noise_multiplier=2.0).event.noise_multiplier == pytest.approx(2.0)
+
+
+def test_long_tensors_are_noised_side_by_side_to_the_same_bits() -> None:
+    """Threads change nothing of what a seed gives, and parts of a tensor share no noise."""
+    size = 3 * PART + 5
+    old = {"a": np.zeros(size, np.float32), "b": np.zeros(7)}
+    fixed = mechanism(noise_multiplier=1.0, entropy=lambda size: b"\7" * size)
+    first, again = (released(fixed, old, [old]).mean for _ in range(2))
+    assert all(np.array_equal(first[name], again[name]) for name in old)
+    assert looks_normal(first["a"][: 2 * PART], 1.0 / 4)
+    pieces = [first["a"][start : start + PART] for start in range(0, 3 * PART, PART)]
+    for one, other in itertools.combinations(pieces, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize("kind", ["fixed", "per_layer"])
+def test_a_clipped_change_stays_within_the_clip_when_rounded(kind: ClippingKind) -> None:
+    """The server finds nothing to clip in what a client clipped and rounded to float32."""
+    draw = np.random.default_rng(3)
+    old = {"a": draw.normal(size=50_000).astype(np.float32), "b": np.ones(10, np.float32)}
+    clipping = Clipping(kind=kind, norm=0.5)
+    for scale in (0.01, 0.1, 1.0):
+        new = {
+            name: (v + scale * draw.normal(size=v.shape)).astype(v.dtype) for name, v in old.items()
+        }
+        sent, within = clip_update(old, update(1, new).params, clipping)
+        assert not within
+        arrived = {name: tensor.numpy() for name, tensor in sent.items()}
+        assert clip_update(old, update(1, arrived).params, clipping)[1]
+        assert norm_of(arrived, old) <= 0.5

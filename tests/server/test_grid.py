@@ -1,0 +1,139 @@
+"""`FleetGrid` with messages that are pushed: answers, ends without one, and files that are done."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+
+from meadow.flower import identify_process, params_to_arrays, set_message_id
+from meadow.server.grid import FleetGrid
+from meadow.transport import fleet_pb2 as pb
+from meadow.transport.blobs import blob_path
+from meadow.transport.codec import BlobWriter, encode
+
+identify_process(run_id=1, node_id=0)
+PARAMS = params_to_arrays({"w": np.arange(3, dtype=np.float32)})
+
+
+class Desk:
+    """A channel whose daemon says what a test lets it say."""
+
+    def __init__(self) -> None:
+        self.sent: list[pb.WorkerMessage] = []
+        self.said: defaultdict[str, deque[pb.StepReply | pb.StepEnd]] = defaultdict(deque)
+        self.waited_for: list[set[str]] = []
+
+    def send(self, message: pb.WorkerMessage) -> None:
+        self.sent.append(message)
+
+    def ready_of(self, key: str) -> pb.StepReply | pb.StepEnd | None:
+        return self.said[key].popleft() if self.said[key] else None
+
+    def wait_for_any(self, keys: Iterable[str]) -> None:
+        self.waited_for.append(set(keys))
+
+    def close_step(self, key: str) -> None:
+        self.said.pop(key, None)
+
+    @property
+    def steps(self) -> list[pb.Step]:
+        """The steps that the daemon was asked for."""
+        return [message.step for message in self.sent if message.HasField("step")]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def grid(desk: Desk, tmp_path: Path) -> FleetGrid:
+    """A grid of a run without a past."""
+    return FleetGrid(desk, run_id=1, spool=tmp_path, quorum=0, cohorts={"i7": [3]})  # type: ignore[arg-type]
+
+
+def push(grid: FleetGrid, group: str, *, client: int = 1, ttl: float = 30.0) -> str:
+    """Push one instruction and return its id."""
+    message = Message(RecordDict({"arrays": PARAMS}), client, "train", ttl=ttl, group_id=group)
+    (id_,) = grid.push_messages([message])
+    return str(id_)
+
+
+def answer(desk: Desk, id_: str, folder: Path) -> None:
+    """Let the daemon pass a client's answer on."""
+    (step,) = [step for step in desk.steps if step.envelopes[0].metadata.message_id == id_]
+    asked = Message(RecordDict(), 1, "train", group_id=step.envelopes[0].metadata.group_id)
+    set_message_id(asked, id_)
+    reply = Message(RecordDict({"metrics": MetricRecord({"loss": 0.5})}), reply_to=asked)
+    set_message_id(reply, f"{id_}-r")
+    envelope = encode(reply, BlobWriter(folder))
+    desk.said[step.key].append(pb.StepReply(key=step.key, envelope=envelope, blob_dir=str(folder)))
+
+
+def test_an_answer_comes_once(grid: FleetGrid, desk: Desk, tmp_path: Path) -> None:
+    """Whoever is asked about later; and the end of its step tells the traffic."""
+    first, second = push(grid, "i1"), push(grid, "i2", client=2)
+    assert [step.key for step in desk.steps] == ["i1/train/0", "i2/train/0"]
+    assert {step.deadline_s for step in desk.steps} == {30.0}
+    assert list(grid.pull_messages([first, second])) == []
+    answer(desk, second, tmp_path)
+    assert list(grid.pull_messages([first])) == []
+    (reply,) = grid.pull_messages([first, second])
+    assert reply.metadata.reply_to_message_id == second
+    assert reply.content["metrics"]["loss"] == 0.5
+    assert list(grid.pull_messages([first, second])) == []
+    desk.said["i2/train/0"].append(pb.StepEnd(key="i2/train/0", bytes_sent=8, bytes_received=9))
+    assert list(grid.pull_messages([first])) == []
+    assert (grid.bytes_sent, grid.bytes_received) == (8, 9)
+
+
+def test_a_step_that_ends_without_an_answer_is_an_error(grid: FleetGrid, desk: Desk) -> None:
+    """Its time is over, or its client is gone: nobody would ever hear of it else."""
+    id_ = push(grid, "i1", client=4, ttl=5.0)
+    desk.said["i1/train/0"].append(pb.StepEnd(key="i1/train/0"))
+    (reply,) = grid.pull_messages([id_])
+    assert (reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (4, id_)
+    assert reply.has_error() and "no answer within 5 s" in reply.error.reason
+
+
+def test_waiting_is_for_what_is_open(grid: FleetGrid, desk: Desk, tmp_path: Path) -> None:
+    """Not for steps that are over or forgotten, and not at all if an answer is there."""
+    first, second, third = push(grid, "i1"), push(grid, "i2"), push(grid, "i3")
+    desk.said["i1/train/0"].append(pb.StepEnd(key="i1/train/0"))
+    grid.forget("i2")
+    answer(desk, third, tmp_path)
+    assert list(grid.pull_messages([second])) == []
+    grid.wait_for_replies([first])
+    assert desk.waited_for == []
+    grid.wait_for_replies([second])
+    assert desk.waited_for == [{"i3/train/0"}]
+
+
+def test_params_are_kept_while_a_group_needs_them(
+    grid: FleetGrid, desk: Desk, tmp_path: Path
+) -> None:
+    """Groups end in any order; the newest one's file may be the next one's too."""
+    push(grid, "i1")
+    push(grid, "i2")
+    (blob,) = {step.envelopes[0].records[0].arrays.blob.id for step in desk.steps}
+    file = blob_path(tmp_path, blob)
+    grid.forget("i1")
+    grid.forget("i2")
+    assert file.exists()
+    other = params_to_arrays({"w": np.ones(3, np.float32)})
+    grid.push_messages([Message(RecordDict({"arrays": other}), 1, "train", group_id="i3")])
+    push(grid, "i4")
+    grid.forget("i3")
+    assert file.exists()
+    assert [m.forget.group_id for m in desk.sent if m.HasField("forget")] == ["i1", "i2", "i3"]
+    assert sum(path.is_file() for path in tmp_path.rglob("*")) == 1
+
+
+def test_whom_a_group_went_to_is_known_after_a_restart(grid: FleetGrid) -> None:
+    """Nobody else is asked then."""
+    assert (grid.cohort_of("i7"), grid.cohort_of("i8")) == ([3], ())
