@@ -127,7 +127,13 @@ class Channel:
             raise RunStoppedError("stopped by the administrator")
 
     def ready_of(self, key: str) -> pb.StepReply | pb.StepEnd | None:
-        """Return a step's next reply or end if it is there already."""
+        """Return a step's next reply or end if it is there already.
+
+        Raises:
+            RunStoppedError: the run was stopped meanwhile.
+        """
+        if self._stopping:
+            raise RunStoppedError("stopped by the administrator")
         try:
             return self._queue(key).get_nowait()
         except queue.Empty:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from meadow.simulations.run import simulate
 
 from .processes import Federation, federation, kill_9, meadow, wait_until
 
@@ -103,3 +108,47 @@ def test_everything_at_once(fleet: Federation, undisturbed: bytes) -> None:
         client.start()
     assert fleet.wait_for_end(run)["status"] == "finished"
     assert fleet.model(run) == undisturbed
+
+
+ASYNCHRONOUS = (*SETTINGS, "run.rounds=5", "rounds.kind=fedbuff", "rounds.buffer_size=2")
+ONE_BY_ONE = (*ASYNCHRONOUS, "rounds.concurrency=1")
+"""Who is asked, and for what, follows from the seed if one client works at a time."""
+
+
+def test_without_waiting_nothing_is_lost_or_counted_twice(
+    fleet: Federation, tmp_path: Path
+) -> None:
+    """Its worker and its daemon killed, an asynchronous run goes on with the updates that it had.
+
+    Where one client works at a time, a real federation's bytes are those of the simulation.
+    """
+    run = fleet.submit(*ONE_BY_ONE)
+    fleet.wait_for_round(run, 1)
+    kill_worker(fleet, 0)
+    fleet.wait_for_round(run, 3)
+    kill_daemon(fleet, 0)
+    assert fleet.wait_for_end(run)["status"] == "finished"
+    out = tmp_path / "simulated"
+    simulate(DIGITS, overrides=ONE_BY_ONE, out=out, executor="sequential")
+    assert fleet.model(run) == (out / "model.safetensors").read_bytes()
+    rows = fleet.rounds(run)
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    assert rows[-1]["bytes_received"] > 0 and rows[-1]["bytes_sent"] > 0
+    assert rows[-1]["evaluate"]["accuracy"] > 0.2 and not rows[0]["evaluate"]
+
+
+def test_without_waiting_a_stuck_agent_holds_nobody_up(fleet: Federation) -> None:
+    """While one agent's training is frozen, the others' updates make all rounds."""
+    run = fleet.submit(*ASYNCHRONOUS, "run.rounds=9")
+    stuck = wait_until(lambda: fleet.trainers(2), "a training process")
+    for pid in stuck:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        summary = fleet.wait_for_end(run)
+    finally:
+        for pid in stuck:
+            os.kill(pid, signal.SIGCONT)
+    assert (summary["status"], summary["rounds"]) == ("finished", 9), summary
+    assert all(row["clients"] == 2 for row in fleet.rounds(run))
+    lines = (fleet.run_dir(run) / "clients.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, 10))

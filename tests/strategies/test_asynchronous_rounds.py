@@ -199,12 +199,13 @@ def test_a_checkpoint_holds_no_more_params_than_are_worked_on(kit, kind):
 def test_the_order_of_arrival_changes_no_bit(kit):
     """The same updates, some of them stale, give the same aggregate in any order."""
     plan, model = RoundPlan(), kit.model()
-    bases = [kit.model(), {name: np.asarray(values / 3) for name, values in model.items()}]
+    old = {name: np.asarray(values / 3) for name, values in model.items()}
     newest = State(params=model, round=1)
     given = [
         OpenInstruction(number=n, client=c, version=v, repeat=r, sent_at_s=0.0)
         for n, (c, v, r) in enumerate([(1, 0, 0), (1, 1, 0), (1, 1, 1), (2, 0, 0), (3, 1, 0)])
     ]
+    before = [kit.bytes_of(params) for params in (model, old)]
     seen = set()
     for order in itertools.permutations(range(len(given))):
         buffer = UpdateBuffer(
@@ -216,7 +217,7 @@ def test_the_order_of_arrival_changes_no_bit(kit):
         )
         for place in order:
             instruction = given[place]
-            base = model if instruction.version else bases[1]
+            base = model if instruction.version else old
             told = ConfigRecord({"server-round": 10 * instruction.version + instruction.repeat + 1})
             content = RecordDict({"arrays": params_to_arrays(base), "config": told})
             message = Message(content, instruction.client, "train")
@@ -224,6 +225,7 @@ def test_the_order_of_arrival_changes_no_bit(kit):
         assert buffer.is_full and buffer.contributors == [1, 2, 3]
         seen.add(str(kit.bytes_of(buffer.finish().mean)))
     assert len(seen) == 1
+    assert [kit.bytes_of(params) for params in (model, old)] == before
 
 
 # ---------------------------------------------------------------- who is asked, and when
