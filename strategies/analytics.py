@@ -70,57 +70,13 @@ def analytics(
         require_number("quantiles", quantile, at_least=0, at_most=1)
     parts = tuple(quantiles)
 
-    def init(params: Params) -> State:
-        shown: dict[str, NDArray[Any]] = {}
-        slots: dict[str, NDArray[Any]] = {}
-        for column in asked:
-            edges = np.linspace(column.low, column.high, bins + 1)
-            slots[column.name] = np.stack([edges] * (1 + len(parts)))
-            shapes = {"histogram": bins, "edges": bins + 1}
-            for name in SHOWN:
-                size = shapes.get(name, len(parts) if name in ("quantiles", "widths") else ())
-                shown[companion(column.name, name)] = np.full(size, np.nan)
-        return State(params=shown, slots={POINTS: slots})
-
-    def sent(state: State) -> Params:
-        made = {}
-        for name, points in state.slots[POINTS].items():
-            made[companion(POINTS, name)] = points
-            made[companion(BELOW, name)] = np.zeros_like(points)
-            made[companion(MOMENTS, name)] = np.zeros(3)
-        return made
-
-    def apply(state: State, aggregate: Aggregate) -> State:
-        if aggregate.clients < GROUP_MIN:
-            raise RunError(
-                f"{aggregate.clients} clients answered, and statistics are shown of at least "
-                f"{GROUP_MIN}; raise run.min_clients"
-            )
-        shown, slots = {}, {}
-        for column in asked:
-            points = state.slots[POINTS][column.name]
-            found = _Found(
-                column=column,
-                points=points,
-                below=of_kind(BELOW, aggregate.mean)[column.name] * aggregate.weight,
-                moments=of_kind(MOMENTS, aggregate.mean)[column.name] * aggregate.weight,
-            )
-            shown.update({companion(column.name, k): v for k, v in found.shown(rows_min).items()})
-            narrow = [found.narrowed(row, part, rows_min) for row, part in enumerate(parts, 1)]
-            slots[column.name] = np.stack([points[0], *narrow])
-            middles = [(row[0] + row[-1]) / 2 for row in narrow]
-            shown[companion(column.name, "quantiles")] = np.array(middles)
-            shown[companion(column.name, "widths")] = np.array([r[-1] - r[0] for r in narrow])
-        ordered = {name: shown[name] for name in state.params}
-        return State(params=ordered, round=state.round + 1, slots={POINTS: slots})
-
     return Algorithm(
         name="analytics",
-        init=init,
-        apply=apply,
+        init=lambda params: _begun(asked, bins, parts),
+        apply=lambda state, aggregate: _answered(state, aggregate, asked, parts, rows_min),
         aggregator=MeanAggregator(),
         client_config={"algorithm": "analytics"},
-        sent=sent,
+        sent=_questions,
         evaluated=None,
         companions=(POINTS, BELOW, MOMENTS),
         of_model=False,
@@ -128,6 +84,62 @@ def analytics(
         measured=lambda state: _spoken(state.params, asked, parts),
         fault=_fault,
     )
+
+
+def _begun(asked: Sequence[Column], bins: int, parts: Sequence[float]) -> State:
+    """Return the state in which nothing is known."""
+    shown: dict[str, NDArray[Any]] = {}
+    slots: dict[str, NDArray[Any]] = {}
+    for column in asked:
+        edges = np.linspace(column.low, column.high, bins + 1)
+        slots[column.name] = np.stack([edges] * (1 + len(parts)))
+        shapes = {"histogram": bins, "edges": bins + 1}
+        for name in SHOWN:
+            size = shapes.get(name, len(parts) if name in ("quantiles", "widths") else ())
+            shown[companion(column.name, name)] = np.full(size, np.nan)
+    return State(params=shown, slots={POINTS: slots})
+
+
+def _questions(state: State) -> Params:
+    """Return the points, and where the answers go."""
+    made = {}
+    for name, points in state.slots[POINTS].items():
+        made[companion(POINTS, name)] = points
+        made[companion(BELOW, name)] = np.zeros_like(points)
+        made[companion(MOMENTS, name)] = np.zeros(3)
+    return made
+
+
+def _answered(
+    state: State,
+    aggregate: Aggregate,
+    asked: Sequence[Column],
+    parts: Sequence[float],
+    rows_min: int,
+) -> State:
+    """Return what is known after a round."""
+    if aggregate.clients < GROUP_MIN:
+        raise RunError(
+            f"{aggregate.clients} clients answered, and statistics are shown of at least "
+            f"{GROUP_MIN}; raise run.min_clients"
+        )
+    shown, slots = {}, {}
+    for column in asked:
+        points = state.slots[POINTS][column.name]
+        found = _Found(
+            column=column,
+            points=points,
+            below=of_kind(BELOW, aggregate.mean)[column.name] * aggregate.weight,
+            moments=of_kind(MOMENTS, aggregate.mean)[column.name] * aggregate.weight,
+        )
+        shown.update({companion(column.name, k): v for k, v in found.shown(rows_min).items()})
+        narrow = [found.narrowed(row, part, rows_min) for row, part in enumerate(parts, 1)]
+        slots[column.name] = np.stack([points[0], *narrow])
+        middles = [(row[0] + row[-1]) / 2 for row in narrow]
+        shown[companion(column.name, "quantiles")] = np.array(middles)
+        shown[companion(column.name, "widths")] = np.array([r[-1] - r[0] for r in narrow])
+    ordered = {name: shown[name] for name in state.params}
+    return State(params=ordered, round=state.round + 1, slots={POINTS: slots})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
