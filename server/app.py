@@ -75,7 +75,7 @@ def run_rounds(
         grid = CompressionGrid(grid, terms)
     return strategy.start(
         grid,
-        initial_arrays(task, config.run.seed),
+        initial_arrays(task, config.run.seed) if algorithm.of_model else params_to_arrays({}),
         num_rounds=config.run.rounds,
         train_config=ConfigRecord(dict(training_record(config))),
         evaluate_config=ConfigRecord(dict(evaluation_record(config))),
@@ -132,6 +132,7 @@ def _plan(config: Config) -> RoundPlan:
         update_norm_policy=run.update_norm_policy,
         selection=Selection(
             kind=chosen.kind,
+            tags=chosen.tags,
             candidates=chosen.candidates,
             exploration=chosen.exploration,
             separation=chosen.min_separation,
