@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .server.app import server_app
     from .strategies.adapter import FederatedStrategy
     from .strategies.afl import afl
+    from .strategies.analytics import analytics
+    from .strategies.boosted_trees import xgb_bagging, xgb_cyclic
     from .strategies.ditto import ditto
     from .strategies.fedasync import fedasync
     from .strategies.fedavg import fedavg
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from .strategies.fedprox import fedprox
     from .strategies.fedrep import fedrep
     from .strategies.ifca import ifca
+    from .strategies.lora import lora
+    from .strategies.newton import newton
     from .strategies.qfedavg import qfedavg
     from .strategies.scaffold import scaffold
     from .task import ClientData, Site, Task
@@ -43,6 +47,7 @@ __all__ = [
     "Site",
     "Task",
     "afl",
+    "analytics",
     "client_app",
     "datasets",
     "ditto",
@@ -58,10 +63,14 @@ __all__ = [
     "fedrep",
     "ifca",
     "load_config",
+    "lora",
     "make_config",
+    "newton",
     "qfedavg",
     "scaffold",
     "server_app",
+    "xgb_bagging",
+    "xgb_cyclic",
 ]
 
 _HOMES = {
@@ -72,6 +81,7 @@ _HOMES = {
     "Site": ".task",
     "Task": ".task",
     "afl": ".strategies.afl",
+    "analytics": ".strategies.analytics",
     "client_app": ".client.app",
     "ditto": ".strategies.ditto",
     "fedasync": ".strategies.fedasync",
@@ -86,10 +96,14 @@ _HOMES = {
     "fedrep": ".strategies.fedrep",
     "ifca": ".strategies.ifca",
     "load_config": ".config",
+    "lora": ".strategies.lora",
     "make_config": ".config",
+    "newton": ".strategies.newton",
     "qfedavg": ".strategies.qfedavg",
     "scaffold": ".strategies.scaffold",
     "server_app": ".server.app",
+    "xgb_bagging": ".strategies.boosted_trees",
+    "xgb_cyclic": ".strategies.boosted_trees",
 }
 
 

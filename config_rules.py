@@ -9,7 +9,7 @@ from .config_builders import build_algorithm, build_rule
 from .errors import ConfigError
 from .sections.rounds_rules import rounds_rules
 from .sections.selection_rules import selection_rules
-from .sections.strategy_rules import strategy_rules
+from .sections.strategy_rules import beside_rules, strategy_rules
 from .settings import Settings, refuse
 
 if TYPE_CHECKING:
@@ -121,7 +121,16 @@ def _check_combinations(config: Config, given: Settings, where: str) -> None:
             if broken:
                 refuse(_said(given, where, *keys), keys[0], what)
 
+    private, secure = config.privacy.differential_privacy, config.privacy.secure_aggregation
+    tables = {
+        "robust": config.robust is not None,
+        "compression": config.compression is not None,
+        "simulation.adversaries": attacked is not None,
+        "privacy.differential_privacy": private.enabled,
+    }
+    clip = secure.clip if secure.enabled else None
     refuse_broken([*rules, *strategy_rules(config.strategy, config.training, run)])
+    refuse_broken(beside_rules(config.strategy, tables=tables, clip=clip))
     if config.rounds.kind != "synchronous":
         refuse_broken(rounds_rules(config, build_algorithm(config)))
     refuse_broken(selection_rules(config.selection, run, config.simulation))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "build_module",
     "load_params",
+    "load_some",
     "owners_of",
     "params_of_module",
     "to_array",
@@ -86,8 +87,21 @@ def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> 
             if missing or extra
             else "the params are not in this model's order"
         )
+    load_some(module, params)
+
+
+@torch.no_grad()
+def load_some(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> None:
+    """Set some of a module's parameters and buffers; the others stay.
+
+    Raises:
+        ProtocolError: a name, a shape or a dtype is not the module's; nothing is set then.
+    """
+    targets = module.state_dict()
     sources = {name: to_tensor(array) for name, array in params.items()}
     for name, source in sources.items():
+        if name not in targets:
+            raise ProtocolError(f"the params are not this model's: unknown {name!r}")
         target = targets[name]
         if source.shape != target.shape or source.dtype != target.dtype:
             raise ProtocolError(

@@ -27,7 +27,7 @@ COUNT_NOISE_SHARE = 20
 """Without count_noise: one part in so many of the cohort. Source: Andrew et al. (2021)."""
 SHORTFALL_MAX = 0.01
 SECTION = "privacy.differential_privacy"
-AVERAGES = ("fedavg", "fedprox")
+AVERAGES = ("fedavg", "fedprox", "lora")
 
 
 def build_privacy(config: Config) -> PrivacyPlan | RecordPlan | None:
@@ -182,7 +182,7 @@ def _neighbour_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             (
                 "= true adds noise to sums of the params' changes; what clients of strategy "
                 f"{config.strategy.name!r} send is more than that, or must not be added up; choose "
-                '"fedavg" or "fedprox", without [robust]'
+                '"fedavg", "fedprox" or "lora", without [robust]'
             ),
         ),
         (

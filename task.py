@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .errors import AppError
 from .seeds import derive
 from .simulations.partition import Partition
 from .simulations.partition_memory import share_of
@@ -89,6 +90,14 @@ class ClientData:
     test: Data | None = None
 
 
+def _no_model() -> torch.nn.Module:
+    raise AppError("the task has no model, and this strategy trains one: say Task(model=...)")
+
+
+def _no_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise AppError("the task has no loss, and this strategy needs one: say Task(loss=...)")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What is learned, from what.
@@ -99,15 +108,19 @@ class Task:
         metrics: name -> (outputs, targets) -> per-example values, shape (batch,).
         client_data: loads one site's data; called once per site and process.
         server_data: loads data for central evaluation, if the server has any.
+        columns: a site's data as named columns of numbers, one value a row, NaN where there is
+            none: what `strategy.name = "analytics"` counts. It needs no model and no loss, and
+            boosted trees need no model.
         stages: (module) -> the same module as a list of modules, each for what the one before
             gives; for clients that cut it into a pipeline. An nn.Sequential needs none.
     """
 
-    model: Callable[[], torch.nn.Module]
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     client_data: Callable[[Site], ClientData]
+    model: Callable[[], torch.nn.Module] = _no_model
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _no_loss
     metrics: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = field(
         default_factory=dict
     )
     server_data: Callable[[], Data] | None = None
+    columns: Callable[[ClientData], Mapping[str, ArrayLike | torch.Tensor]] | None = None
     stages: Callable[[torch.nn.Module], Sequence[torch.nn.Module]] | None = None

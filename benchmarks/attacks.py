@@ -1,10 +1,11 @@
 """Attack x defence x heterogeneity: accuracy on held-out MNIST with 10 honest clients and f more.
 
-Every cell is a simulation of the app apps/mnist, its 4,000 images divided among the honest. "iid" is
-homogeneous; a number is the alpha of a Dirichlet division.
+Every cell is a simulation of the app apps/attacked_mnist, its images divided among the honest. "iid"
+is homogeneous; a number is the alpha of a Dirichlet division. `--published` runs the setting that ByzFL
+publishes .98 for, where data are homogeneous: clipping, nearest neighbour mixing and trimmed mean.
 
     python benchmarks/attacks.py [--attacks alie,ipm] [--defences mean,median] [--byzantine 1,2]
-        [--partitions iid,1.0] [--rounds 30]
+        [--partitions iid,1.0] [--rounds 20] [--published]
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from harness.report import report
 from meadow.sections.simulation import AdversariesConfig
 from meadow.simulations.run import simulate
 
-APP = Path(__file__).parent / "apps" / "mnist"
+APP = Path(__file__).parent / "apps" / "attacked_mnist"
 HONEST = 10
 KINDS = get_args(get_type_hints(AdversariesConfig)["kind"])
 DEFENCES = {
@@ -37,6 +38,10 @@ DEFENCES = {
         'robust.preaggregation=["clip","nnm"]',
     ],
 }
+PUBLISHED = "clip+nnm+trimmed mean"
+PUBLISHED_ATTACKS = ("sign_flip", "ipm", "alie")
+PUBLISHED_MIN = {"iid": 0.96, "1.0": 0.90}
+"""Two points under the published figure, and what is asked where data are moderately uneven."""
 CLIP_NORM = 2.0
 """ByzFL's default."""
 
@@ -48,8 +53,12 @@ def main() -> None:
     parser.add_argument("--defences", default=",".join(DEFENCES))
     parser.add_argument("--byzantine", default="2")
     parser.add_argument("--partitions", default="iid,1.0")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--published", action="store_true")
     arguments = parser.parse_args()
+    if arguments.published:
+        published(arguments.rounds)
+        return
     rows: list[dict[str, Any]] = []
     figures = {}
     for partition, attack, byzantine in itertools.product(
@@ -65,6 +74,20 @@ def main() -> None:
             print(row, flush=True)
         rows.append(row)
     report("attacks", rows, figures)
+
+
+def published(rounds: int) -> None:
+    """Run ByzFL's defence under the attacks that its figures are of, at f = 1 to 4."""
+    rows, figures = [], {}
+    for partition, most in (("iid", 4), ("1.0", 2)):
+        for attack, byzantine in itertools.product(PUBLISHED_ATTACKS, range(1, most + 1)):
+            reached = accuracy(attack, PUBLISHED, byzantine, partition, rounds)
+            row = {"division": partition, "attack": attack, "f": byzantine, "accuracy": reached}
+            row["at least"] = PUBLISHED_MIN[partition]
+            print(row, flush=True)
+            rows.append(row)
+            figures[f"{partition}/{attack}/{byzantine}"] = round(reached, 4)
+    report("attacks_published", rows, figures)
 
 
 def accuracy(attack: str, defence: str, byzantine: int, partition: str, rounds: int) -> float:

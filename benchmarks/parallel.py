@@ -30,6 +30,7 @@ from meadow.client.training_settings import TrainingSettings
 from meadow.client.warm_module import WarmModule
 from meadow.flower import params_to_arrays
 from meadow.module_params import build_module, params_of_module
+from meadow.process_limits import keep_freed_memory
 from meadow.sections.device import DeviceConfig
 from meadow.task import Site
 
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every training process does
     app, site = App.load(APP, environ={}), Site(index=0, count=1)
     with tempfile.TemporaryDirectory() as folder, clients(app, Path(folder)) as (alone, pair):
         data = app.load_task().client_data(site).train

@@ -22,6 +22,7 @@ COLUMNS = {
     "seen": "LAST SEEN",
     "certificate_until": "CERTIFICATE UNTIL",
     "version": "VERSION",
+    "tags": "TAGS",
 }
 Name = Annotated[str, typer.Argument(help="the client's name")]
 
@@ -54,6 +55,22 @@ def show(
 
 
 @app.command()
+def tag(
+    client: Name,
+    tags: Annotated[
+        list[str] | None, typer.Argument(help="all its tags; none removes them")
+    ] = None,
+    dir: DirOption = None,
+    admin: AdminOption = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Give a client these tags and no others; a run may ask for some with selection.tags."""
+    with admin_stub(dir, admin) as stub:
+        site = stub.Tag(pb.SiteTags(name=client, tags=tags or []), timeout=10)
+    say(format, f"{site.name} has the tags: {' '.join(site.tags) or 'none'}", **_row(site))
+
+
+@app.command()
 def revoke(
     client: Name,
     dir: DirOption = None,
@@ -74,4 +91,5 @@ def _row(site: pb.Site) -> dict[str, Any]:
         "seen": moment(site.seen_at_s),
         "certificate_until": moment(site.certificate_until_s),
         "version": site.version,
+        "tags": " ".join(site.tags),
     }

@@ -21,6 +21,7 @@ from .corrections import Corrections
 from .local_algorithms import local_algorithm
 from .local_session import LocalSession, without_companions
 from .local_training import LocalTraining, Round
+from .local_work import WORKS, WorkBench
 from .personal import PERSONAL, Personal, PersonalBench, evaluate_own
 from .record_training import train_records
 from .site_data import SiteData
@@ -60,6 +61,10 @@ class LocalSite:
         if (terms := RecordTerms.of(_config(message))) is not None:
             settings = self._training.alone(settings)
             examples, means, trained = self._train_records(arrays, settings, terms, client)
+        elif settings.algorithm in WORKS:
+            bench, sent = self._work_bench(settings, client, message), arrays_to_params(arrays)
+            examples, means, made = WORKS[settings.algorithm].answer(bench, sent)
+            trained = params_to_arrays(made)
         elif settings.algorithm == "plain":
             key = (message.metadata.run_id, message.metadata.message_id)
             module, examples, means = self._training.train(
@@ -156,6 +161,17 @@ class LocalSite:
             state=state,
         )
 
+    def _work_bench(self, settings: TrainingSettings, client: int, message: Message) -> WorkBench:
+        return WorkBench(
+            task=self._task,
+            data=self._data.loaded(),
+            module=self._module,
+            client=client,
+            device=self._training.device,
+            settings=self._training.alone(settings),
+            config=_config(message),
+        )
+
     def evaluate(self, message: Message, *, client: int, state: RecordDict) -> Message:
         """Evaluate the message's params on this site's test data, if it has any.
 
@@ -168,7 +184,13 @@ class LocalSite:
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
         personal = PERSONAL.get(settings.algorithm)
-        if personal is None and not settings.tuning_epochs:
+        if settings.algorithm in WORKS:
+            bench, sent = (
+                self._work_bench(settings, client, message),
+                arrays_to_params(_arrays(message)),
+            )
+            examples, means = WORKS[settings.algorithm].measure(bench, sent, data)
+        elif personal is None and not settings.tuning_epochs:
             work = self._round(_arrays(message), settings, client, data=data)
             examples, means = self._training.evaluate(work, "test")
         else:

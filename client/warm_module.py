@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from ..flower import arrays_to_params, params_to_arrays
-from ..module_params import build_module, load_params, params_of_module
+from ..module_params import build_module, load_params, load_some, params_of_module
 from ..strategies.algorithm import Params
 from ..task import Task
 
@@ -36,6 +36,8 @@ class WarmModule:
         self._module: torch.nn.Module | None = None
         self._built: dict[int, Params] = {}
         """The params before the first round, by the run's seed, once somebody needs them."""
+        self._still: dict[str, torch.Tensor] = {}
+        """Buffers of a frozen base, as they were built."""
         self._unsent: dict[str, torch.Tensor] = {}
         """Buffers that are not part of the params (`persistent=False`), as they were built."""
 
@@ -63,11 +65,33 @@ class WarmModule:
         load_params(module, arrays_to_params(arrays))
         return module
 
+    def with_adapters(
+        self, params: Params, *, seed: int, check: Callable[[torch.nn.Module], None]
+    ) -> torch.nn.Module:
+        """Return the module with these params, and the frozen rest as it was built.
+
+        `check` sees a module that was just built.
+
+        Raises:
+            ProtocolError: a tensor is another model's.
+        """
+        if self._built_for != (seed, 0):
+            check(self.fresh(seed=seed))
+        module = self.fresh(seed=seed)
+        buffers = [*module.named_buffers()]
+        self._still = self._still or {n: b.clone() for n, b in buffers if n not in params}
+        for name, buffer in buffers:
+            if name in self._still:
+                buffer.copy_(self._still[name])
+        load_some(module, params)
+        return module
+
     def fresh(self, *, seed: int, generation: int = 0) -> torch.nn.Module:
         """Return the module with whatever params, for somebody who sets them."""
         if self._module is None or self._built_for != (seed, generation):
             self._module = self._prepare(build_module(self._task, seed).to(self._device))
             self._built_for = seed, generation
+            self._still = {}
             sent = self._module.state_dict()
             self._unsent = {
                 name: buffer.clone()

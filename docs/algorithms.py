@@ -41,7 +41,7 @@ WITHOUT_WAITING = """\
 `[rounds] kind` chooses one for the algorithms that go with it; [asynchronous.md](asynchronous.md) says
 more.
 """
-OPTIMIZERS = {"any": "any", "sgd": "`sgd`", "plain sgd": "`sgd` without momentum"}
+OPTIMIZERS = {"any": "any", "sgd": "`sgd`", "plain sgd": "`sgd` without momentum", "none": "none"}
 Settings = dict[str, dict[str, Any]]
 SECURE: Settings = {"privacy": {"secure_aggregation": {"enabled": True}}}
 NORM: Settings = {"run": {"update_norm_max": 1.0}}
@@ -74,7 +74,8 @@ def table() -> str:
     for name, entry in CATALOGUE.items():
         beside = ", ".join(kinds_of(entry)) or "nothing"
         fits = ["yes" if goes_with(name, settings) else "no" for settings in CHOICES]
-        stacks = "no" if entry.personal else "yes"
+        one_by_one = entry.personal or not entry.together or entry.optimizer == "none"
+        stacks = "no" if one_by_one else "yes"
         cells = [f"`{name}`", entry.keeps, beside, OPTIMIZERS[entry.optimizer], stacks, *fits]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*head, *rows])
@@ -88,7 +89,8 @@ def kinds_of(entry: Entry) -> list[str]:
 
 def goes_with(name: str, settings: Settings) -> bool:
     """Return whether a configuration with this algorithm and these settings is accepted."""
-    run = {"min_clients": 3, **settings.get("run", {})}
+    clients = 1 if CATALOGUE[name].single else 3
+    run = {"min_clients": clients, "cohort": clients, **settings.get("run", {})}
     try:
         strategy = {"name": name, **CATALOGUE[name].example}
         make_config({**settings, "run": run, "strategy": strategy})
@@ -100,6 +102,8 @@ def goes_with(name: str, settings: Settings) -> bool:
 def section(name: str, entry: Entry) -> str:
     """Return what there is to say of one algorithm."""
     title, what, source = about(entry.builder)
+    if sum(each.builder.__module__ == entry.builder.__module__ for each in CATALOGUE.values()) > 1:
+        title = f"{title} (`{name}`)"
     arguments = set(entry.arguments.values()) - {"seed"}
     keys = ", ".join(f"`{key}`" for key in sorted(arguments))
     lines = [

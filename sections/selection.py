@@ -14,10 +14,18 @@ __all__ = ["SelectionConfig"]
 class SelectionConfig:
     """[selection]: how a cohort is drawn among the clients that are there."""
 
-    kind: Literal["uniform", "examples", "power_of_choice", "utility"] = setting(
-        "uniform",
-        "everybody alike; by the number of examples; the largest losses among some candidates; or "
-        "by Oort's utility, of examples and loss. All but uniform go by what clients reported",
+    kind: Literal["uniform", "examples", "power_of_choice", "utility", "least_often", "cyclic"] = (
+        setting(
+            "uniform",
+            "everybody alike; by the number of examples; the largest losses among some candidates; by "
+            "Oort's utility, of examples and loss (these three go by what clients reported); of those "
+            "that are there, who was drawn for the fewest rounds; or one after another, by number",
+        )
+    )
+    tags: tuple[str, ...] = setting(
+        (),
+        "only clients that have all of these take part; `meadow site tag` gives them to sites, and "
+        "`simulation.tags` to simulated clients",
     )
     candidates: float = setting(
         2.0,

@@ -126,6 +126,10 @@ class SimulationConfig:
         at_least=1,
         at_most=10**7,
     )
+    tags: tuple[str, ...] = setting(
+        (),
+        "which share of the clients has a tag, as `gpu=0.3`, for `selection.tags`",
+    )
     partition: Literal["iid", "dirichlet", "shards", "size", "natural", "feature"] = setting(
         "iid",
         "how a data set is divided among them; docs/data.md says how each does it",

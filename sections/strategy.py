@@ -11,6 +11,7 @@ __all__ = ["StrategyConfig"]
 
 _ADAPTIVE = ("adagrad", "adam", "yogi")
 _FEDAVG = {"name": ("fedavg",)}
+_TREES = ("xgb_bagging", "xgb_cyclic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,11 @@ class StrategyConfig:
         "fedbn",
         "ditto",
         "ifca",
+        "lora",
+        "newton",
+        "xgb_bagging",
+        "xgb_cyclic",
+        "analytics",
     ] = setting("fedavg", "the algorithm; docs/algorithms.md says what each is for")
     server_optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = setting(
         "sgd",
@@ -40,9 +46,9 @@ class StrategyConfig:
     )
     server_learning_rate: float | None = setting(
         None,
-        "the server optimizer's step; if absent 1 for sgd, 0.01 for yogi, else 0.1",
+        "the server optimizer's step, or newton's; if absent 1, with yogi 0.01, with adagrad and adam 0.1",
         above=0,
-        only={"name": ("fedavg", "scaffold", "fednova")},
+        only={"name": ("fedavg", "scaffold", "fednova", "newton")},
     )
     server_momentum: float | None = setting(
         None,
@@ -133,4 +139,62 @@ class StrategyConfig:
         "how far from each other they begin, in standard deviations of a tensor",
         above=0,
         only={"name": ("ifca",)},
+    )
+    adapters: tuple[str, ...] = setting(
+        ("*lora_*", "*modules_to_save*"),
+        "patterns of the tensors that learn and travel; the rest of the model is frozen, and stays",
+        only={"name": ("lora",)},
+    )
+    ridge: float = setting(
+        0.0,
+        "newton adds this / 2 times the squared norm of the params to the loss",
+        at_least=0,
+        only={"name": ("newton",)},
+    )
+    objective: str = setting("binary:logistic", "XGBoost's objective", only={"name": _TREES})
+    tree_depth: int = setting(
+        6, "the greatest depth of a tree", at_least=1, at_most=32, only={"name": _TREES}
+    )
+    tree_learning_rate: float = setting(
+        0.3,
+        "what a tree's leaves are multiplied by; with bagging, trees of all clients add up",
+        above=0,
+        at_most=1,
+        only={"name": _TREES},
+    )
+    tree_rounds: int = setting(
+        1,
+        "boosting rounds of a client",
+        at_least=1,
+        at_most=10**4,
+        only={"name": ("xgb_cyclic",)},
+    )
+    tree_classes: int = setting(
+        0,
+        "how many classes there are, for objectives that need it",
+        at_least=0,
+        at_most=10**4,
+        only={"name": _TREES},
+    )
+    columns: tuple[str, ...] = setting(
+        (),
+        "what is counted: columns of `Task.columns` and the ranges to look at, as `age=0:120`",
+        only={"name": ("analytics",)},
+    )
+    bins: int = setting(
+        20,
+        "cells of a histogram; each round makes a quantile's interval so many times narrower",
+        at_least=2,
+        at_most=10**4,
+        only={"name": ("analytics",)},
+    )
+    quantiles: tuple[float, ...] = setting(
+        (0.25, 0.5, 0.75), "the quantiles, from 0 to 1", only={"name": ("analytics",)}
+    )
+    rows_min: int = setting(
+        5,
+        "counts are multiples of it, and no quantile's interval has fewer rows; 1 shows all",
+        at_least=1,
+        at_most=10**6,
+        only={"name": ("analytics",)},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from .training import TrainingConfig
 if TYPE_CHECKING:
     from ..strategies.algorithm import Algorithm
 
-__all__ = ["is_clippable", "strategy_algorithm", "strategy_rules"]
+__all__ = ["beside_rules", "is_clippable", "strategy_algorithm", "strategy_rules"]
 
 
 def strategy_algorithm(chosen: StrategyConfig, *, seed: int = 0, share: float = 1.0) -> Algorithm:
@@ -40,6 +41,7 @@ def strategy_rules(
     chosen: StrategyConfig, training: TrainingConfig, run: RunConfig
 ) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong beside [strategy]: whether, which keys, and why."""
+    from ..strategies.analytics import GROUP_MIN
     from ..strategies.catalogue import CATALOGUE
 
     name, entry = chosen.name, CATALOGUE[chosen.name]
@@ -47,7 +49,8 @@ def strategy_rules(
         if not getattr(chosen, key):
             missing = f'must be said with strategy.name = "{name}"; for example {key} = {example}'
             return [(True, (f"strategy.{key}", "strategy.name"), missing)]
-    kinds = strategy_algorithm(chosen).companions
+    algorithm = strategy_algorithm(chosen)
+    kinds = algorithm.companions or (name,)
     optimizer = (
         f'= "{training.optimizer}" does not go with strategy.name = "{name}", which knows the steps '
         'of its clients by their gradients; set it to "sgd"'
@@ -60,9 +63,17 @@ def strategy_rules(
         f'= {run.update_norm_max} is about params alone, and strategy.name = "{name}" sends '
         f"{', '.join(kinds)} too; remove it, or choose another strategy"
     )
+    turns = (
+        f'and run.min_clients must both be 1 with strategy.name = "{name}": the model goes from one '
+        'client to the next; selection.kind = "cyclic" lets them take turns'
+    )
+    group = (
+        f'= {run.min_clients} must be >= {GROUP_MIN} with strategy.name = "analytics": of two '
+        "clients each would see the other's numbers"
+    )
     return [
         (
-            entry.optimizer != "any" and training.optimizer != "sgd",
+            entry.optimizer in ("sgd", "plain sgd") and training.optimizer != "sgd",
             ("training.optimizer", "strategy.name"),
             optimizer,
         ),
@@ -72,8 +83,39 @@ def strategy_rules(
             momentum,
         ),
         (
-            bool(kinds) and run.update_norm_max is not None,
+            (bool(algorithm.companions) or not algorithm.of_model)
+            and run.update_norm_max is not None,
             ("run.update_norm_max", "strategy.name"),
             norm,
         ),
+        (
+            entry.single and (type(run.cohort) is float or run.cohort != 1 or run.min_clients != 1),
+            ("run.cohort", "run.min_clients", "strategy.name"),
+            turns,
+        ),
+        (
+            name == "analytics" and run.min_clients < GROUP_MIN,
+            ("run.min_clients", "strategy.name"),
+            group,
+        ),
     ]
+
+
+def beside_rules(
+    chosen: StrategyConfig, *, tables: Mapping[str, bool], clip: float | None
+) -> list[tuple[bool, tuple[str, ...], str]]:
+    """Return what is wrong in other sections beside [strategy].
+
+    `tables` are those that change what clients send, and whether each is there; `clip` is what
+    secure sums clip to, None without them.
+    """
+    name, alone = chosen.name, not strategy_algorithm(chosen).of_model
+    what = f'is about a model\'s params, and strategy.name = "{name}" has none; remove it'
+    rules = [(alone and there, (key, "strategy.name"), what) for key, there in tables.items()]
+    low = (
+        f'= {clip} must be >= 1 with strategy.name = "analytics": clients send parts of a whole, '
+        "and clipped ones would be wrong"
+    )
+    key = "privacy.secure_aggregation.clip"
+    wrong = name == "analytics" and clip is not None and clip < 1
+    return [*rules, (wrong, (key, "strategy.name"), low)]

@@ -15,6 +15,7 @@ import grpc
 from .. import __version__
 from ..apps import App, unpack
 from ..errors import AppError, MeadowError
+from ..strategies.tags import TAG_FORM, is_tag
 from ..transport import fleet_pb2 as pb
 from ..transport.fleet_pb2_grpc import AdminServicer
 from .callers import REVOKED, Callers, Context
@@ -93,6 +94,19 @@ class AdminService(AdminServicer):
         await self._thread(self._journal.events.record, 0, "revoked", detail, now_s=self._clock())
         return self._site(site)
 
+    async def Tag(self, request: pb.SiteTags, context: Context) -> pb.Site:
+        """Let a site have other tags; runs that are under way go by them from their next round."""
+        await self._callers.admin(context)
+        if wrong := [tag for tag in request.tags if not is_tag(tag)]:
+            text = f"{wrong[0][:50]!r} is no tag; {TAG_FORM}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        site = await self._thread(self._journal.sites.tag, request.name, list(request.tags))
+        if site is None:
+            text = f"there is no site {request.name!r}; `meadow site list` shows them"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        self._links.update(site)
+        return self._site(site)
+
     def _site(self, site: SiteRow) -> pb.Site:
         state = "away"
         if site.revoked_at_s is not None:
@@ -108,6 +122,7 @@ class AdminService(AdminServicer):
             seen_at_s=site.seen_at_s,
             certificate_until_s=site.certificate_until_s,
             version=site.version,
+            tags=sorted(site.tags),
         )
 
     # ------------------------------------------------------------------ runs

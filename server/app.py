@@ -68,8 +68,9 @@ def run_rounds(
     Raises:
         RunError: a round cannot be completed.
     """
-    initial = initial_arrays(task, config.run.seed)
     algorithm = build_algorithm(config)
+    of_model = algorithm.of_model
+    initial = initial_arrays(task, config.run.seed) if of_model else params_to_arrays({})
     privacy = privacy or open_books(config)
     if privacy is not None:
         algorithm = privacy.plan.private(algorithm)
@@ -147,6 +148,7 @@ def _plan(config: Config) -> RoundPlan:
         update_norm_policy=run.update_norm_policy,
         selection=Selection(
             kind=chosen.kind,
+            tags=chosen.tags,
             candidates=chosen.candidates,
             exploration=chosen.exploration,
             separation=chosen.min_separation,

@@ -28,13 +28,13 @@ class CentralEvaluation:
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Return the metrics of `arrays`; None if the task has no such data."""
         from ..evaluation import evaluate
-        from ..module_params import build_module, load_params
+        from ..module_params import build_module, load_some
 
         if self._task.server_data is None:
             return None
         if self._loaded is None:
             self._loaded = build_module(self._task, self._seed), self._task.server_data()
         module, data = self._loaded
-        load_params(module, arrays_to_params(arrays))
+        load_some(module, arrays_to_params(arrays))
         _, means = evaluate(self._task, module, data, batch_size=self._batch_size)
         return MetricRecord(dict(means))

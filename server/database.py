@@ -18,6 +18,8 @@ CREATE TABLE IF NOT EXISTS sites (
     serial TEXT, previous_serial TEXT, certificate_until_s REAL NOT NULL DEFAULT 0,
     connected INTEGER NOT NULL DEFAULT 0, seen_at_s REAL NOT NULL DEFAULT 0,
     revoked_at_s REAL, version TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS site_tags (
+    node_id INTEGER NOT NULL, tag TEXT NOT NULL, PRIMARY KEY (node_id, tag)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tokens (
     hash TEXT PRIMARY KEY, name TEXT NOT NULL, expires_at_s REAL NOT NULL, used_at_s REAL);
 CREATE TABLE IF NOT EXISTS runs (

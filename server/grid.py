@@ -40,6 +40,7 @@ class FleetGrid(RunGrid):
         spool: Path,
         quorum: int,
         cohorts: Mapping[str, Sequence[int]],
+        tags: Sequence[str] = (),
     ) -> None:
         self._channel = channel
         super().__init__(run_id)
@@ -50,6 +51,8 @@ class FleetGrid(RunGrid):
         self._done: set[str] = set()
         self._quorum = quorum
         self._cohorts = cohorts
+        self.tags = tuple(tags)
+        """Whom the daemon tells of: clients that have all of them."""
         self._pushes: Counter[tuple[str, str]] = Counter()
         self._pushed: dict[str, dict[str, Message]] = {}
         """The steps of pushed messages that are not over: who has not answered, without content."""

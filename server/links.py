@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ..transport import fleet_pb2 as pb
 from .site_table import SiteRow
@@ -63,6 +63,7 @@ class Links:
     def update(self, site: SiteRow) -> None:
         """Take note of a site's row in the journal."""
         self._sites[site.name] = site
+        self._changed()
 
     def site(self, name: str) -> SiteRow | None:
         """Return what is known of a site."""
@@ -110,11 +111,15 @@ class Links:
             link.close(reason)
             self.remove(link, revoked=True)
 
-    def available(self) -> list[int]:
-        """Return the node ids to choose a cohort from: connected, or away within their lease."""
+    def available(self, tags: Collection[str] = ()) -> list[int]:
+        """Return the node ids to choose a cohort from: connected, or away within their lease, and
+        with all of these tags."""
         now_s = self._clock()
         away = [node for node, until_s in self._away_until_s.items() if until_s > now_s]
-        return sorted({*self._links, *away})
+        there = {*self._links, *away}
+        if tags:
+            there &= {site.node_id for site in self._sites.values() if site.tags.issuperset(tags)}
+        return sorted(there)
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever `available()` may have changed; returns how to stop that."""

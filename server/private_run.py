@@ -26,8 +26,8 @@ class PrivateRun:
         Raises:
             ConfigError: the ledger has releases of another mechanism.
         """
-        self.plan, self._ledger = plan, ledger
-        ledger.require(plan.event)
+        self.plan, self._ledger, self._event = plan, ledger, plan.event
+        ledger.require(self._event)
 
     @property
     def ahead(self) -> bool:
@@ -62,7 +62,7 @@ class PrivateRun:
                     f"{epsilon:.4g}, the budget is {plan.epsilon_max:g} at delta = "
                     f"{plan.delta:g}: rounds that were repeated after an interruption count twice"
                 )
-        self._ledger.write(round_number, plan.event)
+        self._ledger.write(round_number, self._event)
         return {
             "epsilon": plan.epsilon_by_then(count, repeats),
             "delta": plan.delta,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..errors import IdentityError
@@ -24,6 +25,14 @@ class SiteRow:
     seen_at_s: float
     revoked_at_s: float | None
     version: str
+    tags: frozenset[str] = frozenset()
+    """What the administrator calls it by beside its name: a run may ask for some of them."""
+
+
+_SITES = (
+    "SELECT sites.*, (SELECT group_concat(tag, ' ') FROM site_tags"
+    " WHERE site_tags.node_id = sites.node_id) AS tags FROM sites"
+)
 
 
 class SiteTable:
@@ -64,7 +73,7 @@ class SiteTable:
                 " WHERE name = ?",
                 (row["name"],),
             )
-            site = db.execute("SELECT * FROM sites WHERE name = ?", (row["name"],)).fetchone()
+            site = db.execute(f"{_SITES} WHERE name = ?", (row["name"],)).fetchone()
         return _site(site)
 
     def certify(self, name: str, serial: str, *, shown: str | None, until_s: float) -> None:
@@ -78,11 +87,11 @@ class SiteTable:
 
     def all(self) -> list[SiteRow]:
         """Return all sites by node id."""
-        return [_site(row) for row in self._db.rows("SELECT * FROM sites ORDER BY node_id")]
+        return [_site(row) for row in self._db.rows(f"{_SITES} ORDER BY node_id")]
 
     def get(self, name: str) -> SiteRow | None:
         """Return one site by name."""
-        rows = self._db.rows("SELECT * FROM sites WHERE name = ?", name)
+        rows = self._db.rows(f"{_SITES} WHERE name = ?", name)
         return _site(rows[0]) if rows else None
 
     def seen(self, node_id: int, *, connected: bool, now_s: float, version: str = "") -> None:
@@ -93,6 +102,16 @@ class SiteTable:
                 " version = CASE WHEN ? = '' THEN version ELSE ? END WHERE node_id = ?",
                 (int(connected), now_s, version, version, node_id),
             )
+
+    def tag(self, name: str, tags: Collection[str]) -> SiteRow | None:
+        """Let a site have these tags and no others. None if there is no such site."""
+        if (site := self.get(name)) is None:
+            return None
+        with self._db.transaction() as db:
+            db.execute("DELETE FROM site_tags WHERE node_id = ?", (site.node_id,))
+            rows = [(site.node_id, tag) for tag in sorted(set(tags))]
+            db.executemany("INSERT INTO site_tags (node_id, tag) VALUES (?, ?)", rows)
+        return self.get(name)
 
     def revoke(self, name: str, *, now_s: float) -> bool:
         """Refuse a site from now on; its unused tokens are void. False if there is none."""
@@ -110,4 +129,5 @@ class SiteTable:
 def _site(row: sqlite3.Row) -> SiteRow:
     values = dict(row)
     values["connected"] = bool(values["connected"])
+    values["tags"] = frozenset((values["tags"] or "").split())
     return SiteRow(**values)

@@ -190,17 +190,16 @@ class Supervisor:
             )  # fmt: skip
         pipe: WorkerPipe = await AsyncPipe.open(ours, pb.WorkerMessage)
         self._pipes[run_id], self._processes[run_id] = pipe, process
-        finished, nodes = None, None
+        finished, ready = None, asyncio.get_running_loop().create_future()
+        nodes = asyncio.create_task(self._tell_nodes(pipe, ready))
         try:
             await self._greet(run_id, pipe)
-            nodes = asyncio.create_task(self._tell_nodes(pipe))
-            finished = await self._pump(run_id, pipe)
+            finished = await self._pump(run_id, pipe, ready)
         except MeadowError as error:
             await self.record(run_id, "worker_error", json.dumps({"error": str(error)}))
             self._kill(run_id)
         finally:
-            if nodes is not None:
-                nodes.cancel()
+            nodes.cancel()
             self._dispatcher.detach(run_id)
             self._pipes.pop(run_id, None)
             pipe.close()
@@ -225,20 +224,23 @@ class Supervisor:
             await _tell(pipe, pb.DaemonMessage(stop=pb.Empty()))
         self._dispatcher.attach(run_id, lambda message: _tell(pipe, message))
 
-    async def _tell_nodes(self, pipe: WorkerPipe) -> None:
-        changed = asyncio.Event()
+    async def _tell_nodes(self, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]) -> None:
+        """Tell a worker which clients are there, of those that it wants."""
+        tags, changed = (await ready).tags, asyncio.Event()
         changed.set()
         unsubscribe = self._links.on_change(changed.set)
         try:
             while True:
                 await changed.wait()
                 changed.clear()
-                nodes = pb.Nodes(node_ids=self._links.available())
+                nodes = pb.Nodes(node_ids=self._links.available(tags))
                 await _tell(pipe, pb.DaemonMessage(nodes=nodes))
         finally:
             unsubscribe()
 
-    async def _pump(self, run_id: int, pipe: WorkerPipe) -> pb.Finished | None:
+    async def _pump(
+        self, run_id: int, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]
+    ) -> pb.Finished | None:
         forgetting: set[asyncio.Task[None]] = set()
         while (message := await pipe.receive()) is not None:
             kind = message.WhichOneof("kind")
@@ -254,6 +256,8 @@ class Supervisor:
             elif kind == "ready":
                 body = message.ready.SerializeToString()
                 rounds = message.ready.rounds
+                if not ready.done():
+                    ready.set_result(message.ready)
                 await self._thread(self._journal.runs.ready, run_id, rounds=rounds, ready=body)
                 await self.record(run_id, "ready", json.dumps({"rounds": rounds}))
             elif kind == "forget":

@@ -49,6 +49,7 @@ def main(fd: int) -> int:
             spool=Path(start.spool_dir),
             quorum=quorum,
             cohorts={cohort.group_id: cohort.node_ids for cohort in start.cohorts},
+            tags=_tags_of(app),
         )
 
         def note(kind: str, detail: Mapping[str, Any]) -> None:
@@ -72,8 +73,13 @@ def _introduce(channel: Channel, app: App) -> None:
         run_config=pack_entries(run_config_of(app)),
         secure_aggregation=bool(privacy and privacy.secure_aggregation.enabled),
         differential_privacy=bool(privacy and privacy.differential_privacy.enabled),
+        tags=_tags_of(app),
     )
     channel.send(pb.WorkerMessage(ready=ready))
+
+
+def _tags_of(app: App) -> tuple[str, ...]:
+    return app.config.selection.tags if app.config else ()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from flwr.app import ArrayRecord, Message
 
 from ..flower import TensorArray, set_message_id
@@ -16,6 +17,7 @@ from ..strategies.combined import clients_of
 from .ahead import Ahead
 from .clients import SimulatedClients
 from .executors.contract import Executor
+from .tags import Tagged
 
 __all__ = ["SimulationGrid", "content_bytes"]
 
@@ -33,8 +35,11 @@ class SimulationGrid(RunGrid):
     an error reply, as it would from a real client.
     """
 
-    def __init__(self, executor: Executor, clients: SimulatedClients) -> None:
+    def __init__(
+        self, executor: Executor, clients: SimulatedClients, *, tagged: Tagged | None = None
+    ) -> None:
         super().__init__(clients.run_id)
+        self._tagged = tagged
         self._executor = executor
         self._ahead = Ahead(executor)
         self._clients = clients
@@ -45,9 +50,13 @@ class SimulationGrid(RunGrid):
 
     # ------------------------------------------------------------------ Flower's interface
 
-    def get_node_ids(self) -> range:
-        """Return all simulated clients."""
-        return range(1, self._clients.count + 1)
+    def get_node_ids(self) -> Sequence[int]:
+        """Return all simulated clients, or those with the tags that are asked for."""
+        everybody = range(1, self._clients.count + 1)
+        if self._tagged is None:
+            return everybody
+        ids = np.asarray(everybody)
+        return [int(id_) for id_ in ids[self._tagged.has(ids)]]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Take messages; they are executed when their replies are pulled."""
@@ -77,6 +86,11 @@ class SimulationGrid(RunGrid):
         return self._answer(messages, timeout)
 
     # ------------------------------------------------------------------ beyond Flower's
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that all clients of the grid have, of those that were asked for."""
+        return () if self._tagged is None else tuple(self._tagged.shares)
 
     @property
     def combines_updates(self) -> bool:

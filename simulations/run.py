@@ -23,6 +23,7 @@ from .clients import SimulatedClients
 from .executors.choice import ExecutorPlan, client_app_of
 from .executors.contract import Executor, Teller
 from .grid import SimulationGrid
+from .tags import tagged_of
 from .virtual_grid import VirtualGrid, devices_of
 
 __all__ = ["default_folder", "resume", "simulate"]
@@ -57,6 +58,7 @@ def simulate(
     app = App.load(app_folder, overrides=overrides)
     plan = ExecutorPlan.of(app, executor)
     client_app_of(app)  # before there is a folder: an app that does not load leaves none
+    tagged_of(app.config)
     devices_of(app)  # and neither do files that cannot be read
     folder = Path(out) if out is not None else default_folder(app.name)
     _make_empty(folder)
@@ -155,7 +157,7 @@ def _run(
 def _grid_of(app: App, executor: Executor, population: SimulatedClients) -> SimulationGrid:
     devices = devices_of(app)
     if devices is None or app.config is None:
-        return SimulationGrid(executor, population)
+        return SimulationGrid(executor, population, tagged=tagged_of(app.config))
     return VirtualGrid.of(app.config, devices, executor, population)
 
 

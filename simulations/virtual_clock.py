@@ -71,15 +71,15 @@ class VirtualClock:
         """Go on to the end of a step."""
         self.now_s = max(self.now_s, step.end_s)
 
-    def wait_for(self, needed: int, *, count: int) -> None:
-        """Go on to when `needed` of the clients 1 to `count` are there at once.
+    def wait_for(self, needed: int, *, among: Ids) -> None:
+        """Go on to when `needed` of these clients are there at once.
 
         Raises:
             QuorumError: that does not happen, or not soon.
         """
-        began_s, everybody = self.now_s, np.arange(1, count + 1)
+        began_s = self.now_s
         for _ in range(WAITS_MAX):
-            next_s = self.devices.next_there_s(everybody, self.now_s)
+            next_s = self.devices.next_there_s(among, self.now_s)
             # before that many have come, there cannot be enough: no such time is passed over
             soonest_s = float(np.partition(next_s, needed - 1)[needed - 1])
             if soonest_s <= self.now_s:
@@ -88,7 +88,7 @@ class VirtualClock:
                 break
             self.now_s = soonest_s
         raise QuorumError(
-            f"from {began_s:.0f} s of virtual time on, {needed} of {count} clients are never there "
+            f"from {began_s:.0f} s of virtual time on, {needed} of {len(among)} clients are never there "
             "at once; lower run.min_clients, or change simulation.devices so that more are there"
         )
 

@@ -20,6 +20,7 @@ from .devices import Devices, Work
 from .example_counts import ExampleCounts
 from .executors.contract import APP_RAISED, Executor
 from .grid import SimulationGrid, content_bytes
+from .tags import Tagged, tagged_of
 from .virtual_clock import Fate, VirtualClock
 
 __all__ = ["VirtualGrid", "devices_of"]
@@ -43,8 +44,9 @@ class VirtualGrid(SimulationGrid):
         *,
         clock: VirtualClock,
         counts: ExampleCounts,
+        tagged: Tagged | None = None,
     ) -> None:
-        super().__init__(executor, clients)
+        super().__init__(executor, clients, tagged=tagged)
         self._clock = clock
         self._counts = counts
         self._late: list[int] = []
@@ -59,6 +61,7 @@ class VirtualGrid(SimulationGrid):
             clients,
             clock=VirtualClock(devices, quorum=config.run.min_clients),
             counts=ExampleCounts(executor, clients.count, otherwise=devices.config.examples),
+            tagged=tagged_of(config),
         )
 
     # ------------------------------------------------------------------ what a strategy asks
@@ -89,7 +92,7 @@ class VirtualGrid(SimulationGrid):
         while True:
             drawn = draw_available(
                 count,
-                lambda ids: self._clock.devices.available(ids, self._clock.now_s),
+                self._is_there,
                 cohort=cohort,
                 at_least=at_least,
                 seed=seed,
@@ -97,7 +100,11 @@ class VirtualGrid(SimulationGrid):
             )
             if len(drawn) >= at_least:
                 return drawn
-            self._clock.wait_for(at_least, count=count)
+            self._clock.wait_for(at_least, among=np.asarray(self.get_node_ids()))
+
+    def _is_there(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
+        there = self._clock.devices.available(ids, self._clock.now_s)
+        return there if self._tagged is None else there & self._tagged.has(ids)
 
     # ------------------------------------------------------------------ Flower's interface
 

@@ -20,7 +20,7 @@ from .algorithm import Algorithm
 from .asynchronous_rounds import AsynchronousRounds
 from .broadcast import Broadcast
 from .course import Course
-from .grids import is_stopping
+from .grids import is_stopping, refuse_tags
 from .plan import RoundPlan
 from .private_rounds import PrivateRounds
 from .recorder import Recorder
@@ -115,6 +115,7 @@ class FederatedStrategy(Strategy):
             ConfigError: the algorithm and the grid, or the checkpoint and the model, do not fit.
         """
         course, rounds = self._course, self._rounds
+        refuse_tags(course.plan.selection, grid)
         rounds.refuse_misfit(grid)
         initial = course.begin(initial_arrays, rounds, evaluate_fn)
         begin_after(grid, course.history)

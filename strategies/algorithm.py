@@ -98,14 +98,27 @@ class Algorithm:
     sent: Callable[[State], Params] = params_of
     """What the clients are sent to train: replies have the same names, shapes and dtypes, and so
     has the aggregate's mean. Beside or instead of params it may have `companions`."""
-    evaluated: Callable[[State], Params] = params_of
-    """What the clients are sent to evaluate."""
+    told: Callable[[Params], Mapping[str, int]] = lambda params: {}
+    """Keys for the clients' ConfigRecords that follow from the initial params."""
+    evaluated: Callable[[State], Params] | None = params_of
+    """What the clients are sent to evaluate; None: they are not asked to."""
     evaluate_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     """As `client_config`, for evaluations: of an algorithm with personal params."""
     companions: tuple[str, ...] = ()
     """The kinds of companions among what is sent: "control" for names as control/weight."""
     linear: bool = True
     """False if it needs every single update: then nothing may add updates up on the way."""
+    of_model: bool = True
+    """Whether its params are the model's. If not, it begins with params of its own, and they are
+    nothing that the task's model could be evaluated with."""
+    measured: Callable[[State], Metrics] | None = None
+    """What its params say by themselves, in the place of a central evaluation."""
+    reports: bool = True
+    """Whether what single clients report is kept."""
+    lengths_max: Mapping[str, int] = field(default_factory=dict)
+    """The tensors that a reply has of any length, in one dimension, up to these."""
+    fault: Callable[[Mapping[str, FlatTensor]], str | None] | None = None
+    """Says what is wrong with a reply's tensors, if numbers that are finite are not enough."""
     of_round: Callable[[State], Algorithm] | None = None
     """What it is in the round that begins in a state, if its aggregator or its clients' keys
     depend on that."""

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from .afl import afl
 from .algorithm import Algorithm
+from .analytics import analytics
+from .boosted_trees import xgb_bagging, xgb_cyclic
 from .ditto import ditto
 from .fedavg import fedavg
 from .fedbn import fedbn
@@ -18,6 +20,8 @@ from .fedper import fedper
 from .fedprox import fedprox
 from .fedrep import fedrep
 from .ifca import ifca
+from .lora import lora
+from .newton import newton
 from .qfedavg import qfedavg
 from .scaffold import scaffold
 
@@ -34,11 +38,13 @@ class Entry:
         example: values for the arguments that have no default.
         client: what a client does beside training, as the rest of a sentence; empty for nothing.
         keeps: what a client keeps from round to round.
-        optimizer: which local optimizers it goes with.
+        optimizer: which local optimizers it goes with; "none" where clients take no steps of one.
         clippable: whether what clients send survives the clipping of secure aggregation: changes
             of params and the like do, counts do not.
         personal: whether clients have params of their own: they are evaluated too, and trained one
             by one, not in one tensor.
+        together: whether a cohort can be trained in one tensor.
+        single: whether only one client may be asked in a round.
     """
 
     builder: Callable[..., Algorithm]
@@ -46,9 +52,11 @@ class Entry:
     example: Mapping[str, Any] = field(default_factory=dict)
     client: str = ""
     keeps: str = "nothing"
-    optimizer: Literal["any", "sgd", "plain sgd"] = "any"
+    optimizer: Literal["any", "sgd", "plain sgd", "none"] = "any"
     clippable: bool = True
     personal: bool = False
+    together: bool = True
+    single: bool = False
 
     def build(self, said: Mapping[str, Any]) -> Algorithm:
         """Return the algorithm with the arguments that the keys of [strategy] say.
@@ -62,6 +70,8 @@ class Entry:
 def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
+
+_TREES = _same("objective", "tree_depth", "tree_learning_rate", "tree_classes")
 
 CATALOGUE: Mapping[str, Entry] = {
     "fedavg": Entry(
@@ -151,5 +161,39 @@ CATALOGUE: Mapping[str, Entry] = {
         client="measures its loss under every cluster's params, and trains the best",
         clippable=False,
         personal=True,
+    ),
+    "lora": Entry(
+        builder=lora,
+        arguments=_same("adapters"),
+        example={"adapters": ["out.*"]},
+        client="trains the adapters on a base model of its own",
+        together=False,
+    ),
+    "newton": Entry(
+        builder=newton,
+        arguments=_same("ridge", "server_learning_rate"),
+        client="answers with its loss's mean gradient and Hessian",
+        optimizer="none",
+        clippable=False,
+    ),
+    "xgb_bagging": Entry(
+        builder=xgb_bagging,
+        arguments=_TREES,
+        client="grows trees on the common model, and answers with those",
+        optimizer="none",
+    ),
+    "xgb_cyclic": Entry(
+        builder=xgb_cyclic,
+        arguments={**_TREES, **_same("tree_rounds")},
+        client="grows trees on the common model, and answers with the whole",
+        optimizer="none",
+        single=True,
+    ),
+    "analytics": Entry(
+        builder=analytics,
+        arguments=_same("columns", "bins", "quantiles", "rows_min"),
+        example={"columns": ["age=0:120"]},
+        client="counts the rows of its data that lie below some points",
+        optimizer="none",
     ),
 }

@@ -60,12 +60,23 @@ class Form:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    length_max: int | None = None
+    """It has one dimension, of any length up to this."""
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        """The most values that it may have."""
+        return math.prod(self.shape) if self.length_max is None else self.length_max
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a tensor may have this shape."""
+        if self.length_max is None:
+            return shape == self.shape
+        return len(shape) == 1 and 0 < shape[0] <= self.length_max
 
     def __str__(self) -> str:
+        if self.length_max is not None:
+            return f"{self.dtype.name} (1 to {self.length_max},)"
         return f"{self.dtype.name} {self.shape}"
 
 
@@ -73,9 +84,10 @@ Forms = Mapping[str, Form]
 """What a reply's tensors must look like, by name."""
 
 
-def forms_of(params: Params) -> Forms:
-    """Return the forms of the params that were sent."""
-    return {name: Form(values.shape, values.dtype) for name, values in params.items()}
+def forms_of(params: Params, lengths_max: Mapping[str, int] | None = None) -> Forms:
+    """Return the forms of the params that were sent; some may come back of any length."""
+    longest = lengths_max or {}
+    return {n: Form(values.shape, values.dtype, longest.get(n)) for n, values in params.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +190,7 @@ def _tensors(client: int, arrays: ArrayRecord, forms: Forms) -> dict[str, FlatTe
     except ProtocolError as error:
         raise ReplyError(client, "arrays", f"cannot be read: {error}") from None
     for name, form in forms.items():
-        if tensors[name].shape != form.shape or tensors[name].dtype != form.dtype:
+        if not form.fits(tensors[name].shape) or tensors[name].dtype != form.dtype:
             found = f"{tensors[name].dtype.name} {short(tensors[name].shape)}"
             raise ReplyError(client, f"tensor {name!r}", f"must be {form}, is {found}")
     return {name: tensors[name] for name in forms}
@@ -189,7 +201,7 @@ def _check_serialised(client: int, name: str, array: Array, form: Form) -> None:
     if array.stype != NUMPY_STYPE:
         found = short(array.stype)
         raise ReplyError(client, f"tensor {name!r}", f"must be {NUMPY_STYPE!r}, is {found}")
-    if tuple(array.shape) != form.shape or array.dtype != form.dtype.name:
+    if not form.fits(tuple(array.shape)) or array.dtype != form.dtype.name:
         found = f"{short(array.dtype)} {short(tuple(array.shape))}"
         raise ReplyError(client, f"tensor {name!r}", f"must be {form}, is {found}")
     size_max = form.size * form.dtype.itemsize + NPY_HEADER_BYTES_MAX

@@ -42,6 +42,8 @@ class Course:
         self._recorder = recorder
         self.state = State(params={})
         self.arrays = ArrayRecord()
+        self.told: Mapping[str, int] = {}
+        """What clients are told that follows from the initial params."""
         self.history: list[Row] = []
         self._progress = Progress()
 
@@ -61,7 +63,7 @@ class Course:
             rounds.recall(self.state)
             return self.measure(0, evaluate) if self.plan.evaluate_every else {}
         state = rounds.recall(checkpoint.state)
-        if _form_of(state) != _form_of(self.state):
+        if self._form_of(state) != self._form_of(self.state):
             raise ConfigError(
                 f"the checkpoint of round {state.round} belongs to another model or server "
                 "optimizer: continue with the configuration that it was made with, or start anew"
@@ -77,9 +79,10 @@ class Course:
         params = arrays_to_params(arrays)
         if server_round == 1 or not self.state.params:
             self.state = replace(self.algorithm.init(params), round=server_round - 1)
+            self.told = self.algorithm.told(params)
         else:
             self.state = replace(self.state, params=params)
-        self.arrays = params_to_arrays(params)
+        self.arrays = params_to_arrays(self.state.params)
 
     # ------------------------------------------------------------------ its rounds
 
@@ -104,8 +107,12 @@ class Course:
         self.state, self.arrays = state, arrays
 
     def measure(self, number: int, evaluate: Evaluate | None) -> Metrics:
-        """Evaluate the params centrally."""
-        return scalars_of(evaluate(number, self.arrays)) if evaluate else {}
+        """Evaluate the params centrally, or let them speak for themselves."""
+        if number and self.algorithm.measured is not None:
+            return self.algorithm.measured(self.state)
+        if evaluate is None or not self.algorithm.of_model:
+            return {}
+        return scalars_of(evaluate(number, self.arrays))
 
     def commit(self, row: Row, table: RoundTable, kept: State) -> None:
         """Make a round durable; from then on the params are read from where they were written.
@@ -148,6 +155,15 @@ class Course:
             best=self._progress.best,
         )
 
+    def _form_of(self, state: State) -> tuple[Any, ...]:
+        """Return what must agree between a checkpoint and the model that continues it."""
+        open_ended = self.algorithm.lengths_max
+        params = [
+            (name, () if name in open_ended else values.shape, values.dtype)
+            for name, values in state.params.items()
+        ]
+        return params, sorted(state.slots)
+
     def tell(self, kind: str, detail: Mapping[str, Any]) -> None:
         """Pass an event on to the recorder."""
         if self._recorder is not None:
@@ -172,9 +188,3 @@ class Meter:
             "bytes_received": received,
             **virtual_time_of(grid),
         }
-
-
-def _form_of(state: State) -> tuple[Any, ...]:
-    """Return what must agree between a checkpoint and the model that continues it."""
-    params = [(name, values.shape, values.dtype) for name, values in state.params.items()]
-    return params, sorted(state.slots)

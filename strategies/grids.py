@@ -9,6 +9,7 @@ wait_for_replies(ids)     waits, without polling, until `pull_messages` has some
                           clients have come or gone
 bytes_sent                all bytes so far, and
 bytes_received            likewise
+tags: Sequence[str]       the clients that are there are those that have all of them
 combines_updates: bool    whether a reply may stand for many clients
 combines_in_groups: bool  whether such replies come one a group, with groups drawn at random:
                           then what needs single updates takes a group's for one
@@ -22,12 +23,16 @@ from collections.abc import Iterable, Sequence
 
 from flwr.serverapp import Grid
 
+from ..errors import ConfigError
+from .selection import Selection
+
 __all__ = [
     "combines_in_groups",
     "combines_updates",
     "forget_group",
     "is_stopping",
     "recall_group",
+    "refuse_tags",
     "traffic_bytes",
     "wait_without_polling",
     "waits_for_replies",
@@ -75,6 +80,21 @@ def forget_group(grid: Grid, group_id: str) -> None:
 def traffic_bytes(grid: Grid) -> tuple[int, int]:
     """Return the bytes sent and received so far; zeros if the grid does not count them."""
     return getattr(grid, "bytes_sent", 0), getattr(grid, "bytes_received", 0)
+
+
+def refuse_tags(selection: Selection, grid: Grid) -> None:
+    """Check that the grid has the clients that a selection asks for, and no others.
+
+    Raises:
+        ConfigError: it does not know of these tags, or is of others.
+    """
+    asked, met = selection.tags, tuple(getattr(grid, "tags", ()))
+    if set(asked) != set(met):
+        raise ConfigError(
+            f"selection.tags asks for {', '.join(asked) or 'no tag'}, and {type(grid).__name__} has "
+            f"clients with {', '.join(met) or 'any tags'}; remove selection.tags, or use Meadow's "
+            "server or simulation"
+        )
 
 
 def combines_updates(grid: Grid) -> bool:

@@ -61,10 +61,11 @@ class TrainingReplies:
         self._cohort = frozenset(cohort)
         self._open = set(self._cohort)
         self._params = params
-        self._forms = forms_of(params)
+        self._forms = forms_of(params, algorithm.lengths_max)
+        self._fault = algorithm.fault
         self._plan = plan
         self._combined = combined
-        self._reports = reports
+        self._reports = reports and algorithm.reports
         self._tell = tell
         self._fold = CanonicalFold(algorithm.aggregator, params, self._cohort)
         self._means = MetricMeans()
@@ -120,6 +121,8 @@ class TrainingReplies:
         reply = read_reply(message, forms=self._forms, combined=self._combined)
         if not self._open.issuperset(reply.clients):
             raise ReplyError(client, "reply", "stands for clients not asked, or counted already")
+        if self._fault is not None and (fault := self._fault(reply.tensors)):
+            raise ReplyError(client, "update", fault)
         tensors = within_norm(
             client, reply.tensors, self._params, self._plan, number=self._number, tell=self._tell
         )

@@ -3,26 +3,31 @@
 Sources: Cho, Wang, Joshi, "Towards understanding biased client selection in federated learning"
 (2022), power-of-choice with the losses that are known (rpow-d); Lai, Zhu, Madhyastha, Chowdhury,
 "Oort: efficient federated learning via guided participant selection" (2021), algorithm 1, its
-statistical utility; Efraimidis, Spirakis, "Weighted random sampling with a reservoir" (2006).
+statistical utility; Ribero, Vikalo, de Veciana, "Federated learning under intermittent client
+availability and time-varying communication constraints" (2022), algorithm 1, the greedy choice by
+rates of participation; Chang, Balachandar et al., "Distributed deep learning networks among
+institutions for medical imaging" (2018), cyclical transfer; Efraimidis, Spirakis, "Weighted random sampling with a reservoir" (2006).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ConfigError
 from ..seeds import derive, spread
 from .bounds import require_choice, require_number, require_whole
 from .client_memory import ClientMemory, Known
+from .tags import TAG_FORM, is_tag
 
 __all__ = ["KINDS", "Selection", "select_cohort"]
 
-Kind = Literal["uniform", "examples", "power_of_choice", "utility"]
-KINDS: tuple[Kind, ...] = ("uniform", "examples", "power_of_choice", "utility")
+Kind = Literal["uniform", "examples", "power_of_choice", "utility", "least_often", "cyclic"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 CUTOFF = 0.95
 """Oort's c: whose utility is at least this part of the last one that fits may be drawn."""
 CLIPPED = 0.95
@@ -39,6 +44,9 @@ class Selection:
         kind: "uniform": everybody alike. "examples": with a chance in proportion to the number of
             examples. "power_of_choice": `candidates` drawn by examples, and of those the ones with
             the largest losses. "utility": Oort's, by examples and loss, and by how long ago.
+            "least_often": those of them that were drawn for the fewest rounds, so that who is there
+            now and then is heard as often as others. "cyclic": one after another by their ids.
+        tags: only clients that have all of these are drawn from; the grid sees to it.
         candidates: how many are looked at, per client that is drawn, > 1.
         exploration: the part of a cohort that is drawn among clients that never trained.
         separation: a client that was drawn may be drawn again so many rounds later, not before.
@@ -46,6 +54,7 @@ class Selection:
     """
 
     kind: Kind = "uniform"
+    tags: tuple[str, ...] = ()
     candidates: float = 2.0
     exploration: float = 0.1
     separation: int = 1
@@ -53,6 +62,8 @@ class Selection:
 
     def __post_init__(self) -> None:
         require_choice("selection.kind", self.kind, KINDS)
+        if wrong := [tag for tag in self.tags if not is_tag(tag)]:
+            raise ConfigError(f"selection.tags has {wrong[0]!r}; {TAG_FORM}")
         require_number("selection.candidates", self.candidates, at_least=1)
         require_number("selection.exploration", self.exploration, at_least=0, at_most=1)
         require_whole("selection.min_separation", self.separation, at_least=1)
@@ -112,6 +123,10 @@ def select_cohort(
         rows = _largest_loss(draws, known, size, round(size * selection.candidates))
     elif selection.kind == "utility":
         rows = _useful(draws, known, size, selection.exploration, round_number)
+    elif selection.kind == "least_often":
+        rows = np.lexsort((draws, known.times))[:size]
+    elif selection.kind == "cyclic":
+        rows = np.arange((round_number - 1) * size, round_number * size) % len(ids)
     else:
         rows = _lightest(draws, np.ones(len(ids)), size)
     return sorted(int(client) for client in ids[rows])

@@ -83,7 +83,7 @@ class SynchronousRounds:
             tell=course.tell,
         )
         course.tell("round_started", {"round": server_round, "clients": len(cohort)})
-        content, extra = course.record_of(sent), algorithm.client_config
+        content, extra = course.record_of(sent), {**algorithm.client_config, **course.told}
         return instruction_for_all(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(
@@ -111,10 +111,10 @@ class SynchronousRounds:
     ) -> Broadcast:
         """Return the instructions to evaluate, for the clients whose updates counted."""
         course, algorithm = self._course, self._course.algorithm
-        evaluated = algorithm.evaluated(course.state)
+        evaluated = algorithm.evaluated(course.state) if algorithm.evaluated else {}
         if evaluated is not course.state.params:
             arrays = params_to_arrays(evaluated)
-        extra, clients = algorithm.evaluate_config, self._contributors
+        extra, clients = {**algorithm.evaluate_config, **course.told}, self._contributors
         return instruction_for_all(
             MessageType.EVALUATE, server_round, clients, arrays, config, extra
         )
@@ -160,7 +160,7 @@ class SynchronousRounds:
         evaluated: MetricRecord | None = None
         central: Metrics = {}
         if self._plan.evaluates(number, last=terms.last):
-            if self._privacy is None:
+            if self._privacy is None and course.algorithm.evaluated is not None:
                 questions = steps.configure_evaluate(
                     number, course.arrays, terms.evaluate_config, grid
                 )

@@ -620,7 +620,9 @@ def test_algorithms_are_built() -> None:
 def test_every_strategy_is_built_by_its_name(name: str) -> None:
     """The catalogue and the configuration know the same names, and clients are told theirs."""
     strategy = {"name": name, **CATALOGUE[name].example}
-    algorithm = build_algorithm(make_config({"strategy": strategy}))
+    clients = 1 if CATALOGUE[name].single else 3
+    run = {"min_clients": clients, "cohort": clients}
+    algorithm = build_algorithm(make_config({"strategy": strategy, "run": run}))
     assert algorithm.name == name
 
 

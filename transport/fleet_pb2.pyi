@@ -342,6 +342,14 @@ class SiteName(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
+class SiteTags(_message.Message):
+    __slots__ = ("name", "tags")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class RunId(_message.Message):
     __slots__ = ("id",)
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -349,20 +357,22 @@ class RunId(_message.Message):
     def __init__(self, id: _Optional[int] = ...) -> None: ...
 
 class Site(_message.Message):
-    __slots__ = ("name", "node_id", "state", "seen_at_s", "certificate_until_s", "version")
+    __slots__ = ("name", "node_id", "state", "seen_at_s", "certificate_until_s", "version", "tags")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     SEEN_AT_S_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_UNTIL_S_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     node_id: int
     state: str
     seen_at_s: float
     certificate_until_s: float
     version: str
-    def __init__(self, name: _Optional[str] = ..., node_id: _Optional[int] = ..., state: _Optional[str] = ..., seen_at_s: _Optional[float] = ..., certificate_until_s: _Optional[float] = ..., version: _Optional[str] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., node_id: _Optional[int] = ..., state: _Optional[str] = ..., seen_at_s: _Optional[float] = ..., certificate_until_s: _Optional[float] = ..., version: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SiteList(_message.Message):
     __slots__ = ("sites",)
@@ -527,16 +537,18 @@ class StepEnd(_message.Message):
     def __init__(self, key: _Optional[str] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("rounds", "run_config", "secure_aggregation", "differential_privacy")
+    __slots__ = ("rounds", "run_config", "secure_aggregation", "differential_privacy", "tags")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     RUN_CONFIG_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     DIFFERENTIAL_PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     run_config: _containers.RepeatedCompositeFieldContainer[Entry]
     secure_aggregation: bool
     differential_privacy: bool
-    def __init__(self, rounds: _Optional[int] = ..., run_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., secure_aggregation: _Optional[bool] = ..., differential_privacy: _Optional[bool] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rounds: _Optional[int] = ..., run_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., secure_aggregation: _Optional[bool] = ..., differential_privacy: _Optional[bool] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Forget(_message.Message):
     __slots__ = ("group_id",)

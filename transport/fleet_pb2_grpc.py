@@ -336,6 +336,11 @@ class AdminStub:
                 request_serializer=meadow_dot_transport_dot_fleet__pb2.SiteName.SerializeToString,
                 response_deserializer=meadow_dot_transport_dot_fleet__pb2.Site.FromString,
                 _registered_method=True)
+        self.Tag = channel.unary_unary(
+                '/meadow.v1.Admin/Tag',
+                request_serializer=meadow_dot_transport_dot_fleet__pb2.SiteTags.SerializeToString,
+                response_deserializer=meadow_dot_transport_dot_fleet__pb2.Site.FromString,
+                _registered_method=True)
         self.Submit = channel.stream_unary(
                 '/meadow.v1.Admin/Submit',
                 request_serializer=meadow_dot_transport_dot_fleet__pb2.SubmitMessage.SerializeToString,
@@ -386,6 +391,12 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Revoke(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tag(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -443,6 +454,11 @@ def add_AdminServicer_to_server(servicer, server):
             'Revoke': grpc.unary_unary_rpc_method_handler(
                     servicer.Revoke,
                     request_deserializer=meadow_dot_transport_dot_fleet__pb2.SiteName.FromString,
+                    response_serializer=meadow_dot_transport_dot_fleet__pb2.Site.SerializeToString,
+            ),
+            'Tag': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tag,
+                    request_deserializer=meadow_dot_transport_dot_fleet__pb2.SiteTags.FromString,
                     response_serializer=meadow_dot_transport_dot_fleet__pb2.Site.SerializeToString,
             ),
             'Submit': grpc.stream_unary_rpc_method_handler(
@@ -558,6 +574,33 @@ class Admin:
             target,
             '/meadow.v1.Admin/Revoke',
             meadow_dot_transport_dot_fleet__pb2.SiteName.SerializeToString,
+            meadow_dot_transport_dot_fleet__pb2.Site.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tag(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meadow.v1.Admin/Tag',
+            meadow_dot_transport_dot_fleet__pb2.SiteTags.SerializeToString,
             meadow_dot_transport_dot_fleet__pb2.Site.FromString,
             options,
             channel_credentials,

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from .batch_layout import BatchLayout
@@ -54,18 +56,37 @@ class FirstOnce(ClientLinear):
         return scaled.T @ self._flat
 
     def squares_of_weight(self) -> torch.Tensor:
+        inputs, outputs = self.layer.in_features, self.layer.out_features
+        if self._batch_rows() * (inputs + outputs) >= inputs * outputs:
+            return self._squares_of_changes()
         # |sum e x'|^2 = sum (e e')(x x'): the change itself never exists
-        total = torch.zeros(self.clients, dtype=torch.float64, device=self._flat.device)
-        for step, (errors, samples) in enumerate(
-            zip(self._errors_in, self._samples_in, strict=True)
-        ):
-            for before in range(step + 1):
-                active = len(errors)
-                products = torch.bmm(errors, self._errors_in[before][:active].mT)
-                products *= torch.bmm(samples, self._samples_in[before][:active].mT)
-                twice = 1 if before == step else 2
-                total[:active] += twice * products.sum((1, 2), dtype=torch.float64)
-        return total.clamp(min=0)
+        errors, samples = self._by_client(self._errors_in), self._by_client(self._samples_in)
+        products = torch.bmm(errors, errors.mT)
+        products *= torch.bmm(samples, samples.mT)
+        return products.sum((1, 2), dtype=torch.float64).clamp(min=0)
+
+    def _squares_of_changes(self) -> torch.Tensor:
+        """Make the changes, where they are no larger than what they are made of."""
+        shape = (self.clients, self.layer.out_features, self.layer.in_features)
+        changes = torch.zeros(shape, device=self._flat.device)
+        for errors, samples in zip(self._errors_in, self._samples_in, strict=True):
+            changes[: len(errors)].baddbmm_(errors.mT, samples)
+        norms: torch.Tensor = torch.linalg.vector_norm(changes.flatten(1), dim=1)
+        return norms.square()
+
+    def _batch_rows(self) -> int:
+        return sum(samples.shape[1] for samples in self._samples_in)
+
+    def _by_client(self, in_steps: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the rows of all steps, client by client; zeros where a client had no step."""
+        if all(len(each) == self.clients for each in in_steps):
+            return torch.cat(list(in_steps), 1)
+        made = in_steps[0].new_zeros(self.clients, self._batch_rows(), in_steps[0].shape[2])
+        start = 0
+        for each in in_steps:
+            made[: len(each), start : start + each.shape[1]] = each
+            start += each.shape[1]
+        return made
 
     def weight_of(self, row: int) -> torch.Tensor:
         steps = [step for step, active in enumerate(self._layout.active) if row < active]

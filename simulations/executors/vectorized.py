@@ -16,6 +16,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 
 from ...client.local_algorithms import local_algorithm
 from ...client.local_session import without_companions
+from ...client.local_work import WORKS
 from ...client.personal import PERSONAL
 from ...client.training_settings import TrainingSettings
 from ...client.warm_module import WarmModule
@@ -288,9 +289,11 @@ class VectorizedExecutor:
 
 
 def _personal(settings: TrainingSettings) -> str:
-    """Say why clients do not begin with the same params, where they do not."""
+    """Say why clients do not take training steps from the same params, where they do not."""
     if settings.algorithm in PERSONAL:
         return f"under strategy {settings.algorithm!r} clients have params of their own"
+    if settings.algorithm in WORKS:
+        return f"under strategy {settings.algorithm!r} clients work one by one"
     if settings.tuning_epochs:
         return "evaluation.tuning_epochs > 0 trains every client's params anew"
     return ""

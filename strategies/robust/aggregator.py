@@ -120,6 +120,7 @@ class _Combination:
     def __init__(self, rule: Rule, rows: ChangeRows) -> None:
         self._reduce, self._dtype = rule.reduce, rows.dtype
         self._weights = _product(rule.mixings, rows) if rule.mixings else None
+        self._picked = None if self._weights is None else _picked(self._weights)
 
     def __call__(self, changes: Reals) -> Reals:
         if self._reduce is None:
@@ -128,6 +129,8 @@ class _Combination:
         narrow = changes.astype(self._dtype, copy=False)
         if self._weights is None:
             columns = np.ascontiguousarray(narrow.T)
+        elif self._picked is not None:
+            columns = np.ascontiguousarray(narrow[self._picked].T)
         else:
             columns = narrow.T @ self._weights.T.astype(self._dtype)
         columns.sort(axis=1)
@@ -142,6 +145,12 @@ def _product(mixings: Sequence[Mixing], rows: ChangeRows) -> Reals:
         step = mixing(geometry)
         weights, geometry = step @ weights, geometry.mixed(step)
     return weights
+
+
+def _picked(weights: Reals) -> NDArray[np.intp] | None:
+    """Return which row each of these is, if they are rows as they were: no product is needed."""
+    single = (np.count_nonzero(weights, axis=1) == 1) & (weights.max(axis=1) == 1.0)
+    return weights.argmax(axis=1) if single.all() else None
 
 
 def _middle(old: NDArray[Any], name: str, updates: Sequence[Update]) -> NDArray[Any]:

@@ -48,17 +48,17 @@ def mean_around_median(byzantine: int) -> Reduction:
     """
 
     def reduce(ordered: Values) -> Values:
-        kept, middle = ordered.shape[1] - 2 * byzantine, median(ordered)
-        best = np.full(len(ordered), np.inf)
-        begin = np.zeros(len(ordered), np.intp)
+        rows = np.ascontiguousarray(ordered.T, np.float64)  # a run's ends are rows in memory
+        kept, middle = len(rows) - 2 * byzantine, median(ordered)
+        best, begin = np.full(len(middle), np.inf), np.zeros(len(middle), np.intp)
+        below, reach = np.empty_like(best), np.empty_like(best)
         for start in range(2 * byzantine + 1):
-            reach = np.maximum(middle - ordered[:, start], ordered[:, start + kept - 1] - middle)
-            nearer = reach < best
-            begin[nearer] = start
+            np.subtract(middle, rows[start], out=below)
+            np.subtract(rows[start + kept - 1], middle, out=reach)
+            np.maximum(below, reach, out=reach)
+            np.copyto(begin, start, where=reach < best)
             np.minimum(best, reach, out=best)
-        sums = np.zeros((len(ordered), ordered.shape[1] + 1))
-        np.cumsum(ordered, axis=1, dtype=np.float64, out=sums[:, 1:])
-        rows = np.arange(len(ordered))
-        return np.asarray((sums[rows, begin + kept] - sums[rows, begin]) / kept)
+        chosen = begin + np.arange(kept)[:, None]  # no running sums: they would keep what an
+        return np.asarray(np.take_along_axis(rows, chosen, axis=0).mean(axis=0))  # outlier did
 
     return reduce

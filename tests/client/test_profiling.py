@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from meadow.apps import content_hash
+from meadow.cli.client import app as commands
 from meadow.client.device_meter import DeviceMeter
 from meadow.client.fit import Trial, fit_of, largest_batch, measure
+from meadow.client.owner import Owner
 from meadow.client.phases import EnoughError, StopWatch
 from meadow.client.profiling import RoundProfile, advice_on, profile_round
+from meadow.client.trial import tried_out
 from meadow.client.workbench import Workbench
 from meadow.errors import AppError
 
@@ -50,6 +57,25 @@ def test_a_round_is_profiled(folder: Path) -> None:
     assert found.seconds["communication"] == 0
     names = {event.get("name") for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"meadow:data", "meadow:forward", "meadow:backward", "meadow:optimizer"} <= names
+
+
+def test_the_command_prints_a_profile(folder: Path) -> None:
+    """`meadow client profile` says the same, and writes the trace into the client's folder."""
+    arguments = ["profile", "scans", "--dir", str(folder), "--format", "json"]
+    done = CliRunner().invoke(commands, arguments, catch_exceptions=False)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert done.exit_code == 0 and found["steps"] == 25
+    assert Path(found["trace"]).parent == folder and Path(found["trace"]).is_file()
+
+
+def test_the_doctor_has_a_round_tried_out(folder: Path) -> None:
+    """Another process measures it; its figures are in one sentence."""
+    owner, log = Owner(folder, content_hash), folder / "doctor.log"
+    found = asyncio.run(tried_out(owner, "scans", log))
+    assert found.ok, found.text
+    assert re.search(
+        r"a round takes about .* with 4 examples at once; about \d+ would fit", found.text
+    )
 
 
 def test_phases_do_not_count_twice() -> None:

@@ -113,3 +113,17 @@ def test_a_plain_flower_app_gives_the_same_model_twice(tmp_path: Path) -> None:
         simulate(EXAMPLES / "plain_flower", out=tmp_path / name, clients=3)
         models.append((tmp_path / name / "model.safetensors").read_bytes())
     assert models[0] == models[1]
+
+
+def test_hospitals_count_together(tmp_path: Path) -> None:
+    """The statistics are those of all patients, with secure sums or without."""
+    found = []
+    for settings in ([], ["privacy.secure_aggregation.enabled=true"]):
+        out = tmp_path / str(len(settings))
+        summary = simulate(EXAMPLES / "statistics", overrides=settings, out=out)
+        assert summary["status"] == "finished", summary
+        found.append(summary["final"]["server"])
+    assert found[0]["age-count"] == 1200 and found[0]["pressure-count"] == 4 * 257 + 2
+    assert 40 < found[0]["age-quantile-0.5"] < 44
+    for name, value in found[0].items():
+        assert abs(found[1][name] - value) < 0.3, name

@@ -9,7 +9,7 @@ import pytest
 
 from meadow.simulations.run import simulate
 
-from .processes import Federation, federation, kill_9, wait_until
+from .processes import Federation, federation, kill_9, meadow, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -31,14 +31,19 @@ def simulated(folder: Path, *settings: str) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["fednova", "ditto"])
+TREES = ("strategy.objective=multi:softprob", "strategy.tree_classes=10", "strategy.tree_depth=2")
+
+
+@pytest.mark.parametrize("name", ["fednova", "ditto", "xgb_bagging"])
 def test_the_model_is_the_simulations(fleet: Federation, tmp_path: Path, name: str) -> None:
-    """A real federation's bytes are those of the simulation, whatever the algorithm keeps."""
-    strategy = f"strategy.name={name}"
-    run = fleet.submit(*SETTINGS, strategy)
+    """A real federation's bytes are those of the simulation, whatever the algorithm sends."""
+    if name == "xgb_bagging":
+        pytest.importorskip("xgboost")
+    strategy = (f"strategy.name={name}", *(TREES if name == "xgb_bagging" else ()))
+    run = fleet.submit(*SETTINGS, *strategy)
     summary = fleet.wait_for_end(run)
     assert summary["status"] == "finished", summary
-    assert fleet.model(run) == simulated(tmp_path / "simulated", strategy)
+    assert fleet.model(run) == simulated(tmp_path / "simulated", *strategy)
 
 
 def test_personal_metrics_come_from_the_agents(fleet: Federation) -> None:
@@ -61,3 +66,16 @@ def test_what_agents_keep_survives_them(fleet: Federation, tmp_path: Path) -> No
     fleet.clients[1].start()
     assert fleet.wait_for_end(run)["status"] == "finished"
     assert fleet.model(run) == simulated(tmp_path / "simulated", *settings)
+
+
+def test_a_run_asks_those_with_its_tags(fleet: Federation) -> None:
+    """Of two agents the one with both tags trains; a tag that is given later lets a run begin."""
+    asked = ("run.rounds=1", "run.min_clients=1", "evaluation.every=0", 'selection.tags=["a","b"]')
+    admin = ("--dir", str(fleet.server_dir))
+    meadow("site", "tag", "client-0", "a", *admin)
+    run = fleet.submit(*asked)
+    assert meadow("site", "tag", "client-1", "b", "a", *admin)["tags"] == "a b"
+    assert fleet.wait_for_end(run)["status"] == "finished"
+    assert [row["clients"] for row in fleet.rounds(run)] == [1]
+    refused = meadow("site", "tag", "client-0", "No Tag", *admin, code=2)
+    assert "is no tag" in refused["stderr"]

@@ -239,3 +239,25 @@ def test_secure_sums_name_nobody_to_select_by() -> None:
     values = {"run": {"min_clients": 3}, "privacy": section}
     with pytest.raises(ConfigError, match="is by what single clients report"):
         make_config({**values, "selection": {"kind": "utility"}})
+
+
+def test_who_was_heard_least_is_drawn_first() -> None:
+    """Clients that are there every second round are heard as often as those always there."""
+    memory, heard = ClientMemory.empty(), Counter[int]()
+    for number in range(1, 61):
+        there = [c for c in range(1, 11) if c <= 5 or number % 2]
+        how = {"seed": 3, "round_number": number}
+        drawn = select_cohort(there, 2, memory, Selection(kind="least_often"), **how)
+        table = ClientTable()
+        table.add(drawn, [1.0] * len(drawn), {"loss": [1.0] * len(drawn)})
+        memory = memory.after(table, number, drawn)
+        heard.update(drawn)
+    assert sum(heard.values()) == 120 and set(heard.values()) <= {11, 12, 13}
+
+
+def test_cyclic_selection_goes_round() -> None:
+    """With one client a round, everybody trains once before anybody does again."""
+    kind = Selection(kind="cyclic")
+    how = {"memory": ClientMemory.empty(), "selection": kind, "seed": 3}
+    drawn = [select_cohort([4, 9, 7], 1, round_number=n, **how) for n in range(1, 7)]
+    assert drawn == [[4], [7], [9], [4], [7], [9]]

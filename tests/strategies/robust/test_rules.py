@@ -16,6 +16,7 @@ from meadow.strategies.fedavg import fedavg
 from meadow.strategies.fedprox import fedprox
 from meadow.strategies.plan import RoundPlan
 from meadow.strategies.robust.aggregator import RobustAggregator, robust
+from meadow.strategies.robust.coordinates import mean_around_median
 from meadow.strategies.robust.rules import AGGREGATIONS, PREAGGREGATIONS, robust_rule
 from meadow.strategies.scaffold import scaffold
 
@@ -212,3 +213,9 @@ def test_an_algorithm_whose_clients_send_more_than_params_is_refused() -> None:
     """The median of SCAFFOLD's control variates would be no control variate."""
     with pytest.raises(ConfigError, match="scaffold aggregates in its own way"):
         robust(scaffold(participation=1.0), rule=robust_rule("median", byzantine=1))
+
+
+def test_a_huge_value_leaves_no_trace_in_the_mean_around_the_median() -> None:
+    """Values of 1e30 on either side are left out, and the others' mean is exact."""
+    ordered = np.array([[-1e30, 0.25, 0.5, 0.75, 1e30]], np.float32)
+    assert mean_around_median(1)(ordered).tolist() == [0.5]

