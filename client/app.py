@@ -91,9 +91,9 @@ class _Sites:
 
     def _made(self, site: Site) -> LocalSite:
         if self._make is None:
+            from .device_use import choose_device
             from .local_site import LocalSite
             from .local_training import LocalTraining
-            from .trainer import choose_device
             from .warm_module import WarmModule
 
             training = self._training

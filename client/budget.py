@@ -20,7 +20,7 @@ from ..privacy.dp.clipping import Clipping
 from ..privacy.dp.concentrated import epsilon_of_line
 from ..privacy.dp.events import GaussianEvent, StepsEvent
 from ..privacy.dp.gaussian import epsilon_of_cost
-from ..privacy.dp.plan import REACH_KEY
+from ..privacy.dp.private_algorithm import REACH_KEY
 from ..privacy.dp.records import RecordTerms
 from ..privacy.secure_kinds import is_secure
 from ..transport.entries import unpack_entries

@@ -10,7 +10,7 @@ from ..errors import DataError
 from ..sections.device import DeviceConfig
 from .recomputation import recompute
 
-__all__ = ["DeviceUse"]
+__all__ = ["DeviceUse", "choose_device"]
 
 WHOLE = ("none", "data_parallel", "ddp")
 """The forms whose ranks have the whole module, as it was built."""
@@ -76,3 +76,25 @@ class DeviceUse:
         if self.channels_last and tensor.ndim == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor
+
+
+def choose_device(wanted: str) -> str:
+    """Return the device to use: "auto" is the first GPU if there is one, else the CPU.
+
+    Raises:
+        DataError: torch does not know the device, or it is not there.
+    """
+    if wanted == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise DataError(
+            f'device {wanted!r} is unknown; say "auto", "cpu", or a GPU as "cuda:0"'
+        ) from None
+    there = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise DataError(
+            f'device {wanted!r} is not there: torch sees {there} GPUs; set device = "auto"'
+        )
+    return wanted

@@ -23,10 +23,10 @@ from ..batches import Batch, in_pool, samples_in
 from ..errors import DataError, MeadowError
 from ..process_limits import keep_freed_memory
 from .device_meter import PeakMemory
-from .device_use import DeviceUse
+from .device_use import DeviceUse, choose_device
 from .micro_batch import ran_out_of_memory
 from .parallel.plan import ParallelPlan
-from .trainer import choose_device, train
+from .trainer import train
 from .warm_module import WarmModule
 from .workbench import Workbench
 

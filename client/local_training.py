@@ -17,7 +17,7 @@ from ..sections.device import DeviceConfig
 from ..task import Site, Task
 from .corrections import Corrections
 from .device_meter import DeviceMeter
-from .device_use import DeviceUse
+from .device_use import DeviceUse, choose_device
 from .micro_batch import MicroBatch
 from .mid_epoch import MidEpoch, forget_others, saves_folder
 from .parallel.data_parallel import DataParallel
@@ -28,7 +28,7 @@ from .parallel.group import RankGroup
 from .parallel.orders import RoundOrder
 from .parallel.plan import ParallelPlan
 from .phases import Phases, Unwatched
-from .trainer import choose_device, train
+from .trainer import train
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:

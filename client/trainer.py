@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..task import Data, Task
     from .mid_epoch import MidEpoch
 
-__all__ = ["Session", "choose_device", "train"]
+__all__ = ["Session", "train"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -46,28 +46,6 @@ class Session(Protocol):
 
     def correct(self) -> None:
         """Correct the gradients of the step that is about to be made."""
-
-
-def choose_device(wanted: str) -> str:
-    """Return the device to use: "auto" is the first GPU if there is one, else the CPU.
-
-    Raises:
-        DataError: torch does not know the device, or it is not there.
-    """
-    if wanted == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        raise DataError(
-            f'device {wanted!r} is unknown; say "auto", "cpu", or a GPU as "cuda:0"'
-        ) from None
-    there = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= there:
-        raise DataError(
-            f'device {wanted!r} is not there: torch sees {there} GPUs; set device = "auto"'
-        )
-    return wanted
 
 
 def train(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from ...errors import ConfigError
-from ...strategies.algorithm import Aggregate, Algorithm, Params, State
+from ...strategies.algorithm import Algorithm
 from ...strategies.bounds import require_choice, require_number, require_whole
 from ...strategies.mean import MeanAggregator
 from ..entropy import Entropy, system_entropy
@@ -21,21 +19,15 @@ from .claim import claim_of
 from .clipping import Clipping
 from .correlation import Correlation
 from .events import Event, PoissonEvent, SeparatedEvent
-from .mechanism import NoisyAggregate, PrivateMean
+from .mechanism import PrivateMean
 from .mechanism_words import MECHANISMS
-from .noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot
+from .noise_memory import NoisePast
+from .private_algorithm import private_algorithm
 from .sampling import draw_poisson
-from .summed import SummedMean
 
-__all__ = ["CLIP_SLOT", "REACH_KEY", "PrivacyPlan", "Sampling"]
+__all__ = ["PrivacyPlan", "Sampling"]
 
 Sampling = Literal["poisson", "fixed"]
-CLIP_SLOT = "dp_clip"
-SEEDS_SLOT = "dp_noise"
-NORM = "norm"
-REACH_KEY = "dp-noise-reach"
-"""In an instruction: the rounds over which noise is correlated; a client that takes part twice
-within them pays more than the multiplier says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,60 +233,7 @@ class PrivacyPlan:
                 f"strategy {algorithm.name!r} looks at single updates, and differential privacy "
                 "is for a noisy sum of them; choose fedavg or fedprox"
             )
-
-        memory = None if self.correlation is None else NoiseMemory(self.correlation)
-
-        def of_round(state: State) -> Algorithm:
-            clipping, past = self._clipping_in(state), None
-            if memory is not None:
-                past = NoisePast(seeds=seeds_in(state.slots[SEEDS_SLOT]), memory=memory)
-            told = {**clipping.record(), **self.announced.record()}
-            if self.correlation is not None:
-                told[REACH_KEY] = self.correlation.separation
-            summed = SummedMean(cohort=self.cohort)
-            return replace(
-                algorithm,
-                client_config={**algorithm.client_config, **told},
-                aggregator=summed if self.released_by_clients else self.mechanism(clipping, past),
-            )
-
-        def init(params: Params) -> State:
-            state = algorithm.init(params)
-            return self._with_seeds(self._with_clip(state, self.clipping.norm), ())
-
-        def apply(state: State, aggregate: Aggregate) -> State:
-            own = (CLIP_SLOT, SEEDS_SLOT)
-            inner = {name: slot for name, slot in state.slots.items() if name not in own}
-            norm = self._clipping_in(state).norm
-            moved = algorithm.apply(replace(state, slots=inner), aggregate)
-            if self.adaptive is not None and isinstance(aggregate, NoisyAggregate):
-                assert aggregate.within is not None
-                norm = self.adaptive.after(norm, aggregate.within)
-            seeds: tuple[bytes, ...] = ()
-            if self.correlation is not None:
-                assert isinstance(aggregate, NoisyAggregate) and aggregate.seed is not None
-                seeds = (*seeds_in(state.slots[SEEDS_SLOT]), aggregate.seed)
-            return self._with_seeds(self._with_clip(moved, norm), seeds)
-
-        return replace(algorithm, init=init, apply=apply, of_round=of_round)
-
-    def _clipping_in(self, state: State) -> Clipping:
-        if CLIP_SLOT not in state.slots:
-            return self.clipping
-        return replace(self.clipping, norm=float(state.slots[CLIP_SLOT][NORM]))
-
-    def _with_clip(self, state: State, norm: float) -> State:
-        """Return a state that remembers the clip, where it moves."""
-        if self.adaptive is None:
-            return state
-        slot = {NORM: np.array(norm, np.float64)}
-        return replace(state, slots={**state.slots, CLIP_SLOT: slot})
-
-    def _with_seeds(self, state: State, seeds: tuple[bytes, ...]) -> State:
-        """Return a state that remembers the seeds of its noise, where later rounds need them."""
-        if self.correlation is None:
-            return state
-        return replace(state, slots={**state.slots, SEEDS_SLOT: seeds_slot(seeds)})
+        return private_algorithm(self, algorithm)
 
     # ------------------------------------------------------------------ in words
 

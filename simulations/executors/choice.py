@@ -10,9 +10,9 @@ from flwr.clientapp import ClientApp
 from ...apps import App
 from ...client.app import DEVICE_VARIABLE, client_app
 from ...client.compressed_app import compressed_app
+from ...client.device_use import choose_device
 from ...client.secure_app import secure_app
 from ...client.secure_identity import simulated_identity
-from ...client.trainer import choose_device
 from ...config import Config, build_algorithm
 from ...errors import AppError, ConfigError
 from ...server.execute import run_config_of

@@ -21,7 +21,7 @@ from ...strategies.broadcast import Broadcast
 from ...strategies.combined import EXAMPLES_KEY, ClientTable
 from .clipped_cohort import ClippedCohort
 from .contract import Teller, error_reply
-from .example_values import Trained, Weights
+from .example_values import Means, Trained, Weights
 from .stacked_module import StackedModule
 
 __all__ = ["CohortReplies"]
@@ -104,6 +104,21 @@ class CohortReplies:
             change = self._sums.get(self._stacked.owners.get(name, name))
             params[name] = values if change is None else _moved(values, change, total)
         yield self._reply(self._table.clients[0], params, record)
+
+    def measured(
+        self, clients: Sequence[int], counts: Sequence[int], means: Means
+    ) -> Iterator[Message]:
+        """Yield what an evaluation answers: the clients' examples and means."""
+        alone = [[row] for row in range(len(clients))]
+        for rows in [list(range(len(clients)))] if self._combine else alone:
+            table = ClientTable()
+            table.add(
+                [clients[row] for row in rows],
+                [float(counts[row]) for row in rows],
+                {name: values[rows].tolist() for name, values in means.items()},
+            )
+            content = RecordDict({"metrics": table.record()})
+            yield Message(content, reply_to=self.message_to(clients[rows[0]]))
 
     def _single(
         self, stacked: StackedModule, trained: Trained, row: int, client: int, count: int

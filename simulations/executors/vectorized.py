@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType
 
 from ...client.local_algorithms import local_algorithm
 from ...client.local_session import without_companions
@@ -23,7 +23,6 @@ from ...client.warm_module import WarmModule
 from ...errors import NOTHING_TO_EVALUATE, DataError
 from ...privacy.dp.records import RecordTerms
 from ...strategies.broadcast import Broadcast
-from ...strategies.combined import ClientTable
 from ...task import Task
 from ..clients import SimulatedClients
 from .cohort_data import CohortData
@@ -246,18 +245,7 @@ class VectorizedExecutor:
             self._tell(error)
             yield from self._other.execute(order.to(clients))
             return
-        groups = (
-            [list(range(len(clients)))] if self.combines else [[i] for i in range(len(clients))]
-        )
-        for rows in groups:
-            table = ClientTable()
-            table.add(
-                [clients[row] for row in rows],
-                [float(counts[row]) for row in rows],
-                {name: values[rows].tolist() for name, values in means.items()},
-            )
-            content = RecordDict({"metrics": table.record()})
-            yield Message(content, reply_to=replies.message_to(clients[rows[0]]))
+        yield from replies.measured(clients, counts, means)
 
     # ------------------------------------------------------------------ both
 

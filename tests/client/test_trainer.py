@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from meadow.client.device_use import choose_device
 from meadow.client.objectives import proximal
-from meadow.client.trainer import choose_device, train
+from meadow.client.trainer import train
 from meadow.client.training_settings import TrainingSettings
 from meadow.errors import DataError
 from meadow.module_params import build_module, params_of_module
