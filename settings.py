@@ -18,6 +18,7 @@ __all__ = [
     "Given",
     "Rule",
     "Settings",
+    "hints_of",
     "obstacle",
     "refuse",
     "rule_of",
@@ -77,9 +78,19 @@ def rule_of(entry: Field[Any], kind: Any) -> Rule:
     return replace(rule, choices=get_args(kind)) if get_origin(kind) is Literal else rule
 
 
+_hints: dict[type[Any], Mapping[str, Any]] = {}
+
+
+def hints_of(section: type[Any]) -> Mapping[str, Any]:
+    """Return the types of a section's fields; they are read from its annotations once."""
+    if section not in _hints:
+        _hints[section] = get_type_hints(section)
+    return _hints[section]
+
+
 def settings_of(section: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, Rule, Any]]:
     """Yield (dotted key, type, rule, default) of every setting, sections within included."""
-    hints = get_type_hints(section)
+    hints = hints_of(section)
     for entry in fields(section):
         if not entry.init:
             continue

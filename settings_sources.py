@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from .errors import ConfigError
-from .settings import Given, Settings, refuse, section_of, settings_of
+from .settings import Given, Settings, hints_of, refuse, section_of, settings_of
 
 __all__ = [
     "FILE_BYTES_MAX",
@@ -62,7 +62,7 @@ def given_by_table(schema: type[Any], table: Mapping[str, Any], where: str) -> S
 def _walk(
     root: type[Any], section: type[Any], table: Mapping[str, Any], where: str, prefix: str
 ) -> Iterator[tuple[str, Given]]:
-    hints = get_type_hints(section)
+    hints = hints_of(section)
     known = {entry.name for entry in fields(section) if entry.init and _is_key(entry, hints)}
     for name, value in table.items():
         key = f"{prefix}{name}"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from .settings import Given, Rule, Settings, obstacle, refuse, rule_of, section_of
+from .settings import Given, Rule, Settings, hints_of, obstacle, refuse, rule_of, section_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,7 +28,7 @@ def build(section: type[S], given: Settings, prefix: str = "") -> S:
         ConfigError: a value has the wrong type, is out of bounds, or means nothing beside its
             neighbours.
     """
-    hints = get_type_hints(section)
+    hints = hints_of(section)
     values: dict[str, Any] = {}
     for entry in fields(section):
         key, kind = f"{prefix}{entry.name}", hints[entry.name]

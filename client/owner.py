@@ -9,7 +9,7 @@ from pathlib import Path
 from ..client_config import ClientConfig, load_client_config
 from ..errors import MeadowError
 
-__all__ = ["Owner"]
+__all__ = ["Owner", "OwnersFile"]
 
 Signature = tuple[tuple[str, int, int], ...]
 
@@ -20,19 +20,12 @@ class _Hashed:
     sha256: str
 
 
-class Owner:
-    """client.toml and the app folders that it names."""
+class OwnersFile:
+    """client.toml."""
 
-    def __init__(self, directory: Path, content_hash: Callable[[Path], str]) -> None:
-        self._path = directory / "client.toml"
-        self._content_hash = content_hash
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "client.toml"
         self._read: tuple[Signature, ClientConfig] | None = None
-        self._hashes: dict[Path, _Hashed] = {}
-
-    @property
-    def directory(self) -> Path:
-        """The agent's folder."""
-        return self._path.parent
 
     def config(self) -> ClientConfig:
         """Return what the owner's file says now.
@@ -40,10 +33,28 @@ class Owner:
         Raises:
             ConfigError: the file is missing or wrong.
         """
-        signature = _signature(self._path)
+        signature = _signature(self.path)
         if self._read is None or self._read[0] != signature:
-            self._read = (signature, load_client_config(self._path))
+            self._read = (signature, load_client_config(self.path))
         return self._read[1]
+
+
+class Owner:
+    """client.toml and the app folders that it names."""
+
+    def __init__(self, directory: Path, content_hash: Callable[[Path], str]) -> None:
+        self._file = OwnersFile(directory)
+        self._content_hash = content_hash
+        self._hashes: dict[Path, _Hashed] = {}
+
+    @property
+    def directory(self) -> Path:
+        """The agent's folder."""
+        return self._file.path.parent
+
+    def config(self) -> ClientConfig:
+        """As `OwnersFile.config`."""
+        return self._file.config()
 
     def folder(self, app: str) -> Path | None:
         """Return where an app is installed, None if it is not."""

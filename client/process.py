@@ -124,8 +124,10 @@ class TrainingProcess:
     def outgrown(self) -> bool:
         """Return whether the process, and what it started, hold more memory than they may, where
         the system says it."""
+        if self._memory_bytes_max is None:
+            return False
         used = _resident_pages(self._process.pid) * os.sysconf("SC_PAGE_SIZE")
-        if self._memory_bytes_max is None or used <= self._memory_bytes_max:
+        if used <= self._memory_bytes_max:
             return False
         bound_mb = self._memory_bytes_max // 1_000_000
         self._killed_because = (

@@ -8,6 +8,7 @@ who believes the authority. Whoever has the authority's key can enrol clients th
 from __future__ import annotations
 
 from datetime import datetime
+from functools import lru_cache
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -16,15 +17,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..errors import IdentityError, SecureAggregationError
 from ..privacy.secure_announcement import CERTIFICATE_BYTES_MAX, NODE_BYTES, Announcement
-from ..transport.identity import read_certificate, verify_issued
+from ..transport.identity import Identity, read_certificate, verify_issued
 from ..transport.keys import KeyPair, read_key
 
 __all__ = ["certify_key", "require_certified"]
 
 LENGTH_BYTES = 2
 HASH = hashes.SHA256()
+CHECKED_MAX = 4096
+"""So many clients' statements are not checked again in the next round, but for their dates."""
 
 
+@lru_cache(maxsize=4)
 def certify_key(public_key: bytes, *, node: int, pair: KeyPair) -> bytes:
     """Return the certificate and what its key says of a signing key.
 
@@ -58,6 +62,14 @@ def require_certified(announcement: Announcement, *, ca_pem: bytes, now: datetim
 
 
 def _name_in(said: bytes, key: bytes, node: int, ca_pem: bytes, now: datetime) -> str:
+    identity = _signed_by(said, key, node, ca_pem)
+    identity.check(now, role="client")
+    return identity.name
+
+
+@lru_cache(maxsize=CHECKED_MAX)
+def _signed_by(said: bytes, key: bytes, node: int, ca_pem: bytes) -> Identity:
+    """Return who says that this is its key, under a certificate of this authority."""
     if not LENGTH_BYTES < len(said) <= CERTIFICATE_BYTES_MAX:
         raise ValueError(
             f"a certificate must have {LENGTH_BYTES + 1} to {CERTIFICATE_BYTES_MAX} bytes, got "
@@ -67,12 +79,11 @@ def _name_in(said: bytes, key: bytes, node: int, ca_pem: bytes, now: datetime) -
     certificate = x509.load_der_x509_certificate(said[LENGTH_BYTES:end])
     pem = certificate.public_bytes(serialization.Encoding.PEM)
     identity = verify_issued(pem, ca_pem)
-    identity.check(now, role="client")
     public = certificate.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise IdentityError("its certificate is for another kind of key")
     public.verify(said[end:], _statement(key, node), ec.ECDSA(HASH))
-    return identity.name
+    return identity
 
 
 def _statement(public_key: bytes, node: int) -> bytes:

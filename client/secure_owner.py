@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Context
 
-from ..client_config import PEER_PREFIX, PolicyConfig, load_client_config
+from ..client_config import PEER_PREFIX, PolicyConfig
 from ..errors import SecureAggregationError
 from ..privacy.entropy import system_entropy
 from ..privacy.secagg import Minimum
@@ -23,6 +23,7 @@ from ..privacy.secagg.keys import KEY_BYTES
 from ..privacy.secure_announcement import Announcement
 from ..transport.durable import write_file
 from .identity_folder import IdentityFolder
+from .owner import OwnersFile
 from .secure_certificate import certify_key, require_certified
 from .secure_identity import Accept, Identify, SecureIdentity, known_peers, pinned_peers
 
@@ -74,10 +75,11 @@ def pins_of(directory: Path) -> dict[str, str]:
 
 
 def owned_identity(directory: Path, *, node: int) -> Identify:
-    """Return who an enrolled client is; client.toml is read again for every message."""
+    """Return who an enrolled client is, by what client.toml says when a message arrives."""
+    file = OwnersFile(directory)
 
     def identify(context: Context) -> SecureIdentity:
-        policy = load_client_config(directory).policy
+        policy = file.config().policy
         key, enrolled = signing_key(directory), IdentityFolder(directory)
         return SecureIdentity(
             node=node,

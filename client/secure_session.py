@@ -1,8 +1,8 @@
 """A client's secure session between two messages, kept in its Flower Context.
 
 A client app may run in another process for every message, so a session is kept as what it follows
-from: 32 random bytes, the instruction's binding, and the messages that were heard. To answer the
-next message, the session is gone through again up to there, in memory.
+from: 32 random bytes, the instruction's binding, and the messages that were heard. A process that
+has answered the message before still has the session; another one goes through it again.
 
 Guarantees: a step is answered once, in order. Whoever keeps the Context makes it durable before
     an answer leaves, with the answer; so a client that is killed repeats an answer or is out, and
@@ -12,10 +12,11 @@ Guarantees: a step is answered once, in order. Whoever keeps the Context makes i
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256, shake_256
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -36,6 +37,11 @@ SESSION = "meadow-secure-session"
 ANNOUNCEMENT = "meadow-secure-announcement"
 VECTOR = "meadow-secure-vector"
 SEED_BYTES = 32
+LIVE_MAX = 128
+"""So many sessions stay in memory; a simulation has many clients in one process."""
+
+_live: OrderedDict[bytes, tuple[list[bytes], ClientSession]] = OrderedDict()
+"""Sessions by their seeds, with what each has heard."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,9 +87,11 @@ class KeptSession:
             weight=weight,
             heard=[],
         )
-        answer = kept._session().advertise()
+        session = kept._session()
+        answer = session.advertise()
         state[VECTOR] = params_to_arrays({"vector": vector})
         kept._keep()
+        kept._keep_live(session)
         return answer
 
     @classmethod
@@ -93,10 +101,11 @@ class KeptSession:
         Raises:
             SecureAggregationError: there is none of this id.
         """
-        if SESSION not in state.config_records:
+        records = state.config_records  # made anew at every look
+        if SESSION not in records:
             raise SecureAggregationError("this client is in no session: it ended, or was lost")
-        said: Any = state.config_records[SESSION]
-        announcement = Announcement.read(state.config_records[ANNOUNCEMENT])
+        said: Any = records[SESSION]
+        announcement = Announcement.read(records[ANNOUNCEMENT])
         if announcement.session != session:
             raise SecureAggregationError("this client is in another session")
         binding = Binding(
@@ -121,6 +130,8 @@ class KeptSession:
     @staticmethod
     def end(state: RecordDict) -> None:
         """Forget the session, if there is one."""
+        if SESSION in state:
+            _live.pop(cast(bytes, state.config_records[SESSION]["seed"]), None)
         for name in (SESSION, ANNOUNCEMENT, VECTOR):
             if name in state:
                 del state[name]
@@ -136,10 +147,7 @@ class KeptSession:
             raise SecureAggregationError(
                 f"{step.name.lower()} is asked for, but this session is at {at}"
             )
-        session = self._session()
-        session.advertise()
-        for place, earlier in enumerate(self.heard):
-            self._say(session, Step(place + 1), earlier, self._nothing)
+        session = self._so_far()
         said = self._say(session, step, message, self._vector)
         self.heard.append(message)
         if step is Step.MASK:
@@ -149,7 +157,24 @@ class KeptSession:
             self.end(self.state)
         else:
             self._keep()
+            self._keep_live(session)
         return said
+
+    def _so_far(self) -> ClientSession:
+        """Return the session as it is after what was heard."""
+        live = _live.pop(self.seed, None)
+        if live is not None and live[0] == self.heard:
+            return live[1]
+        session = self._session()
+        session.advertise()
+        for place, earlier in enumerate(self.heard):
+            self._say(session, Step(place + 1), earlier, self._nothing)
+        return session
+
+    def _keep_live(self, session: ClientSession) -> None:
+        _live[self.seed] = (list(self.heard), session)
+        while len(_live) > LIVE_MAX:
+            _live.popitem(last=False)
 
     def _say(
         self,
