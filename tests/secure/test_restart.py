@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
+from meadow.client import secure_session
 from meadow.privacy.secure_grid import SecureAggregationGrid
 
 from .arena import KINDS, TERMS, Arena, combined, model, require_mean
@@ -81,3 +82,18 @@ def test_a_server_that_forgot_gets_no_second_sum() -> None:
     replies = arena.round()
     assert all(reply.has_error() for reply in replies)
     assert "not repeated" in str(replies[0].error.reason)
+
+
+def test_clients_in_other_processes_for_every_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has not seen a session goes through it again, to the same answers."""
+    monkeypatch.setattr(secure_session, "LIVE_MAX", 0)
+    arena = Arena(5)
+    require_mean(combined(arena.round()), range(1, 6), 1, model())
+    assert not secure_session._live
+
+
+def test_a_process_forgets_sessions_that_are_over() -> None:
+    """What stays in memory is of sessions that go on."""
+    before = len(secure_session._live)
+    require_mean(combined(Arena(5).round()), range(1, 6), 1, model())
+    assert len(secure_session._live) == before
