@@ -1,7 +1,7 @@
-"""How fast the server adds up updates: 20 of 10 million float32 values.
+"""How fast the server adds up updates: 20 of 10 million float32 values, on one thread.
 
 Yardsticks from the same run: copying the same bytes once (np.copyto, the least that anything
-could do), to which the fold on one thread is compared; and the mean that Flower's own strategies compute (`aggregate_arrayrecords`, float32
+could do), and the mean that Flower's own strategies compute (`aggregate_arrayrecords`, float32
 sums) of Flower's own Arrays, which hold serialised bytes. "flower, zero-copy" is the same function
 when reading an Array costs nothing: what its arithmetic alone takes.
 Validating the updates, which happens as they arrive, is timed by itself.
@@ -58,7 +58,7 @@ def main() -> None:
         for index, (record, weight) in enumerate(zip(records, examples, strict=True))
     ]
     serialised = [ArrayRecord({"w": Array(values)}) for values in arrays]
-    usual, single = MeanAggregator(), MeanAggregator(threads=1)
+    aggregator = MeanAggregator()
 
     def copy() -> None:
         for source, target in zip(arrays, copies, strict=True):
@@ -69,7 +69,7 @@ def main() -> None:
             if fault := fault_in(update.params["w"]):
                 raise SystemExit(fault)
 
-    def fold(aggregator: MeanAggregator) -> np.ndarray:
+    def fold() -> np.ndarray:
         total = aggregator.zero({"w": arrays[0]})
         return aggregator.finish(aggregator.fold(total, updates)).mean["w"]
 
@@ -80,12 +80,11 @@ def main() -> None:
         ]
         return aggregate_arrayrecords(replies, "num-examples")
 
-    np.testing.assert_allclose(fold(usual), flower(serialised)["w"].numpy(), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(fold(), flower(serialised)["w"].numpy(), rtol=1e-3, atol=1e-5)
     seconds = time_in_turns(
         {
             "copy": copy,
-            "fold": lambda: fold(usual),
-            "fold, one thread": lambda: fold(single),
+            "fold": fold,
             "validate": validate,
             "flower": lambda: flower(serialised),
             "flower, zero-copy": lambda: flower(records),
@@ -106,7 +105,7 @@ def main() -> None:
             for what, time_s in seconds.items()
         ],
         {
-            "share_of_memcpy": round(seconds["copy"] / seconds["fold, one thread"], 3),
+            "share_of_memcpy": round(seconds["copy"] / seconds["fold"], 3),
             "speedup_vs_flower": round(seconds["flower"] / seconds["fold"], 2),
             "speedup_vs_flower_zero_copy": round(seconds["flower, zero-copy"] / seconds["fold"], 2),
             "gb_per_s": round(gigabytes / seconds["fold"], 2),

@@ -2,18 +2,15 @@
 
 All tensors of a model are laid end to end, as one row of real values (a complex one is two).
 The row is worked through in blocks: the block of up to 20 updates is cast to a float64 matrix
-that stays in the cache, and one vector-matrix product adds them up; several threads share the
-blocks of a large model. Updates that are held in memory are added to a float64 sum of the whole
-row, group by group; those that lie in files wait for the end, and are then added block by block,
-so that they need no such sum.
+that stays in the cache, and one vector-matrix product adds them up. Updates that are held in
+memory are added to a float64 sum of the whole row, group by group; those that lie in files wait
+for the end, and are then added block by block, so that they need no such sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,15 +25,12 @@ __all__ = ["MeanAggregator", "MeanSum", "as_reals"]
 
 Reals = NDArray[np.float64]
 
-BLOCKS_PER_THREAD_MIN = 8
-"""A smaller share is not worth a thread."""
-
 STORED_MAX = 512
 """So many updates in files may wait: each keeps a file open."""
 
 
 class Workspace:
-    """What one thread needs to add up a block of a group of updates."""
+    """Where a block of a group of updates is added up."""
 
     def __init__(self, group: int, width: int) -> None:
         self.scratch: Reals = np.empty(group * width)
@@ -74,8 +68,6 @@ class MeanAggregator:
 
     group: int = 20
     """How many updates are added up at once."""
-    threads: int = 2
-    """How many threads share a large model."""
 
     def zero(self, like: Params) -> MeanSum:
         """Return the sum of no updates, for params like these."""
@@ -110,15 +102,12 @@ class MeanAggregator:
         first = accumulator.sums is None
         sums = np.empty(accumulator.layout.total) if accumulator.sums is None else accumulator.sums
         group = accumulator.waiting[: self.group]
-
-        def add(blocks: Sequence[Block], space: Workspace) -> None:
-            for block, values in _sums_of(accumulator.layout, blocks, group, space):
-                if first:
-                    sums[block.start : block.stop] = values
-                else:
-                    sums[block.start : block.stop] += values
-
-        self._share(accumulator.layout, add, self.threads)
+        space = Workspace(self.group, accumulator.layout.width)
+        for block, values in _sums_of(accumulator.layout, group, space):
+            if first:
+                sums[block.start : block.stop] = values
+            else:
+                sums[block.start : block.stop] += values
         accumulator.sums = sums
         del accumulator.waiting[: self.group]
         accumulator.crowded = not all(update.stored for update in accumulator.waiting)
@@ -127,20 +116,16 @@ class MeanAggregator:
         """Add the waiting updates and cast the mean to the params' dtypes.
 
         It takes the sums' place: a value is never written beyond where its sum was, since no
-        dtype is wider than its sums. So one thread has to go through them from their beginning.
+        dtype is wider than its sums.
         """
         layout, sums, weight = accumulator.layout, accumulator.sums, accumulator.weight
         buffer = np.empty(layout.mean_bytes // 8) if sums is None else sums
         tensors = layout.tensors_in(buffer)
-
-        def cast(blocks: Sequence[Block], space: Workspace) -> None:
-            for block, values in _sums_of_waiting(accumulator, blocks, self.group, space):
-                values /= weight
-                for tensor, start, stop, offset in block.segments:
-                    piece = values[offset : offset + stop - start]
-                    _cast(piece, tensors[tensor].reshape(-1), start)
-
-        self._share(layout, cast, self.threads if sums is None else 1)
+        for block, values in _sums_of_waiting(accumulator, self.group):
+            values /= weight
+            for tensor, start, stop, offset in block.segments:
+                piece = values[offset : offset + stop - start]
+                _cast(piece, tensors[tensor].reshape(-1), start)
         accumulator.sums, accumulator.waiting = None, []
         if sums is not None:
             tensors.clear()  # nothing may point into the buffer while it shrinks
@@ -148,24 +133,9 @@ class MeanAggregator:
             tensors = layout.tensors_in(buffer)
         return dict(zip(layout.names, tensors, strict=True))
 
-    def _share(
-        self, layout: Layout, work: Callable[[Sequence[Block], Workspace], None], threads: int
-    ) -> None:
-        """Have every block worked on, by so many threads at most."""
-        blocks = layout.blocks
-        threads = max(1, min(threads, len(blocks) // BLOCKS_PER_THREAD_MIN))
-        spaces = [Workspace(self.group, layout.width) for _ in range(threads)]
-        if threads == 1:
-            work(blocks, spaces[0])
-            return
-        bounds = [len(blocks) * index // threads for index in range(threads + 1)]
-        parts = [blocks[start:stop] for start, stop in pairwise(bounds)]
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, parts, spaces))  # raises what a thread raised
-
 
 def _sums_of(
-    layout: Layout, blocks: Sequence[Block], updates: Sequence[Update], space: Workspace
+    layout: Layout, updates: Sequence[Update], space: Workspace
 ) -> Iterator[tuple[Block, Reals]]:
     """Yield block by block what a group of updates adds up to.
 
@@ -173,7 +143,7 @@ def _sums_of(
     """
     tensors = [[as_reals(update.params[name]) for name in layout.names] for update in updates]
     weights = np.array([update.weight for update in updates], np.float64)
-    for block in blocks:
+    for block in layout.blocks:
         size = block.stop - block.start
         flat = space.scratch[: len(updates) * size]
         pieces = [
@@ -186,13 +156,12 @@ def _sums_of(
         yield block, _weighted_sum(weights, matrix, out=space.row[:size])
 
 
-def _sums_of_waiting(
-    accumulator: MeanSum, blocks: Sequence[Block], group: int, space: Workspace
-) -> Iterator[tuple[Block, Reals]]:
+def _sums_of_waiting(accumulator: MeanSum, group: int) -> Iterator[tuple[Block, Reals]]:
     """Yield block by block what all waiting updates and the sums add up to."""
     waiting, sums = accumulator.waiting, accumulator.sums
+    space = Workspace(group, accumulator.layout.width)
     first, *others = (
-        _sums_of(accumulator.layout, blocks, waiting[start : start + group], space)
+        _sums_of(accumulator.layout, waiting[start : start + group], space)
         for start in range(0, len(waiting), group)
     )
     total = np.empty(accumulator.layout.width) if others else None

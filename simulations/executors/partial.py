@@ -72,7 +72,7 @@ class GroupSum:
 
     def __init__(self, params: Params, clients: Sequence[int]) -> None:
         self._forms = forms_of(params)
-        aggregator = _SumAggregator(mean=MeanAggregator(group=GROUP, threads=1))
+        aggregator = _SumAggregator(mean=MeanAggregator(group=GROUP))
         self._fold = CanonicalFold(aggregator, params, clients)
         self._table = ClientTable()
 

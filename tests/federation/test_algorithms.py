@@ -34,12 +34,26 @@ def simulated(folder: Path, *settings: str) -> bytes:
 TREES = ("strategy.objective=multi:softprob", "strategy.tree_classes=10", "strategy.tree_depth=2")
 
 
-@pytest.mark.parametrize("name", ["fednova", "ditto", "xgb_bagging"])
+OTHERS = {
+    "fednova": (),
+    "feddyn": (),
+    "qfedavg": (),
+    "afl": (),
+    "fedlion": (),
+    "fedrep": ('strategy.private=["2.*"]',),
+    "ditto": (),
+    "ifca": ("strategy.clusters=2",),
+    "xgb_bagging": TREES,
+}
+"""Those that no other test runs over gRPC."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_the_model_is_the_simulations(fleet: Federation, tmp_path: Path, name: str) -> None:
     """A real federation's bytes are those of the simulation, whatever the algorithm sends."""
     if name == "xgb_bagging":
         pytest.importorskip("xgboost")
-    strategy = (f"strategy.name={name}", *(TREES if name == "xgb_bagging" else ()))
+    strategy = (f"strategy.name={name}", *OTHERS[name])
     run = fleet.submit(*SETTINGS, *strategy)
     summary = fleet.wait_for_end(run)
     assert summary["status"] == "finished", summary

@@ -216,7 +216,7 @@ def test_updates_are_read_in_slices_and_memory_is_bounded(kit):
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    scratch = aggregator.threads * (2 * 20 + 2) * mean_module.BLOCK * 8
+    scratch = (2 * 20 + 2) * mean_module.BLOCK * 8
     assert tensor.longest <= mean_module.BLOCK
     assert peak < 8 * size + scratch
     del total
@@ -231,15 +231,14 @@ from meadow.strategies.algorithm import Update
 from meadow.strategies.algorithm import Update
 from meadow.strategies.mean import BLOCK, MeanAggregator
 generator = np.random.default_rng(0)
-size = 25 * BLOCK + 4321
+size = 4 * BLOCK + 4321
 updates = [
     Update(client=i, params={"w": MemoryTensor(generator.standard_normal(size))}, weight=i + 1.5)
-    for i in range(21)
+    for i in range(45)
 ]
-for threads in (1, 2, 3):
-    aggregator = MeanAggregator(threads=threads, group=9)
-    total = aggregator.fold(aggregator.zero({"w": np.zeros(size)}), updates)
-    print(__import__("hashlib").sha256(aggregator.finish(total).mean["w"]).hexdigest())
+aggregator = MeanAggregator()
+total = aggregator.fold(aggregator.zero({"w": np.zeros(size)}), updates)
+print(__import__("hashlib").sha256(aggregator.finish(total).mean["w"]).hexdigest())
 """
 
 
@@ -255,9 +254,7 @@ def test_the_number_of_threads_changes_no_bit():
         ).stdout
         for threads in ("1", "2", "3", "4")
     }
-    (lines,) = digests
-    assert len(lines.split()) == 3
-    assert len(set(lines.split())) == 1
+    assert len(digests) == 1
 
 
 class Unreadable(Sliced):
@@ -269,7 +266,7 @@ class Unreadable(Sliced):
         return super().__getitem__(values)
 
 
-def test_what_goes_wrong_in_a_thread_is_raised(kit):
+def test_an_update_that_cannot_be_read_is_an_error(kit):
     """An update that cannot be read to its end is an error, never a mean without it."""
     like = {"w": np.zeros(20 * mean_module.BLOCK, np.float32)}
     update = Update(client=0, params={"w": Unreadable(like["w"])}, weight=1.0, stored=True)
