@@ -84,7 +84,7 @@ def test_another_base_or_one_that_learns_is_refused(
     """A client does not train what would be lost, nor on weights that the server has not."""
     text = (app / "task.py").read_text().replace(before, after)
     if "thawed" in after:
-        text = text.replace("settings)\n\ndef load", "settings))\n\ndef load")
+        text = text.replace("settings)\n\n\ndef load", "settings))\n\n\ndef load")
     text = text.replace(
         "def build():",
         """BUILT = []
