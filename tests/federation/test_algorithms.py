@@ -40,12 +40,13 @@ OTHERS = {
     "qfedavg": (),
     "afl": (),
     "fedlion": (),
+    "fedper": ('strategy.private=["2.*"]',),
     "fedrep": ('strategy.private=["2.*"]',),
     "ditto": (),
     "ifca": ("strategy.clusters=2",),
     "xgb_bagging": TREES,
 }
-"""Those that no other test runs over gRPC."""
+"""Those whose models no other test compares."""
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -1,4 +1,4 @@
-"""Clients that do other work than train a whole model, over gRPC: the simulation's bytes."""
+"""Clients that do other work than train a whole model, or have norms of their own, over gRPC."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ batch_size = 30
 """
 APPS = {
     "newton": ("other_work", "task:logistic", ("strategy.name=newton", "strategy.ridge=0.1")),
+    "fedbn": ("other_work", "task:normed", ("strategy.name=fedbn",)),
     "analytics": (
         "other_work",
         "task:counted",

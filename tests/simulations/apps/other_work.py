@@ -1,4 +1,4 @@
-"""Three tasks over the same rows: a logistic regression, statistics and boosted trees."""
+"""Tasks over the same rows: a logistic regression, a norm before it, statistics, boosted trees."""
 
 import torch
 from torch import nn
@@ -43,6 +43,13 @@ def tree_loss(out, want):
 
 logistic = meadow.Task(
     model=lambda: nn.Linear(4, 1, dtype=torch.float64), loss=loss, client_data=load
+)
+normed = meadow.Task(
+    model=lambda: nn.Sequential(
+        nn.BatchNorm1d(4, dtype=torch.float64), nn.Linear(4, 1, dtype=torch.float64)
+    ),
+    loss=loss,
+    client_data=load,
 )
 counted = meadow.Task(client_data=load, columns=columns)
 right = lambda out, want: ((out > 0.5) == (want > 0.5)).float()
