@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.proto.node_pb2 import NodeInfo
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from flwr.supercore.run import Run
 
 from .flower_rounds import WEIGHT_KEY, RoundWatch, Traffic
+from .run_grid import WrappedGrid
 from .strategies.adapter import Evaluate, FederatedStrategy
 from .strategies.recorder import Row
 
@@ -80,7 +79,7 @@ def _observed(start: Callable[..., Result], captured: Captured) -> Callable[...,
     return observed
 
 
-class ObservedGrid(Grid):
+class ObservedGrid(WrappedGrid):
     """A Grid that passes everything on to another one, and tells of each round (`RoundWatch`).
 
     Leaving it completes the last round; one that an exception interrupts has no row. What
@@ -88,7 +87,7 @@ class ObservedGrid(Grid):
 
     An app's own code gets replies as a list, as it would from Flower's own grids, so that it may
     count them or go through them twice. Meadow's strategies get them as they come, and hold no
-    more of them than they need. Whatever else the inner grid can do, this one can too.
+    more of them than they need.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class ObservedGrid(Grid):
         on_round: Callable[[Row], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._grid = grid
+        super().__init__(grid)
         self._watch = RoundWatch(on_round, clock=clock, traffic=self._traffic)
         self._streams = False
         self.last_arrays: ArrayRecord | None = None
@@ -114,41 +113,6 @@ class ObservedGrid(Grid):
         trace: TracebackType | None,
     ) -> None:
         self._watch.complete(unless_open=kind is not None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_grid":  # not there yet: somebody copies this object
-            raise AttributeError(name)
-        return getattr(self._grid, name)
-
-    # ------------------------------------------------------------------ Flower's interface
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that the grid belongs to."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run that the grid belongs to."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message for a client."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the clients that are there."""
-        return self._grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the clients that are there, with what is known of them."""
-        return self._grid.get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; their replies are fetched with `pull_messages`."""

@@ -161,9 +161,10 @@ class KeptSession:
         return said
 
     def _so_far(self) -> ClientSession:
-        """Return the session as it is after what was heard."""
+        """Return the session as it is after what was heard; the owner may ask for more by now."""
         live = _live.pop(self.seed, None)
         if live is not None and live[0] == self.heard:
+            self.identity.minimum.require(self.announcement.plan(self.length).topology)
             return live[1]
         session = self._session()
         session.advertise()

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from ..errors import MeadowError, RunError
 from ..flower import arrays_to_params, params_to_arrays, rebuild_message
+from ..run_grid import WrappedGrid
 from ..seeds import derive
 from ..strategies.algorithm import Params
 from ..strategies.broadcast import Broadcast
@@ -32,8 +31,8 @@ UNREADABLE = 4
 """Flower's code for a reply that is not available. Source: flwr 1.41, ErrorCode."""
 
 
-class CompressionGrid(Grid):
-    """A Grid over another one. Whatever else the inner grid can do, this one can too.
+class CompressionGrid(WrappedGrid):
+    """A Grid over another one, between which params are compressed.
 
     Params are what the strategy sent, plus what the client says it changed: what rounding does
     to the params on their way out is not in the model.
@@ -53,48 +52,10 @@ class CompressionGrid(Grid):
             require_zstd()
         if getattr(grid, "combines_updates", False):
             raise RunError(f"{type(grid).__name__} adds updates up, and compressed ones cannot be")
-        self._grid, self._terms = grid, terms
+        super().__init__(grid)
+        self._terms = terms
         self._sent: tuple[ArrayRecord, ArrayRecord, str] | None = None
         """The last params, and what they were sent as."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_grid":  # not there yet: somebody copies this object
-            raise AttributeError(name)
-        return getattr(self._grid, name)
-
-    # ------------------------------------------------------------------ Flower's interface
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that the grid belongs to."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run that the grid belongs to."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message for a client."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the clients that are there."""
-        return self._grid.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages as they are."""
-        return self._grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived to messages that were pushed."""
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from ..errors import RunError
+from ..run_grid import WrappedGrid
 from ..strategies.broadcast import Broadcast
 from .secure_exchange import SecureExchange
 from .secure_terms import SecureTerms
@@ -30,8 +30,8 @@ Tell = Callable[[str, Mapping[str, Any]], None]
 SUMMED = ("train", "evaluate")
 
 
-class SecureAggregationGrid(Grid):
-    """A Grid over another one. Whatever else the inner grid can do, this one can too.
+class SecureAggregationGrid(WrappedGrid):
+    """A Grid over another one, through which single updates do not come.
 
     Guarantees: no train or evaluate instruction is sent but as part of a secure sum.
     Raises, when it is given messages:
@@ -52,12 +52,8 @@ class SecureAggregationGrid(Grid):
 
         `seed` decides the groups, if there are any.
         """
-        self._grid, self._terms, self._tell, self._seed = grid, terms, tell, seed
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_grid":  # not there yet: somebody copies this object
-            raise AttributeError(name)
-        return getattr(self._grid, name)
+        super().__init__(grid)
+        self._terms, self._tell, self._seed = terms, tell, seed
 
     @property
     def combines_in_groups(self) -> bool:
@@ -65,30 +61,6 @@ class SecureAggregationGrid(Grid):
         return self._terms.group_size is not None
 
     # ------------------------------------------------------------------ Flower's interface
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that the grid belongs to."""
-        self._grid.set_run(run)
-
-    @property
-    def run(self) -> Run:
-        """The run that the grid belongs to."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message for a client."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the clients that are there."""
-        return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages that are no instructions to train or evaluate."""
@@ -100,10 +72,6 @@ class SecureAggregationGrid(Grid):
                     "give it to send_and_receive with those of the whole cohort"
                 )
         return self._grid.push_messages(batch)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have arrived to these messages."""
-        return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

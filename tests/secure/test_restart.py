@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Context, Message
 
 from meadow.client import secure_session
+from meadow.client.secure_identity import SecureIdentity, simulated_identity
 from meadow.privacy.secure_grid import SecureAggregationGrid
 
 from .arena import KINDS, TERMS, Arena, combined, model, require_mean
@@ -97,3 +99,19 @@ def test_a_process_forgets_sessions_that_are_over() -> None:
     before = len(secure_session._live)
     require_mean(combined(Arena(5).round()), range(1, 6), 1, model())
     assert len(secure_session._live) == before
+
+
+def test_an_owner_who_asks_for_more_in_the_middle() -> None:
+    """A session that is still in memory ends as well, once its owner wants a larger cohort."""
+    usual, asked = simulated_identity(7), Counter[int]()
+
+    def identify(context: Context) -> SecureIdentity:
+        identity = usual(context)
+        asked[context.node_id] += 1
+        if asked[context.node_id] <= 2:  # who are you, and begin
+            return identity
+        return replace(identity, minimum=replace(identity.minimum, clients=9))
+
+    replies = Arena(5, identify=identify).round()
+    assert len(replies) == 5 and all(reply.has_error() for reply in replies)
+    assert set(asked.values()) == {3}
