@@ -24,12 +24,12 @@ from ..flower import arrays_to_params, params_to_arrays, rebuild_message, tensor
 from ..privacy.secagg.steps import Step
 from ..privacy.secure_announcement import Announcement, bind
 from ..privacy.secure_kinds import ANSWERS, IDENTITY, SUFFIX, is_secure
-from ..privacy.secure_terms import MASKED, RECORD, SECURE_SUM_FAILED
+from ..privacy.secure_terms import INTRODUCTION, MASKED, RECORD, SECURE_SUM_FAILED
 from ..privacy.secure_vector import VectorLayout
 from ..strategies.combined import EXAMPLES_KEY
 from ..strategies.metrics import scalars_of
 from .secure_identity import Identify, SecureIdentity, pinned_identity
-from .secure_nonce import draw_nonce, spend_nonce
+from .secure_introduction import introduce, spend_seed
 from .secure_past import Past
 from .secure_session import KeptSession
 
@@ -65,7 +65,9 @@ class _SecureApp(ClientApp):
             return self._app(message, context)
         try:
             if kind == IDENTITY:
-                content = self._introduce(context)
+                content = RecordDict(
+                    {INTRODUCTION: introduce(context.state, self._identify(context))}
+                )
             elif kind in ANSWERS:
                 content = self._answer(Step(ANSWERS.index(kind) + 1), message, context)
             else:
@@ -75,12 +77,6 @@ class _SecureApp(ClientApp):
             KeptSession.end(context.state)
             return Message(Error(SECURE_SUM_FAILED, str(error)), reply_to=message)
         return Message(content, reply_to=message)
-
-    def _introduce(self, context: Context) -> RecordDict:
-        identity = self._identify(context)
-        about = ConfigRecord({"key": identity.public_key, "certificate": identity.certificate})
-        about["nonce"] = draw_nonce(context.state, identity.entropy)
-        return RecordDict({RECORD: about})
 
     def _begin(self, category: str, message: Message, context: Context) -> RecordDict:
         """Check what is planned, execute the instruction, and join the session."""
@@ -96,7 +92,7 @@ class _SecureApp(ClientApp):
         identity.minimum.require(plan.topology)
         _require_member(identity, announcement)
         Past(context.state).require_new(category, binding)
-        spend_nonce(context.state, announcement.nonces[identity.node])
+        seed = spend_seed(context.state, identity, announcement.advertised[identity.node])
         identity.accept(announcement)
         vector, examples = self._update(category, message, context, layout)
         said = KeptSession.begin(
@@ -105,6 +101,7 @@ class _SecureApp(ClientApp):
             announcement=announcement,
             binding=binding,
             category=category,
+            seed=seed,
             vector=vector,
             weight=min(examples, plan.encoding.weight_max),
         )
@@ -134,8 +131,13 @@ class _SecureApp(ClientApp):
         session, heard = record.get("session"), record.get("message")
         if type(session) is not bytes or type(heard) is not bytes:
             raise SecureAggregationError("the server's message has no session or no content")
-        kept = KeptSession.resume(context.state, self._identify(context), session)
-        return _content_of(session, kept.answer(step, heard), masked=step is Step.MASK)
+        identity = self._identify(context)
+        kept = KeptSession.resume(context.state, identity, session)
+        content = _content_of(session, kept.answer(step, heard), masked=step is Step.MASK)
+        if step is Step.UNMASK and kept.category == "train":
+            # The round's evaluation is next, and need not ask again.
+            content[INTRODUCTION] = introduce(context.state, identity)
+        return content
 
 
 def _require_member(identity: SecureIdentity, announcement: Announcement) -> None:

@@ -1,7 +1,7 @@
 """A client's secure session between two messages, kept in its Flower Context.
 
 A client app may run in another process for every message, so a session is kept as what it follows
-from: 32 random bytes, the instruction's binding, and the messages that were heard. A process that
+from: its seed, the instruction's binding, and the messages that were heard. A process that
 has answered the message before still has the session; another one goes through it again.
 
 Guarantees: a step is answered once, in order. Whoever keeps the Context makes it durable before
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256, shake_256
+from hashlib import sha256
 from typing import Any, cast
 
 import numpy as np
@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from ..errors import SecureAggregationError
 from ..flower import params_to_arrays, tensors_of
-from ..privacy.entropy import Entropy
 from ..privacy.secagg import Binding, ClientSession
 from ..privacy.secagg.steps import Step
 from ..privacy.secure_announcement import Announcement, name_of
 from .secure_identity import SecureIdentity
+from .secure_introduction import expand, keys_of
 from .secure_past import Past
 
 __all__ = ["KeptSession"]
@@ -36,7 +36,6 @@ __all__ = ["KeptSession"]
 SESSION = "meadow-secure-session"
 ANNOUNCEMENT = "meadow-secure-announcement"
 VECTOR = "meadow-secure-vector"
-SEED_BYTES = 32
 LIVE_MAX = 128
 """So many sessions stay in memory; a simulation has many clients in one process."""
 
@@ -67,10 +66,13 @@ class KeptSession:
         announcement: Announcement,
         binding: Binding,
         category: str,
+        seed: bytes,
         vector: NDArray[Any],
         weight: int,
     ) -> bytes:
         """Begin a session in the place of any before, and return its first message.
+
+        `seed` is that of the keys that this client has advertised.
 
         Raises:
             SecureAggregationError: `Past` does not allow it.
@@ -83,12 +85,12 @@ class KeptSession:
             binding=binding,
             category=category,
             length=len(vector),
-            seed=_fresh_seed(identity.entropy, binding),
+            seed=seed,
             weight=weight,
             heard=[],
         )
         session = kept._session()
-        answer = session.advertise()
+        answer = session.share()
         state[VECTOR] = params_to_arrays({"vector": vector})
         kept._keep()
         kept._keep_live(session)
@@ -167,7 +169,7 @@ class KeptSession:
             self.identity.minimum.require(self.announcement.plan(self.length).topology)
             return live[1]
         session = self._session()
-        session.advertise()
+        session.share()
         for place, earlier in enumerate(self.heard):
             self._say(session, Step(place + 1), earlier, self._nothing)
         return session
@@ -187,7 +189,6 @@ class KeptSession:
         if step is Step.MASK:
             return session.mask(message, *vector())
         answers = {
-            Step.SHARE: session.share,
             Step.CONFIRM: session.confirm,
             Step.UNMASK: session.unmask,
         }
@@ -206,9 +207,10 @@ class KeptSession:
             plan=self.announcement.plan(self.length),
             me=name_of(self.identity.node),
             signing_key=self.identity.key,
+            keys=keys_of(self.seed),
             roster=self.announcement.roster,
             binding=self.binding,
-            entropy=_expand(self.seed),
+            entropy=expand(_bound(self.seed, self.binding)),
             minimum=self.identity.minimum,
         )
 
@@ -228,19 +230,7 @@ class KeptSession:
         self.state[SESSION] = ConfigRecord(said)
 
 
-def _fresh_seed(entropy: Entropy, binding: Binding) -> bytes:
-    """Return a session's seed; two sessions differ even where entropy is repeated."""
+def _bound(seed: bytes, binding: Binding) -> bytes:
+    """Return a session's own seed: two sessions differ even where entropy is repeated."""
     bound = b"".join((binding.session, binding.round.to_bytes(8, "big"), binding.model))
-    return sha256(b"meadow secure seed 1\0" + entropy(SEED_BYTES) + bound).digest()
-
-
-def _expand(seed: bytes) -> Entropy:
-    """Return the random bytes that a seed stands for, the same in the same order."""
-    drawn = 0
-
-    def entropy(size_bytes: int) -> bytes:
-        nonlocal drawn
-        drawn += 1
-        return shake_256(seed + drawn.to_bytes(8, "big")).digest(size_bytes)
-
-    return entropy
+    return sha256(b"meadow secure session 2\0" + seed + bound).digest()

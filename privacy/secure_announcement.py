@@ -1,7 +1,7 @@
 """What the server says of a secure sum when it begins, and what both sides bind it to.
 
-The beacon, which decides the ring of a large cohort, is a hash of a fresh nonce of every client.
-A client takes part only if its own is among them, so nobody knows the ring before it has spoken.
+The beacon, which decides the ring of a large cohort, is a hash of what every client has advertised.
+A client takes part only with its own fresh keys, so nobody knows the ring before it has spoken.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from ..errors import SecureAggregationError
 from ..flower import tensors_of
-from .secagg import Binding, Plan, Roster
+from .secagg import ADVERTISEMENT_BYTES, Binding, Plan, Roster
 from .secagg.keys import KEY_BYTES
 from .secure_terms import RECORD, SecureTerms
 
 __all__ = [
     "CERTIFICATE_BYTES_MAX",
     "NODE_BYTES",
-    "NONCE_BYTES",
     "Announcement",
     "bind",
     "name_of",
 ]
 
 NODE_BYTES = 8
-NONCE_BYTES = 32
 CERTIFICATE_BYTES_MAX = 4096
 BLOCK = 65_536
 _TERMS = {entry.name: entry.name.replace("_", "-") for entry in fields(SecureTerms)}
@@ -43,8 +41,8 @@ class Announcement:
     round: int
     keys: Mapping[int, bytes]
     """The long-term public key of every client of the cohort, by node id."""
-    nonces: Mapping[int, bytes]
-    """What every client has drawn for this session alone."""
+    advertised: Mapping[int, bytes]
+    """The keys that every client has drawn for this session alone, signed."""
     terms: SecureTerms
     certificates: Mapping[int, bytes] = field(default_factory=dict)
     """What binds a key to its client's enrolment, of the clients that have it."""
@@ -52,7 +50,9 @@ class Announcement:
     @property
     def roster(self) -> Roster:
         """The cohort as `secagg` knows it."""
-        return Roster.of({name_of(node): key for node, key in self.keys.items()})
+        return Roster.of(
+            {name_of(node): (key, self.advertised[node]) for node, key in self.keys.items()}
+        )
 
     def plan(self, length: int) -> Plan:
         """Return the plan of a session of vectors of this length.
@@ -73,7 +73,7 @@ class Announcement:
         nodes = sorted(self.keys)
         said["nodes"] = b"".join(node.to_bytes(NODE_BYTES, "big") for node in nodes)
         said["keys"] = b"".join(self.keys[node] for node in nodes)
-        said["nonces"] = b"".join(self.nonces[node] for node in nodes)
+        said["advertised"] = b"".join(self.advertised[node] for node in nodes)
         if any(self.certificates.values()):
             said["certificates"] = [self.certificates.get(node, b"") for node in nodes]
         return ConfigRecord({**said, "session": self.session, "round": self.round})
@@ -90,7 +90,8 @@ class Announcement:
             nodes = [int.from_bytes(each, "big") for each in _cut(said["nodes"], NODE_BYTES)]
             if nodes != sorted(set(nodes)):
                 raise ValueError("its nodes are not sorted and different")
-            keys, nonces = _cut(said["keys"], KEY_BYTES), _cut(said["nonces"], NONCE_BYTES)
+            keys = _cut(said["keys"], KEY_BYTES)
+            advertised = _cut(said["advertised"], ADVERTISEMENT_BYTES)
             certificates = said.get("certificates", [b""] * len(nodes))
             if any(type(each) is not bytes for each in certificates):
                 raise ValueError("its certificates are not bytes")
@@ -103,7 +104,7 @@ class Announcement:
                 session=session,
                 round=number,
                 keys=dict(zip(nodes, keys, strict=True)),
-                nonces=dict(zip(nodes, nonces, strict=True)),
+                advertised=dict(zip(nodes, advertised, strict=True)),
                 terms=SecureTerms(**terms),
                 certificates={
                     node: each for node, each in zip(nodes, certificates, strict=True) if each
@@ -141,11 +142,11 @@ def bind(announcement: Announcement, *, run_id: int, category: str, content: Rec
 
 
 def _beacon(announcement: Announcement, run_id: int) -> bytes:
-    digest = sha256(b"meadow secure beacon 1\0")
+    digest = sha256(b"meadow secure beacon 2\0")
     _add(digest, repr((run_id, announcement.round)).encode() + announcement.session)
     for node in sorted(announcement.keys):
         member = node.to_bytes(NODE_BYTES, "big") + announcement.keys[node]
-        _add(digest, member + announcement.nonces[node])
+        _add(digest, member + announcement.advertised[node])
     return digest.digest()
 
 

@@ -9,6 +9,8 @@ restarted, and whose grid repeats the answers that were recorded, goes on with t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -18,22 +20,43 @@ from ..errors import ConfigError, SecureAggregationError
 from ..flower import arrays_to_params
 from ..strategies.algorithm import Params
 from ..strategies.combined import clients_of
+from .secagg import ADVERTISEMENT_BYTES, Advertisement
 from .secagg.keys import KEY_BYTES
 from .secagg.topology import CLIENTS_MIN
-from .secure_announcement import CERTIFICATE_BYTES_MAX, NONCE_BYTES, Announcement
+from .secure_announcement import CERTIFICATE_BYTES_MAX, Announcement, name_of
 from .secure_group import SecureGroup, draw_groups, session_id
 from .secure_kinds import ANSWERS, IDENTITY, SUFFIX
-from .secure_terms import RECORD, SECURE_SUM_FAILED, SecureTerms
+from .secure_terms import INTRODUCTION, RECORD, SECURE_SUM_FAILED, SecureTerms
 from .secure_vector import VectorLayout
 
 __all__ = ["CLIENTS_MAX", "SecureExchange"]
 
-VERSION = 2
+VERSION = 3
 CLIENTS_MAX = 10_000
 """The largest cohort: everybody is told everybody's keys."""
 
-Member = tuple[bytes, bytes, bytes]
-"""A client's long-term key, its nonce and its certificate."""
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a client says of itself: its long-term key, keys for one session, a certificate."""
+
+    key: bytes
+    advertised: bytes
+    certificate: bytes
+
+    @classmethod
+    def read(cls, content: RecordDict) -> Member | None:
+        """Return what a client says of itself; None if it is malformed."""
+        record = content.config_records.get(INTRODUCTION, ConfigRecord())
+        key, advertised = record.get("key"), record.get("advertised")
+        if type(key) is not bytes or type(advertised) is not bytes:
+            return None
+        certificate = record.get("certificate")
+        certificate = certificate if type(certificate) is bytes else b""
+        sizes = len(key), len(advertised)
+        if sizes != (KEY_BYTES, ADVERTISEMENT_BYTES) or len(certificate) > CERTIFICATE_BYTES_MAX:
+            return None
+        return cls(key, advertised, certificate)
 
 
 class SecureExchange:
@@ -42,6 +65,7 @@ class SecureExchange:
     Attributes:
         failures: why a client is in no sum, or did not help to unmask it, by node id.
         suspects: clients in whose messages something was wrong.
+        introduced: who has said already who it is in the next session.
     """
 
     def __init__(
@@ -52,8 +76,9 @@ class SecureExchange:
         terms: SecureTerms,
         timeout: float | None,
         seed: int = 0,
+        introduced: Mapping[int, Member] = MappingProxyType({}),
     ) -> None:
-        """`seed` decides who is in a group with whom."""
+        """`seed` decides who is in a group with whom; who is in `introduced` is not asked."""
         self._grid, self._terms, self._timeout, self._seed = grid, terms, timeout, seed
         self._instructions = {message.metadata.dst_node_id: message for message in instructions}
         head = instructions[0]
@@ -61,8 +86,10 @@ class SecureExchange:
         self._category = head.metadata.message_type
         params = _params_of(self._content) if self._category == "train" else {}
         self._layout = VectorLayout(params, terms)
+        self._known = introduced
         self.failures: dict[int, str] = {}
         self.suspects: list[str] = []
+        self.introduced: dict[int, Member] = {}
 
     def run(self) -> list[Message]:
         """Return a combined reply for each sum and an error for everybody who is in none."""
@@ -96,9 +123,9 @@ class SecureExchange:
                 Announcement(
                     session=session_id(self._head, number, nodes),
                     round=number,
-                    keys={node: members[node][0] for node in nodes},
-                    nonces={node: members[node][1] for node in nodes},
-                    certificates={node: members[node][2] for node in nodes if members[node][2]},
+                    keys={node: members[node].key for node in nodes},
+                    advertised={node: members[node].advertised for node in nodes},
+                    certificates={node: members[node].certificate for node in nodes},
                     terms=self._terms,
                 ),
                 self._layout,
@@ -141,29 +168,34 @@ class SecureExchange:
         group_of = {node: group for group in groups for node in group.nodes}
         for node, content in answers:
             group_of[node].collect(node, content)
+            if (member := Member.read(content)) is not None:
+                self.introduced[node] = member
 
     def _members(self) -> dict[int, Member]:
-        """Ask everybody for its key, a nonce and its certificate."""
+        """Ask everybody who has not said it yet who it is."""
         if len(self._instructions) > CLIENTS_MAX:
             raise ConfigError(
                 f"secure sums are of at most {CLIENTS_MAX} clients, got "
                 f"{len(self._instructions)}; lower run.cohort"
             )
+        said = {node: self._known[node] for node in self._instructions if node in self._known}
+        unknown = sorted(self._instructions.keys() - said.keys())
         question = RecordDict({RECORD: ConfigRecord({"version": VERSION})})
-        asked = dict.fromkeys(sorted(self._instructions), question)
-        members: dict[int, Member] = {}
-        known: set[bytes] = set()
-        for node, content in self._ask(IDENTITY, asked):
-            member = _member_in(content)
-            if member is None:
+        for node, content in self._ask(IDENTITY, dict.fromkeys(unknown, question)):
+            if (member := Member.read(content)) is None:
                 self.failures[node] = (
                     f"what it says of itself is malformed, or of another version than {VERSION}"
                 )
-            elif member[0] in known:
-                self.failures[node] = "it has the public key of another client"
             else:
-                members[node] = member
-                known.add(member[0])
+                said[node] = member
+        members: dict[int, Member] = {}
+        used: set[bytes] = set()
+        for node in sorted(said):
+            try:
+                used |= _public_keys(node, said[node], used)
+                members[node] = said[node]
+            except SecureAggregationError as error:
+                self.failures[node] = str(error)
         if len(members) < CLIENTS_MIN:
             raise SecureAggregationError(
                 f"only {len(members)} clients can take part, and {CLIENTS_MIN} are needed"
@@ -185,6 +217,8 @@ class SecureExchange:
         self, kind: str, contents: Mapping[int, RecordDict]
     ) -> Iterator[tuple[int, RecordDict]]:
         """Send clients a message each, and yield who answers what."""
+        if not contents:
+            return
         nodes, group = list(contents), self._head.group_id
         messages = [Message(contents[node], node, kind, group_id=group) for node in nodes]
         waiting = set(nodes)
@@ -215,16 +249,18 @@ def _params_of(content: RecordDict) -> Params:
     return arrays_to_params(next(iter(records.values())))
 
 
-def _member_in(content: RecordDict) -> Member | None:
-    """Return what a client says of itself; None if it is malformed."""
-    record = content.config_records.get(RECORD, ConfigRecord())
-    key, nonce, certificate = (record.get(name) for name in ("key", "nonce", "certificate"))
-    if type(key) is not bytes or type(nonce) is not bytes or len(key) != KEY_BYTES:
-        return None
-    certificate = certificate if type(certificate) is bytes else b""
-    if len(nonce) != NONCE_BYTES or len(certificate) > CERTIFICATE_BYTES_MAX:
-        return None
-    return key, nonce, certificate
+def _public_keys(node: int, member: Member, used: set[bytes]) -> set[bytes]:
+    """Return all public keys of a client.
+
+    Raises:
+        SecureAggregationError: it has not signed them, or somebody has one of them already.
+    """
+    keys = Advertisement.from_bytes(member.advertised)
+    keys.require_signed(member.key, name=name_of(node))
+    found = {member.key, keys.sealing, keys.masking}
+    if len(found) < 3 or found & used:
+        raise SecureAggregationError("it has a public key of another client, or one key twice")
+    return found
 
 
 def _stands_for(reply: Message) -> Sequence[int]:

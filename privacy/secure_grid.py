@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from ..errors import RunError
 from ..run_grid import WrappedGrid
 from ..strategies.broadcast import Broadcast
-from .secure_exchange import SecureExchange
+from .secure_exchange import Member, SecureExchange
 from .secure_terms import SecureTerms
 
 __all__ = ["SecureAggregationGrid"]
@@ -54,6 +54,8 @@ class SecureAggregationGrid(WrappedGrid):
         """
         super().__init__(grid)
         self._terms, self._tell, self._seed = terms, tell, seed
+        self._introduced: tuple[str, dict[int, Member]] = ("", {})
+        """Who said in a group's training who it is in its evaluation."""
 
     @property
     def combines_in_groups(self) -> bool:
@@ -78,7 +80,7 @@ class SecureAggregationGrid(WrappedGrid):
     ) -> Iterable[Message]:
         """Return one reply for everybody in the sum, and errors of the others.
 
-        Units: `timeout` is of each of the six exchanges, in seconds.
+        Units: `timeout` is of each exchange, in seconds.
         """
         batch = messages if isinstance(messages, Broadcast) else list(messages)
         kinds = {message.metadata.message_type for message in _samples(batch)}
@@ -87,10 +89,20 @@ class SecureAggregationGrid(WrappedGrid):
         if len(kinds) > 1 or not kinds < {*SUMMED, ""}:
             raise RunError(f"messages of the types {sorted(kinds)} cannot be summed together")
         _require_alike(batch)
+        group = batch[0].metadata.group_id
+        of_group, introduced = self._introduced
         exchange = SecureExchange(
-            self._grid, batch, terms=self._terms, timeout=timeout, seed=self._seed
+            self._grid,
+            batch,
+            terms=self._terms,
+            timeout=timeout,
+            seed=self._seed,
+            # Within a group alone: answers of others are not repeated after a restart.
+            introduced=introduced if of_group == group else {},
         )
+        self._introduced = ("", {})
         replies = exchange.run()
+        self._introduced = (group, exchange.introduced)
         self._report(batch, exchange)
         return iter(replies)
 

@@ -8,7 +8,6 @@ SUFFIX = ".secure"
 """An instruction is of the type "train" or "evaluate" and this."""
 IDENTITY = "query.secure_identity"
 ANSWERS = (
-    "query.secure_shares",
     "query.secure_vector",
     "query.secure_confirm",
     "query.secure_unmask",

@@ -1,15 +1,15 @@
 """What a server and its clients say to each other in a secure round: Flower messages.
 
-    query.secure_identity   who are you?         a client's long-term public key, and a fresh nonce
-    train.secure            the instruction      its public keys of the session; it has trained
+    query.secure_identity   who are you?         a client's long-term key, and keys for one session
+    train.secure            the instruction      shares of its secrets, sealed; it has trained
     evaluate.secure         likewise             likewise; it has evaluated
-    query.secure_shares     everybody's keys     shares of its secrets, sealed for their holders
     query.secure_vector     shares for it        its vector under masks
     query.secure_confirm    who is in the sum    its signature of that
     query.secure_unmask     those signatures     one share of one secret of each client
 
 All of them have a ConfigRecord "secure", and nothing else but the instruction itself and the
-masked vector, which is an array. What is inside of "message" is `secagg`'s.
+masked vector, which is an array. What is inside of "message" is `secagg`'s. Who a client is, is in
+a ConfigRecord "introduction"; the last answer of a training has one too, for the evaluation.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from .secagg import Plan, plan_secure_sum
 from .secagg.noisy_encoding import NoisyEncoding
 from .secagg.topology import CLIENTS_MIN, choose_topology
 
-__all__ = ["GRINDING_BITS", "MASKED", "RECORD", "SECURE_SUM_FAILED", "SecureTerms"]
+__all__ = ["GRINDING_BITS", "INTRODUCTION", "MASKED", "RECORD", "SECURE_SUM_FAILED", "SecureTerms"]
 
 RECORD = "secure"
+INTRODUCTION = "introduction"
 MASKED = "masked"
 """The array of a masked vector's bytes, and the record that it is in."""
 SECURE_SUM_FAILED = 1002
@@ -36,7 +37,7 @@ SECURE_SUM_FAILED = 1002
 
 GRINDING_BITS = 64
 """A ring is as safe as if nobody chose it from someone who tries 2^64 of them: the server can try
-as many as it computes between the last nonce that it hears and its announcement."""
+as many as it computes between the last introduction that it hears and its announcement."""
 
 METRICS_BOUND = 1e9
 METRICS_COUNT_MAX = 64

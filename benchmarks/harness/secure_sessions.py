@@ -12,7 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meadow.privacy.entropy import system_entropy
-from meadow.privacy.secagg import Binding, ClientSession, Plan, Roster, ServerSession
+from meadow.privacy.secagg import Binding, ClientKeys, ClientSession, Plan, Roster, ServerSession
 
 __all__ = ["PHASES", "Cpu", "Memory", "run_session"]
 
@@ -28,7 +28,11 @@ def run_session(plan: Plan, gone: int, meter: Meter) -> float:
     The first `gone` clients vanish before they send a vector; the ring's order is another one.
     """
     keys = {f"site-{n:05}": Ed25519PrivateKey.generate() for n in range(plan.topology.clients)}
-    roster = Roster.of({name: key.public_key().public_bytes_raw() for name, key in keys.items()})
+    members = {
+        name: Member(key, meter if number >= gone else unmetered)
+        for number, (name, key) in enumerate(keys.items())
+    }
+    roster = meter("keys", checked, {name: one.introduction() for name, one in members.items()})
     binding = Binding(
         session=b"benchmark" * 2,
         round=1,
@@ -39,13 +43,11 @@ def run_session(plan: Plan, gone: int, meter: Meter) -> float:
     vector = np.random.default_rng(0).standard_normal(plan.encoding.length, np.float32) / 8
     about: dict[str, Any] = {"plan": plan, "roster": roster, "binding": binding}
     server = meter("keys", lambda: ServerSession(**about))
-    members = {
-        name: Member(name, key, about, vector, meter if number >= gone else unmetered)
-        for number, (name, key) in enumerate(keys.items())
-    }
-    heard, sent_bytes = dict.fromkeys(keys, b""), 0
-    for step, phase in enumerate(PHASES):
-        if step == PHASES.index("vectors"):
+    for name, member in members.items():
+        member.begin(name, about, vector)
+    heard, sent_bytes = dict.fromkeys(keys, b""), 160.0 * (len(keys) - gone)
+    for step, phase in enumerate(PHASES[1:]):
+        if phase == "vectors":
             meter(phase, forget, heard, list(heard)[:gone])
         for name, message in heard.items():
             answer = members[name].answer(step, message)
@@ -67,29 +69,41 @@ def forget(messages: dict[str, bytes], names: Iterable[str]) -> None:
         del messages[name]
 
 
+def checked(introductions: dict[str, tuple[bytes, bytes]]) -> Roster:
+    """Return the roster of clients whose keys are signed."""
+    roster = Roster.of(introductions)
+    for name, key, said in zip(roster.names, roster.keys, roster.advertisements, strict=True):
+        said.require_signed(key, name=name)
+    return roster
+
+
 class Member:
     """A client of a session, its construction measured too."""
 
-    def __init__(
-        self,
-        name: str,
-        key: Ed25519PrivateKey,
-        about: dict[str, Any],
-        vector: np.ndarray,
-        meter: Meter,
-    ) -> None:
-        self.meter, self._vector = meter, vector
-        self._session: ClientSession = meter(
-            "client",
-            lambda: ClientSession(me=name, signing_key=key, entropy=system_entropy, **about),
+    def __init__(self, key: Ed25519PrivateKey, meter: Meter) -> None:
+        self.meter, self._key = meter, key
+        self._keys: ClientKeys = meter("client", ClientKeys, system_entropy)
+        self._session: ClientSession
+        self._vector: np.ndarray
+
+    def introduction(self) -> tuple[bytes, bytes]:
+        """Return its long-term key, and what it advertises."""
+        advertised: bytes = self.meter("client", self._keys.advertise, self._key)
+        return self._key.public_key().public_bytes_raw(), advertised
+
+    def begin(self, name: str, about: dict[str, Any], vector: np.ndarray) -> None:
+        """Take part in a session, with this vector."""
+        own = {"me": name, "signing_key": self._key, "keys": self._keys}
+        self._session = self.meter(
+            "client", lambda: ClientSession(entropy=system_entropy, **own, **about)
         )
+        self._vector = vector
 
     def answer(self, step: int, message: bytes) -> bytes:
         """Return its message of a step."""
         session = self._session
         actions: tuple[Callable[[], bytes], ...] = (
-            session.advertise,
-            lambda: session.share(message),
+            session.share,
             lambda: session.mask(message, self._vector),
             lambda: session.confirm(message),
             lambda: session.unmask(message),

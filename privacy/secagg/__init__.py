@@ -9,11 +9,15 @@ from __future__ import annotations
 from ...errors import SecureAggregationError
 from .binding import Binding, Roster
 from .client import ClientSession
+from .client_keys import ADVERTISEMENT_BYTES, Advertisement, ClientKeys
 from .plan import Minimum, Plan, plan_secure_sum
 from .server import SecureSum, ServerSession
 
 __all__ = [
+    "ADVERTISEMENT_BYTES",
+    "Advertisement",
     "Binding",
+    "ClientKeys",
     "ClientSession",
     "Minimum",
     "Plan",

@@ -8,10 +8,11 @@ federated learning via model inconsistency", 2022), rosters or parameters cannot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from ...errors import ConfigError, SecureAggregationError
+from .client_keys import ADVERTISEMENT_BYTES, Advertisement
 from .keys import KEY_BYTES
 from .plan import Plan
 
@@ -28,9 +29,9 @@ class Binding:
         model: hash of the global model that the vectors were computed from, 32 bytes.
         configuration: hash of whatever else the clients must agree on, 32 bytes.
         beacon: 32 public bytes that decide the ring. Nobody may have known them when the roster
-            was made, and the server must not choose them: the value of a public randomness
-            beacon, for instance. A client checks them before it says them here. The complete
-            graph does not use them.
+            was made, and the server must not choose them: a hash of the roster, or the value of
+            a public randomness beacon. A client checks them before it says them here. The
+            complete graph does not use them.
     """
 
     session: bytes
@@ -51,28 +52,47 @@ class Binding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """The cohort: each client's id and long-term Ed25519 public key, in the order of the ids.
+    """The cohort: each client's id, long-term Ed25519 public key and keys of this session.
 
-    A client's roster holds keys that it learned at enrolment or from somebody it trusts: who
-    chooses the roster chooses whom the sum is taken over.
+    A client's roster holds long-term keys that it learned at enrolment or from somebody it
+    trusts: who chooses the roster chooses whom the sum is taken over.
+
+    Attributes:
+        names: the ids, sorted.
+        keys: the long-term keys, 32 bytes each.
+        advertised: what `ClientKeys.advertise` of each client returned.
+        advertisements: the same, taken apart; nobody's signature has been checked.
     """
 
     names: tuple[str, ...]
     keys: tuple[bytes, ...]
+    advertised: tuple[bytes, ...]
+    advertisements: tuple[Advertisement, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if list(self.names) != sorted(set(self.names)) or len(self.names) != len(self.keys):
+        counts = {len(self.names), len(self.keys), len(self.advertised)}
+        if list(self.names) != sorted(set(self.names)) or len(counts) != 1:
             raise ConfigError("a roster's names must be sorted, different, and have one key each")
         if any(len(key) != KEY_BYTES for key in self.keys):
             raise ConfigError(f"a roster's keys must have {KEY_BYTES} bytes")
-        if len(set(self.keys)) != len(self.keys):
-            raise ConfigError("two clients of the roster have the same key")
+        if any(len(record) != ADVERTISEMENT_BYTES for record in self.advertised):
+            raise ConfigError(f"a roster's advertisements must have {ADVERTISEMENT_BYTES} bytes")
+        found = tuple(Advertisement.from_bytes(record) for record in self.advertised)
+        object.__setattr__(self, "advertisements", found)
+        fresh = [key for record in found for key in (record.sealing, record.masking)]
+        for kind, keys in (("key", self.keys), ("public key of the session", fresh)):
+            if len(set(keys)) != len(keys):
+                raise ConfigError(f"a {kind} is in the roster twice")
 
     @classmethod
-    def of(cls, keys: Mapping[str, bytes]) -> Roster:
-        """Return the roster of these clients."""
-        names = sorted(keys)
-        return cls(names=tuple(names), keys=tuple(keys[name] for name in names))
+    def of(cls, clients: Mapping[str, tuple[bytes, bytes]]) -> Roster:
+        """Return the roster of these clients, each with its key and what it advertised."""
+        names = sorted(clients)
+        return cls(
+            names=tuple(names),
+            keys=tuple(clients[name][0] for name in names),
+            advertised=tuple(clients[name][1] for name in names),
+        )
 
     def index(self, name: str) -> int:
         """Return a client's place.
@@ -97,7 +117,7 @@ def context_of(plan: Plan, roster: Roster, binding: Binding) -> bytes:
             f"the plan is for {plan.topology.clients} clients, the roster has {len(roster.names)}"
         )
     fields = [
-        b"meadow secagg context 1",
+        b"meadow secagg context 2",
         plan.to_bytes(),
         binding.session,
         binding.round.to_bytes(8, "big"),
@@ -106,6 +126,7 @@ def context_of(plan: Plan, roster: Roster, binding: Binding) -> bytes:
         binding.beacon,
         *(name.encode() for name in roster.names),
         *roster.keys,
+        *roster.advertised,
     ]
     digest = sha256()
     for part in fields:

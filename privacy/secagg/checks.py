@@ -1,18 +1,15 @@
-"""What a client or a server checks of sets and keys, whoever sent them."""
+"""What a client or a server checks of sets of clients, whoever sent them."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import numpy as np
 
 from ...errors import SecureAggregationError
 from .binding import Roster
 from .graph import Members
-from .messages import Advertisement
 from .topology import Topology
 
-__all__ = ["require_distinct_keys", "require_quorum", "require_within"]
+__all__ = ["require_quorum", "require_within"]
 
 
 def require_within(inner: Members, outer: Members, roster: Roster, what: str) -> None:
@@ -41,16 +38,3 @@ def require_quorum(signers: Members, topology: Topology) -> None:
             f"only {count} of {topology.clients} clients confirmed the survivors, and "
             f"{topology.quorum} are needed"
         )
-
-
-def require_distinct_keys(advertisements: Iterable[Advertisement]) -> None:
-    """Check that no key is used twice, by anybody for anything.
-
-    Raises:
-        SecureAggregationError: one is.
-    """
-    keys = [
-        key for keys_of_one in advertisements for key in (keys_of_one.sealing, keys_of_one.masking)
-    ]
-    if len(set(keys)) != len(keys):
-        raise SecureAggregationError("two public keys of the session are equal")

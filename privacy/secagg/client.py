@@ -1,7 +1,6 @@
-"""A client's part in one secure sum: five messages out, four in, no network and no clock.
+"""A client's part in one secure sum: four messages out, three in, no network and no clock.
 
-    advertise()             its public keys
-    share(keys)             shares of its secrets, sealed for their holders
+    share()                 shares of its secrets, sealed for their holders
     mask(delivery, ...)     its vector under masks
     confirm(survivors)      its signature of who is in the sum
     unmask(confirmations)   one share of one secret of each client: never both
@@ -11,10 +10,11 @@ raises. A session cannot be saved and restored; a client or server that was rest
 in a new one. A vector that was masked once must not go into another session, not even if this
 one fails: the difference of two sums may be one client's vector.
 
-Source: Bonawitz et al. (2017), figure 4 with the parts for a malicious server. Two things go
-beyond it. What is signed as survivors contains the sets of all rounds and the session's context.
-And a client gives a share of a survivor's self-mask only after it saw that survivor's signature
-of the set that it was masked against, so everybody in the sum was masked against the same set.
+Source: Bonawitz et al. (2017), figure 4 with the parts for a malicious server. Three things
+differ. The keys were advertised before the session (`ClientKeys`), and the context holds all of
+them. What is signed as survivors contains the sets of all rounds and the session's context. And a
+client gives a share of a survivor's self-mask only after it saw that survivor's signature of the
+set that it was masked against, so everybody in the sum was masked against the same set.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from numpy.typing import NDArray
 from ...errors import ConfigError, SecureAggregationError
 from ..entropy import Entropy
 from .binding import Binding, Roster, context_of
-from .checks import require_distinct_keys, require_quorum, require_within
+from .checks import require_quorum, require_within
+from .client_keys import Advertisement, ClientKeys
 from .client_secrets import ClientSecrets
 from .graph import Graph, Members
 from .keys import SIGNATURE_BYTES, sign, verify
 from .masks import add_masks
 from .messages import (
-    ADVERTISEMENT_BYTES,
     SEALED_BYTES,
     SERVER,
-    Advertisement,
     Kind,
     Reader,
     members_bytes,
@@ -57,6 +56,7 @@ class ClientSession:
 
     Raises:
         ConfigError: the plan protects less than `minimum`, or does not fit the roster or key.
+        SecureAggregationError: the roster has other session keys for this client than its own.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class ClientSession:
         plan: Plan,
         me: str,
         signing_key: Ed25519PrivateKey,
+        keys: ClientKeys,
         roster: Roster,
         binding: Binding,
         entropy: Entropy,
@@ -76,44 +77,32 @@ class ClientSession:
         self._me = roster.index(me)
         if signing_key.public_key().public_bytes_raw() != roster.keys[self._me]:
             raise ConfigError(f"the roster has another key for client {me!r} than its signing key")
+        if keys.advertise(signing_key) != roster.advertised[self._me]:
+            raise SecureAggregationError(
+                "the roster has other keys of the session for this client than its own"
+            )
         self._graph = Graph(plan.topology, binding.beacon)
         self._neighbours = self._graph.neighbours(self._me)
         self._secrets: ClientSecrets | None = ClientSecrets(
-            me=self._me, context=self._context, entropy=entropy
+            keys, me=self._me, context=self._context, entropy=entropy
         )
-        self._next = Step.ADVERTISE
-        self._keys: dict[int, Advertisement] = {}
-        """Of this client and its neighbours."""
+        self._next = Step.SHARE
         self._sets: list[Members] = []
-        """Who advertised, who shared, who is in the sum: as the server said."""
+        """Who shared, who is in the sum: as the server said."""
 
-    def advertise(self) -> bytes:
-        """Return this client's public keys, signed."""
-        with self._step(Step.ADVERTISE) as secrets:
-            unsigned = secrets.advertisement()
-            signature = self._sign(Purpose.KEYS, unsigned.signed())
-            self._keys[self._me] = unsigned._replace(signature=signature)
-            return self._write(Kind.ADVERTISEMENT, self._keys[self._me].to_bytes())
-
-    def share(self, keys: bytes) -> bytes:
-        """Check everybody's keys and return this client's shares, each sealed for its holder.
+    def share(self) -> bytes:
+        """Check the neighbours' keys and return this client's shares, each sealed for its holder.
 
         Raises:
-            SecureAggregationError: too few clients, or a key that is not what its owner signed.
+            SecureAggregationError: a key is not what its owner signed, or of low order.
         """
         with self._step(Step.SHARE) as secrets:
-            reader = self._read(Kind.KEYS, keys)
-            present = self._take_set(reader, "advertised keys")
-            self._take_keys(reader, present)
-            reader.end()
-            holders = [client for client in self._graph.holders(self._me) if present[client]]
-            threshold = self._plan.topology.threshold
-            if len(holders) < threshold:
-                raise SecureAggregationError(
-                    f"only {len(holders)} clients could hold shares, and {threshold} are needed"
-                )
-            secrets.agree(self._keys_of(self._neighbours_in(present)))
-            sealed = secrets.sealed_shares(holders, threshold=threshold)
+            neighbours = self._keys_of(self._neighbours)
+            for client, keys in neighbours.items():
+                keys.require_signed(self._roster.keys[client], name=self._roster.names[client])
+            secrets.agree(neighbours)
+            holders = self._graph.holders(self._me)
+            sealed = secrets.sealed_shares(holders, threshold=self._plan.topology.threshold)
             return self._write(Kind.SHARES, *sealed)
 
     def mask(self, delivery: bytes, vector: NDArray[Any], weight: int = 1) -> bytes:
@@ -166,7 +155,7 @@ class ClientSession:
             SecureAggregationError: there are too few valid signatures of the same sets.
         """
         with self._step(Step.UNMASK) as secrets:
-            _, shared, survivors = self._sets
+            shared, survivors = self._sets
             reader = self._read(Kind.CONFIRMATIONS, confirmations)
             signers = reader.members(len(self._roster.names))
             require_within(signers, survivors, self._roster, "confirmed the survivors")
@@ -202,18 +191,6 @@ class ClientSession:
         self._sets.append(present)
         return present
 
-    def _take_keys(self, reader: Reader, present: Members) -> None:
-        """Take the neighbours' keys and this client's own, which must be as it sent them."""
-        mine = self._keys[self._me]
-        owners = sorted([*self._neighbours_in(present), self._me])
-        records = reader.records(len(owners), ADVERTISEMENT_BYTES)
-        for owner, record in zip(owners, records, strict=True):
-            keys = self._keys[owner] = Advertisement.from_bytes(record)
-            self._verify(owner, keys.signature, Purpose.KEYS, keys.signed())
-        if self._keys[self._me] != mine:
-            raise SecureAggregationError("the server passes on other keys than this client's own")
-        require_distinct_keys(self._keys.values())
-
     def _take_signatures(
         self, reader: Reader, signers: Sequence[int], purpose: bytes, sets: Sequence[bytes]
     ) -> None:
@@ -226,7 +203,7 @@ class ClientSession:
         return [client for client in self._neighbours if members[client]]
 
     def _keys_of(self, clients: Sequence[int]) -> dict[int, Advertisement]:
-        return {client: self._keys[client] for client in clients}
+        return {client: self._roster.advertisements[client] for client in clients}
 
     def _sets_bytes(self) -> list[bytes]:
         """Return the sets so far, as they are signed."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..entropy import Entropy
-from .keys import KEY_BYTES, KeyPair, commit, derive_key, seal, unseal
+from .client_keys import Advertisement, ClientKeys
+from .keys import derive_key, seal, unseal
 from .masks import Mask
-from .messages import Advertisement
 from .shamir import SHARE_BYTES, split
 from .steps import Purpose, mask_key, sealing_key
 
@@ -15,22 +15,14 @@ __all__ = ["ClientSecrets"]
 
 
 class ClientSecrets:
-    """One client's private keys, its self-mask's seed, and the shares it holds for others."""
+    """One client's keys, and the shares it holds for others."""
 
-    def __init__(self, *, me: int, context: bytes, entropy: Entropy) -> None:
-        self._me, self._context, self._entropy = me, context, entropy
-        self._sealing = KeyPair.of(entropy(KEY_BYTES))
-        self._masking = KeyPair.of(entropy(KEY_BYTES))
-        self._seed = entropy(KEY_BYTES)
+    def __init__(self, keys: ClientKeys, *, me: int, context: bytes, entropy: Entropy) -> None:
+        self._keys, self._me, self._context, self._entropy = keys, me, context, entropy
         self._agreed: dict[int, bytes] = {}
         """With each neighbour, from the sealing keys."""
         self._shares: dict[int, bytes] = {}
         """By owner: a share of its seed, and one of its masking key."""
-
-    def advertisement(self) -> Advertisement:
-        """Return the public keys and the commitment, not yet signed."""
-        commitment = commit(self._seed, self._context, self._me)
-        return Advertisement(self._sealing.public, self._masking.public, commitment)
 
     def agree(self, neighbours: Mapping[int, Advertisement]) -> None:
         """Agree with each neighbour on what seals the shares between the two.
@@ -39,14 +31,14 @@ class ClientSecrets:
             SecureAggregationError: a public key is a point of low order.
         """
         for client, keys in neighbours.items():
-            self._agreed[client] = self._sealing.agree(keys.sealing)
+            self._agreed[client] = self._keys.sealing.agree(keys.sealing)
 
     def sealed_shares(self, holders: Sequence[int], *, threshold: int) -> Iterator[bytes]:
         """Yield a share of both secrets for each holder but this client, which keeps its own."""
         points = [holder + 1 for holder in holders]
         seeds, keys = (
             split(secret, points=points, threshold=threshold, entropy=self._entropy)
-            for secret in (self._seed, self._masking.secret)
+            for secret in (self._keys.seed, self._keys.masking.secret)
         )
         for holder, of_seed, of_key in zip(holders, seeds, keys, strict=True):
             if holder == self._me:
@@ -69,9 +61,10 @@ class ClientSecrets:
 
         Source: Bonawitz et al. (2017), figure 4, round 2: added by the later of the two.
         """
-        masks = [Mask(derive_key(self._seed, self._context, Purpose.SELF_MASK, self._me), 1)]
+        masks = [Mask(derive_key(self._keys.seed, self._context, Purpose.SELF_MASK, self._me), 1)]
         for other, keys in neighbours.items():
-            key = mask_key(self._masking.agree(keys.masking), self._context, self._me, other)
+            agreed = self._keys.masking.agree(keys.masking)
+            key = mask_key(agreed, self._context, self._me, other)
             masks.append(Mask(key, 1 if self._me > other else -1))
         return masks
 

@@ -1,7 +1,8 @@
 """Keys of one session: agreement, derivation, signatures and sealed shares.
 
-Every derivation and every signature contains the session's context (see `binding.py`) and the
-name of its purpose, so that nothing made for one use is good for another.
+Every derivation and every signature contains the name of its purpose, and all but those of the
+keys themselves the session's context (see `binding.py`), so that nothing made for one use is good
+for another.
 
 Source: X25519 (RFC 7748), Ed25519 (RFC 8032), HKDF-SHA256 (RFC 5869), AES-GCM (SP 800-38D).
 """
@@ -36,7 +37,7 @@ __all__ = [
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 SEAL_BYTES = 16
-PROTOCOL = b"meadow secagg 1"
+PROTOCOL = b"meadow secagg 2"
 NONCE = bytes(12)
 """Every sealing key seals one text only, so the nonce is a constant."""
 
@@ -73,9 +74,9 @@ def derive_key(secret: bytes, context: bytes, purpose: bytes, *clients: int) -> 
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=context, info=info).derive(secret)
 
 
-def commit(seed: bytes, context: bytes, client: int) -> bytes:
-    """Return a commitment to a client's 32 random bytes."""
-    return sha256(_labelled(b"commitment", context + client.to_bytes(4, "big") + seed)).digest()
+def commit(seed: bytes, owner: bytes) -> bytes:
+    """Return a commitment to 32 random bytes of the client with this long-term public key."""
+    return sha256(_labelled(b"commitment", owner + seed)).digest()
 
 
 def sign(key: Ed25519PrivateKey, context: bytes, purpose: bytes, *parts: bytes) -> bytes:

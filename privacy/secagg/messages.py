@@ -12,34 +12,23 @@ length a peer could choose. A message that is a byte longer or shorter is refuse
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 
 from ...errors import SecureAggregationError
 from .graph import Members
-from .keys import KEY_BYTES, SEAL_BYTES, SIGNATURE_BYTES
+from .keys import SEAL_BYTES
 from .shamir import SHARE_BYTES
 
-__all__ = [
-    "ADVERTISEMENT_BYTES",
-    "SEALED_BYTES",
-    "SERVER",
-    "Advertisement",
-    "Kind",
-    "Reader",
-    "members_bytes",
-    "write",
-]
+__all__ = ["SEALED_BYTES", "SERVER", "Kind", "Reader", "members_bytes", "write"]
 
 SERVER = "the server"
 
 MAGIC = b"MSA"
-VERSION = 1
+VERSION = 2
 CONTEXT_BYTES = 16
 HEADER_BYTES = len(MAGIC) + 2 + CONTEXT_BYTES
 
-ADVERTISEMENT_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 """A share of the self-mask's seed and one of the masking key, sealed."""
 
@@ -47,38 +36,13 @@ SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
 class Kind(IntEnum):
     """What a message is: odd ones go to the server, even ones to the clients."""
 
-    ADVERTISEMENT = 1
-    KEYS = 2
-    SHARES = 3
-    DELIVERY = 4
-    MASKED = 5
-    SURVIVORS = 6
-    CONFIRMATION = 7
-    CONFIRMATIONS = 8
-    UNMASKING = 9
-
-
-class Advertisement(NamedTuple):
-    """A client's public keys of the session, and what it says about its self-mask's seed."""
-
-    sealing: bytes
-    masking: bytes
-    commitment: bytes
-    signature: bytes = b""
-
-    @classmethod
-    def from_bytes(cls, record: bytes) -> Advertisement:
-        """Return what a record of `ADVERTISEMENT_BYTES` says."""
-        cuts = [record[start : start + KEY_BYTES] for start in range(0, 3 * KEY_BYTES, KEY_BYTES)]
-        return cls(cuts[0], cuts[1], cuts[2], record[3 * KEY_BYTES :])
-
-    def signed(self) -> bytes:
-        """Return the bytes under the signature."""
-        return self.sealing + self.masking + self.commitment
-
-    def to_bytes(self) -> bytes:
-        """Return the record."""
-        return self.signed() + self.signature
+    SHARES = 1
+    DELIVERY = 2
+    MASKED = 3
+    SURVIVORS = 4
+    CONFIRMATION = 5
+    CONFIRMATIONS = 6
+    UNMASKING = 7
 
 
 def write(kind: Kind, context: bytes, *parts: bytes) -> bytes:

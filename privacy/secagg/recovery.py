@@ -6,16 +6,16 @@ masks that its neighbours share with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ...errors import SecureAggregationError
 from .binding import Roster
+from .client_keys import Advertisement
 from .graph import Graph, Members
 from .keys import KeyPair, commit, derive_key
 from .masks import Mask
-from .messages import Advertisement
 from .shamir import combine
 from .steps import Purpose, mask_key
 
@@ -70,7 +70,7 @@ class Recovery:
         graph: Graph,
         context: bytes,
         roster: Roster,
-        keys: Mapping[int, Advertisement],
+        keys: Sequence[Advertisement],
         shared: Members,
         survivors: Members,
     ) -> None:
@@ -98,10 +98,8 @@ class Recovery:
         return masks
 
     def _self_mask(self, client: int, shares: Shares) -> Mask:
-        expected = self._keys[client].commitment
-        seed = self._recover(
-            client, shares, lambda secret: commit(secret, self._context, client) == expected
-        )
+        expected, owner = self._keys[client].commitment, self._roster.keys[client]
+        seed = self._recover(client, shares, lambda secret: commit(secret, owner) == expected)
         return Mask(derive_key(seed, self._context, Purpose.SELF_MASK, client), -1)
 
     def _pair_masks(self, gone: int, shares: Shares) -> Iterator[Mask]:

@@ -1,10 +1,13 @@
 """The server's part in one secure sum: it passes messages on, adds vectors up and unmasks the sum.
 
 A round is: `collect` each client's message, then `close_round`, which returns what is to be sent
-to each client. After five rounds of messages `sum` gives the result. What a client sends is
+to each client. After four rounds of messages `sum` gives the result. What a client sends is
 either taken or refused with an error that names the client; a refused one may send again until
 the round is closed, and who sent nothing by then has dropped out. `close_round` and `sum` raise
 if too few are left: the session is over then, and nothing was unmasked.
+
+The signatures of the keys in the roster are the caller's to check (`Advertisement.require_signed`),
+who can leave a client out whose is wrong; the clients check them for themselves.
 
 The server keeps one vector, whatever the number of clients. Its state cannot be saved: a server
 that was restarted abandons the session and begins a new one, with a new session id.
@@ -24,15 +27,7 @@ from .checks import require_quorum
 from .graph import Graph, Members
 from .keys import SIGNATURE_BYTES, verify
 from .masks import add_masks
-from .messages import (
-    ADVERTISEMENT_BYTES,
-    SEALED_BYTES,
-    Advertisement,
-    Kind,
-    Reader,
-    members_bytes,
-    write,
-)
+from .messages import SEALED_BYTES, Kind, Reader, members_bytes, write
 from .packing import unpack
 from .plan import Plan
 from .recovery import Recovery
@@ -70,12 +65,10 @@ class ServerSession:
         self._plan, self._roster = plan, roster
         self._context = context_of(plan, roster, binding)
         self._graph = Graph(plan.topology, binding.beacon)
-        self._step: Step | None = Step.ADVERTISE
+        self._step: Step | None = Step.SHARE
         self._answered = self._nobody()
         self._sets: list[Members] = []
-        """Who advertised, shared, sent a masked vector, confirmed: one set a closed round."""
-        self._keys: dict[int, Advertisement] = {}
-        self._public: set[bytes] = set()
+        """Who shared, sent a masked vector, confirmed: one set a closed round."""
         self._sealed: dict[int, dict[int, bytes]] = {}
         """By receiver, then by sender."""
         self._signatures: dict[int, bytes] = {}
@@ -102,7 +95,6 @@ class ServerSession:
         if self._answered[sender]:
             raise SecureAggregationError(f"client {client!r} has sent its message", suspect=client)
         take: Callable[[int, Reader], None] = (
-            self._take_keys,
             self._take_shares,
             self._take_masked,
             self._take_confirmation,
@@ -123,7 +115,6 @@ class ServerSession:
         self._step = None  # unless all goes well
         present, self._answered = self._answered, self._nobody()
         what, deliver = (
-            ("advertised keys", self._deliver_keys),
             ("shared their secrets", self._deliver_shares),
             ("sent a masked vector", self._deliver_survivors),
             ("confirmed the survivors", self._deliver_confirmations),
@@ -146,12 +137,12 @@ class ServerSession:
         if self._running() is not Step.UNMASK:
             raise SecureAggregationError("there is no sum before the last round")
         self._step = None
-        _, shared, survivors, _ = self._sets
+        shared, survivors, _ = self._sets
         recovery = Recovery(
             graph=self._graph,
             context=self._context,
             roster=self._roster,
-            keys=self._keys,
+            keys=self._roster.advertisements,
             shared=shared,
             survivors=survivors,
         )
@@ -164,20 +155,8 @@ class ServerSession:
             vector=vector, weight=weight, clients=names, suspects=tuple(recovery.suspects)
         )
 
-    def _take_keys(self, sender: int, reader: Reader) -> None:
-        (record,) = reader.records(1, ADVERTISEMENT_BYTES)
-        reader.end()
-        keys = Advertisement.from_bytes(record)
-        self._verify(sender, keys.signature, Purpose.KEYS, keys.signed())
-        public = {keys.sealing, keys.masking}
-        if len(public) < 2 or public & self._public:
-            name = self._roster.names[sender]
-            raise SecureAggregationError(f"client {name!r} reuses a public key", suspect=name)
-        self._public |= public
-        self._keys[sender] = keys
-
     def _take_shares(self, sender: int, reader: Reader) -> None:
-        receivers = [client for client in self._neighbours(sender) if self._sets[0][client]]
+        receivers = self._neighbours(sender)
         records = reader.records(len(receivers), SEALED_BYTES)
         reader.end()
         for receiver, sealed in zip(receivers, records, strict=True):
@@ -199,15 +178,11 @@ class ServerSession:
         self._signatures[sender] = signature
 
     def _take_unmasking(self, sender: int, reader: Reader) -> None:
-        owners = [owner for owner in self._graph.holders(sender) if self._sets[1][owner]]
+        owners = [owner for owner in self._graph.holders(sender) if self._sets[0][owner]]
         shares = reader.records(len(owners), SHARE_BYTES)
         reader.end()
         for owner, share in zip(owners, shares, strict=True):
             self._shares.setdefault(owner, {})[sender] = share
-
-    def _deliver_keys(self, present: Members) -> dict[str, bytes]:
-        records = {client: keys.to_bytes() for client, keys in self._keys.items()}
-        return self._deliver(Kind.KEYS, present, lambda _: records, itself=True)
 
     def _deliver_shares(self, present: Members) -> dict[str, bytes]:
         return self._deliver(
@@ -227,20 +202,13 @@ class ServerSession:
         return {self._roster.names[client]: message for client in np.flatnonzero(present).tolist()}
 
     def _deliver(
-        self,
-        kind: Kind,
-        present: Members,
-        records_for: Callable[[int], dict[int, bytes]],
-        *,
-        itself: bool = False,
+        self, kind: Kind, present: Members, records_for: Callable[[int], dict[int, bytes]]
     ) -> dict[str, bytes]:
         """Return for each client who is there, and its neighbours' records."""
         messages = {}
         for receiver in np.flatnonzero(present).tolist():
             records = records_for(receiver)
-            others = [client for client in self._neighbours(receiver) if present[client]]
-            chosen = sorted([*others, receiver]) if itself else others
-            parts = [records[client] for client in chosen]
+            parts = [records[other] for other in self._neighbours(receiver) if present[other]]
             messages[self._roster.names[receiver]] = write(
                 kind, self._context, members_bytes(present), *parts
             )

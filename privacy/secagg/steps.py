@@ -12,11 +12,10 @@ __all__ = ["Purpose", "Step", "mask_key", "sealing_key"]
 class Step(IntEnum):
     """What a client does, in order."""
 
-    ADVERTISE = 0
-    SHARE = 1
-    MASK = 2
-    CONFIRM = 3
-    UNMASK = 4
+    SHARE = 0
+    MASK = 1
+    CONFIRM = 2
+    UNMASK = 3
 
 
 class Purpose:

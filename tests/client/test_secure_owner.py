@@ -69,7 +69,7 @@ def cohort(keys: Mapping[int, bytes], certify: Certify, **others: bytes) -> Anno
         session=b"s" * 32,
         round=1,
         keys=keys,
-        nonces=dict.fromkeys(keys, bytes(32)),
+        advertised=dict.fromkeys(keys, bytes(160)),
         terms=SecureTerms(),
         certificates=certificates,
     )

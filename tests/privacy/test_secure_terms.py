@@ -16,8 +16,8 @@ from meadow.privacy.secure_terms import SecureTerms
 
 TERMS = SecureTerms(clip=0.25, weight_max=100, metrics=("accuracy", "loss"))
 KEYS = {node: bytes([place]) * 32 for place, node in enumerate((3, 7, 2**64 - 1))}
-NONCES = {node: bytes([place + 9]) * 32 for place, node in enumerate(KEYS)}
-TOLD = Announcement(session=b"s" * 32, round=4, keys=KEYS, nonces=NONCES, terms=TERMS)
+ADVERTISED = {node: bytes([place + 9]) * 160 for place, node in enumerate(KEYS)}
+TOLD = Announcement(session=b"s" * 32, round=4, keys=KEYS, advertised=ADVERTISED, terms=TERMS)
 
 
 def content(**config: Any) -> RecordDict:

@@ -36,7 +36,7 @@ def test_a_round_over_a_ring() -> None:
     arena.grid = arena.secured(LARGE)
     arena.wire.on_way_back = lambda message: (
         None
-        if message.metadata.src_node_id % 20 == 7 and message.metadata.message_type == STEPS[2]
+        if message.metadata.src_node_id % 20 == 7 and message.metadata.message_type == STEPS[1]
         else message
     )
     reply = combined(arena.round())
@@ -74,7 +74,7 @@ def test_trying_many_rings_is_paid_for() -> None:
     assert PRIVACY_BITS + GRINDING_BITS == 104
 
 
-def test_every_nonce_decides_the_ring() -> None:
+def test_everybodys_fresh_keys_decide_the_ring() -> None:
     """And so do the session and the members; the model does not."""
     arena = Arena(4)
     arena.round()
@@ -88,28 +88,29 @@ def test_every_nonce_decides_the_ring() -> None:
     assert beacon(told, params={"w": model()["weight"]}) == base
     others = [beacon(replace(told, session=b"t" * 32)), beacon(told, run_id=2)]
     for node in told.keys:
-        others.append(beacon(replace(told, nonces={**told.nonces, node: bytes(32)})))
+        others.append(beacon(replace(told, advertised={**told.advertised, node: bytes(160)})))
         others.append(beacon(replace(told, keys={**told.keys, node: bytes(32)})))
     assert len({base, *others}) == len(others) + 1
 
 
-def test_a_server_that_invents_a_nonce() -> None:
-    """A client takes part only with its own; what it signs for others has the announced ones."""
+def test_a_server_that_invents_fresh_keys() -> None:
+    """A client takes part only with its own; what it says to others is bound to all of them."""
     arena = Arena(5)
 
     def change(message: Message) -> Message:
         if (message.metadata.dst_node_id, message.metadata.message_type) == (2, STEPS[0]):
             told = Announcement.read(message.content["secure"])
-            message.content["secure"] = replace(told, nonces={**told.nonces, 2: bytes(32)}).record()
+            advertised = {**told.advertised, 2: bytes(range(160))}
+            message.content["secure"] = replace(told, advertised=advertised).record()
         return message
 
     arena.wire.on_way_out = change
     replies = arena.round()
-    assert "does not have the nonce that this client drew last" in reasons(replies)[2]
+    assert "does not have the keys that this client drew last" in reasons(replies)[2]
     require_mean(combined(replies), [1, 3, 4, 5], 1, model())
 
 
-def test_a_nonce_is_good_once() -> None:
+def test_an_introduction_is_good_once() -> None:
     """An announcement that is made of an earlier answer is refused, before anything is trained."""
     arena = Arena(4, identify=pinned_identity())
     old: dict[int, Any] = {}
@@ -117,8 +118,8 @@ def test_a_nonce_is_good_once() -> None:
     def replay(message: Message) -> Message:
         node = message.metadata.src_node_id
         if message.metadata.message_type == IDENTITY and node == 3:
-            kept = old.setdefault(node, message.content["secure"])
-            message.content["secure"] = ConfigRecord(dict(kept))
+            kept = old.setdefault(node, message.content["introduction"])
+            message.content["introduction"] = ConfigRecord(dict(kept))
         return message
 
     arena.wire.on_way_back = replay

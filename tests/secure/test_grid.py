@@ -98,7 +98,7 @@ def test_updates_are_not_pushed() -> None:
     query = Message(RecordDict({"secure": ConfigRecord({})}), 1, "query.secure_identity")
     ids = arena.grid.push_messages([query])
     (reply,) = arena.grid.pull_messages(ids)
-    assert len(reply.content["secure"]["key"]) == 32
+    assert len(reply.content["introduction"]["key"]) == 32
 
 
 @pytest.mark.parametrize(

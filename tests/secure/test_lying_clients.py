@@ -17,15 +17,20 @@ from meadow.privacy.secure_terms import MASKED
 from .arena import STEPS, Arena, combined, model, plain_app, reasons, require_mean
 
 
-def says(**fields: Any) -> Callable[[Message], None]:
+def says(*, record: str = "secure", **fields: Any) -> Callable[[Message], None]:
     """Return what changes fields of a client's answer; None takes one away."""
 
     def change(message: Message) -> None:
-        said = {**message.content["secure"], **fields}
+        said = {**message.content[record], **fields}
         kept = {name: value for name, value in said.items() if value is not None}
-        message.content["secure"] = ConfigRecord(kept)
+        message.content[record] = ConfigRecord(kept)
 
     return change
+
+
+def introduces(**fields: Any) -> Callable[[Message], None]:
+    """Return what changes fields of what a client says of itself."""
+    return says(record="introduction", **fields)
 
 
 def masks(bytes_: int, dtype: Any = np.uint8) -> Callable[[Message], None]:
@@ -40,15 +45,17 @@ def masks(bytes_: int, dtype: Any = np.uint8) -> Callable[[Message], None]:
 @pytest.mark.parametrize(
     ("kind", "change", "reason"),
     [
-        (IDENTITY, says(nonce=None), "of another version than 2"),
-        (IDENTITY, says(nonce=b"short"), "malformed"),
-        (IDENTITY, says(key=b"k" * 33), "malformed"),
-        (IDENTITY, says(certificate=b"c" * 5000), "malformed"),
+        (IDENTITY, introduces(advertised=None), "of another version than 3"),
+        (IDENTITY, introduces(advertised=b"short"), "malformed"),
+        (IDENTITY, introduces(advertised=b"unsigned".ljust(160)), "signature of client '2'"),
+        (IDENTITY, introduces(key=b"k" * 33), "malformed"),
+        (IDENTITY, introduces(key=b"k" * 32), "signature of client '2'"),
+        (IDENTITY, introduces(certificate=b"c" * 5000), "malformed"),
         (STEPS[0], says(message=b""), ""),
-        (STEPS[1], says(message=b"x" * (1 << 20)), ""),
-        (STEPS[2], masks(1 << 20), "not an array of so many bytes"),
-        (STEPS[2], masks(100, np.float64), "not an array of so many bytes"),
-        (STEPS[2], masks(0), ""),
+        (STEPS[0], says(message=b"x" * (1 << 20)), ""),
+        (STEPS[1], masks(1 << 20), "not an array of so many bytes"),
+        (STEPS[1], masks(100, np.float64), "not an array of so many bytes"),
+        (STEPS[1], masks(0), ""),
     ],
 )
 def test_what_a_client_may_not_say(
@@ -99,6 +106,45 @@ def test_updates_that_no_sum_takes(changes: dict[str, float], reason: str) -> No
     replies = Arena(5, app=app).round()
     require_mean(combined(replies), [1, 2, 4, 5], 1, model())
     assert reason in reasons(replies)[3]
+
+
+def test_copied_keys() -> None:
+    """Who shows the keys of another client, or of an earlier time of its own, is out."""
+    arena = Arena(5)
+    shown: dict[int, Any] = {}
+
+    def copy(message: Message) -> Message:
+        node = message.metadata.src_node_id
+        if message.metadata.message_type == IDENTITY:
+            shown[node] = message.content["introduction"]
+            if node == 4:
+                message.content["introduction"] = ConfigRecord(dict(shown[1]))
+        return message
+
+    arena.wire.on_way_back = copy
+    replies = arena.round()
+    assert "a public key of another client" in reasons(replies)[4]
+    require_mean(combined(replies), [1, 2, 3, 5], 1, model())
+
+
+def test_a_bad_introduction_ahead_of_the_evaluation() -> None:
+    """What cannot be used is asked for again, of that client alone."""
+    arena = Arena(4)
+    spoil = introduces(advertised=b"short")
+
+    def alter(message: Message) -> Message:
+        if (message.metadata.src_node_id, message.metadata.message_type) == (3, STEPS[-1]):
+            spoil(message)
+        return message
+
+    arena.wire.on_way_back = alter
+    combined(arena.round())
+    arena.wire.on_way_back = lambda message: message
+    before = len(arena.wire.asked)
+    said = combined(arena.round(kind="evaluate"))
+    assert said.content["metrics"]["combined-clients"] == [1, 2, 3, 4]
+    asked = [message.metadata for message in arena.wire.asked[before:]]
+    assert [one.dst_node_id for one in asked if one.message_type == IDENTITY] == [3]
 
 
 def test_a_huge_weight_counts_as_the_largest() -> None:

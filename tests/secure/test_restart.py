@@ -13,6 +13,7 @@ from flwr.app import Context, Message
 from meadow.client import secure_session
 from meadow.client.secure_identity import SecureIdentity, simulated_identity
 from meadow.privacy.secure_grid import SecureAggregationGrid
+from meadow.privacy.secure_kinds import ANSWERS, IDENTITY
 
 from .arena import KINDS, TERMS, Arena, combined, model, require_mean
 
@@ -72,6 +73,27 @@ def test_a_restarted_server_goes_on_with_the_same_session(kind: str, before: boo
         for message in arena.wire.asked
     )
     assert set(asked.values()) == {1} and len(asked) == 5 * len(KINDS)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("kind", ["evaluate.secure", *ANSWERS])
+def test_a_server_restarted_in_an_evaluation(kind: str, before: bool) -> None:
+    """It goes through the round's training again, and hears there who takes part."""
+    arena = Arena(4)
+    journal = Journal(arena.wire)
+    grid = SecureAggregationGrid(journal, TERMS)  # type: ignore[arg-type]
+    combined(grid.send_and_receive(arena.instructions()))
+    journal.dies_at, journal.dies_before = kind, before
+    with pytest.raises(Death):
+        list(grid.send_and_receive(arena.instructions(kind="evaluate")))
+    journal.restart()
+    grid = SecureAggregationGrid(journal, TERMS)  # type: ignore[arg-type]
+    combined(grid.send_and_receive(arena.instructions()))
+    reply = combined(grid.send_and_receive(arena.instructions(kind="evaluate")))
+    assert reply.content["metrics"]["combined-clients"] == [1, 2, 3, 4]
+    asked = Counter(message.metadata.message_type for message in arena.wire.asked)
+    twice = dict.fromkeys(ANSWERS, 8)
+    assert asked == {IDENTITY: 4, "train.secure": 4, "evaluate.secure": 4, **twice}
 
 
 def test_a_server_that_forgot_gets_no_second_sum() -> None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from meadow.privacy.secure_kinds import IDENTITY
+
 from .arena import KINDS, STEPS, Arena, combined, model, reasons, require_mean
 
 
@@ -38,6 +40,20 @@ def test_evaluation_is_summed_too() -> None:
     assert set(combined(replies).content.keys()) == {"metrics"}
 
 
+def test_how_often_everybody_is_asked() -> None:
+    """A round's training takes five exchanges; its evaluation four, as who is who is known."""
+    arena = Arena(4)
+    params = {name: values * 2 for name, values in model().items() if values.ndim}
+    kinds = []
+    for number, kind in ((1, "train"), (1, "evaluate"), (2, "evaluate"), (2, "train")):
+        combined(arena.round(number, kind=kind, params=params if number == 2 else None))
+        asked = [message.metadata.message_type for message in arena.wire.asked]
+        kinds.append(asked[:: len(arena.wire.get_node_ids())])
+        arena.wire.asked.clear()
+    evaluated = ["evaluate.secure", *KINDS[2:]]
+    assert kinds == [list(KINDS), evaluated, [IDENTITY, *evaluated], list(KINDS)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_that_stops_answering(kind: str) -> None:
     """At any step: before its vector it is left out, after it is in the sum; others go on."""
@@ -50,7 +66,7 @@ def test_a_client_that_stops_answering(kind: str) -> None:
 
     arena.wire.on_way_back = lose
     replies = arena.round()
-    in_it = [1, 3, 4, 5] if gone <= KINDS.index(STEPS[2]) else [1, 2, 3, 4, 5]
+    in_it = [1, 3, 4, 5] if gone <= KINDS.index(STEPS[1]) else [1, 2, 3, 4, 5]
     require_mean(combined(replies), in_it, 1, model())
     assert set(reasons(replies)) == set(range(1, 6)) - set(in_it)
 

@@ -24,7 +24,7 @@ from meadow.privacy.secure_kinds import ANSWERS, IDENTITY
 from meadow.privacy.secure_terms import SecureTerms
 
 CLIENTS = 5
-TRAIN, (SHARES, VECTOR, CONFIRM, UNMASK) = "train.secure", ANSWERS
+TRAIN, (VECTOR, CONFIRM, UNMASK) = "train.secure", ANSWERS
 SET_AT = 21
 """A set of clients follows a message's header."""
 Lie = Callable[[RecordDict], RecordDict]
@@ -77,7 +77,8 @@ def announced(said: RecordDict, **fields: Any) -> RecordDict:
 def grown(said: RecordDict) -> RecordDict:
     """Return an instruction with a client that the server has made up."""
     told = Announcement.read(said.config_records["secure"])
-    return announced(said, keys={**told.keys, 99: b"k" * 32}, nonces={**told.nonces, 99: bytes(32)})
+    advertised = {**told.advertised, 99: bytes(range(160))}
+    return announced(said, keys={**told.keys, 99: b"k" * 32}, advertised=advertised)
 
 
 def swapped(said: RecordDict) -> RecordDict:
@@ -130,7 +131,7 @@ def main(grid: Grid, context: Context) -> None:
         ]
 
     run(1, "round 1")
-    for kind in (TRAIN, SHARES, VECTOR, CONFIRM, UNMASK):
+    for kind in (TRAIN, VECTOR, CONFIRM, UNMASK):
         heard[f"replayed {kind}"] = tap.ask(nodes[0], kind)
 
     def in_the_middle(kind: str) -> None:

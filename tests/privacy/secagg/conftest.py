@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from meadow.privacy.secagg import Binding, ClientSession, Roster, ServerSession, plan_secure_sum
+from meadow.privacy.secagg import (
+    Binding,
+    ClientKeys,
+    ClientSession,
+    Roster,
+    ServerSession,
+    plan_secure_sum,
+)
 from meadow.privacy.secagg.binding import context_of
 from meadow.privacy.secagg.graph import Graph
 from meadow.privacy.secagg.steps import Step
@@ -40,9 +47,9 @@ class Cohort:
         planned = {"length": 7, "clip": CLIP, "weight_max": 3, "value_bits": 16, **planned}
         self.plan = plan_secure_sum(clients=clients, **planned)
         self.names = [f"site-{number:03}" for number in range(clients)]
+        self.seed = seed
         self.roster = self.roster_of(self.names)
         self.binding = self.bind()
-        self.seed = seed
         self.clients = {name: self.client(name) for name in self.names}
         self.server = ServerSession(plan=self.plan, roster=self.roster, binding=self.binding)
         random = np.random.default_rng(seed)
@@ -53,11 +60,20 @@ class Cohort:
         }
         self.weights = {name: int(random.integers(1, 3, endpoint=True)) for name in self.names}
 
-    @staticmethod
-    def roster_of(names: Iterable[str]) -> Roster:
-        return Roster.of(
-            {name: signing_key(name).public_key().public_bytes_raw() for name in names}
-        )
+    def keys_of(self, name: str) -> ClientKeys:
+        """Return a client's keys of the session."""
+        return ClientKeys(replayed(500_000 + self.seed * 1000 + int(name[-3:])))
+
+    def introduction(self, name: str, keys: ClientKeys | None = None) -> tuple[bytes, bytes]:
+        """Return a client's long-term key, and what it advertises."""
+        long_term = signing_key(name)
+        advertised = (keys or self.keys_of(name)).advertise(long_term)
+        return long_term.public_key().public_bytes_raw(), advertised
+
+    def roster_of(self, names: Iterable[str], **other: tuple[bytes, bytes]) -> Roster:
+        """Return a roster; `other` introductions replace those of clients, "_" for "-"."""
+        told = {name: self.introduction(name) for name in names}
+        return Roster.of(told | {name.replace("_", "-"): said for name, said in other.items()})
 
     @staticmethod
     def bind(**fields: Any) -> Binding:
@@ -78,6 +94,7 @@ class Cohort:
             "plan": self.plan,
             "me": name,
             "signing_key": signing_key(name),
+            "keys": self.keys_of(name),
             "roster": self.roster,
             "binding": self.binding,
             "entropy": replayed(self.seed * 1000 + int(name[-3:])),
@@ -87,12 +104,11 @@ class Cohort:
     def say(self, step: Step, name: str, heard: bytes) -> bytes:
         """Return what an honest client answers."""
         client = self.clients[name]
-        if step is Step.ADVERTISE:
-            return client.advertise()
+        if step is Step.SHARE:
+            return client.share()
         if step is Step.MASK:
             return client.mask(heard, self.vectors[name], self.weights[name])
-        answer = {Step.SHARE: client.share, Step.CONFIRM: client.confirm}
-        return answer.get(step, client.unmask)(heard)
+        return (client.confirm if step is Step.CONFIRM else client.unmask)(heard)
 
     def until(self, step: Step, dropouts: Mapping[str, Step] | None = None) -> dict[str, bytes]:
         """Run the steps before `step`, and return what each client hears next.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from meadow.errors import ConfigError
-from meadow.privacy.secagg import Roster, SecureAggregationError
+from meadow.privacy.secagg import ClientKeys, Roster, SecureAggregationError
 from meadow.privacy.secagg.binding import context_of
 from meadow.privacy.secagg.keys import KeyPair, commit, derive_key, seal, sign, unseal, verify
+
+FRESH = (bytes(range(160)), bytes(range(1, 161)))
 
 
 def test_everything_is_in_the_context(kit):
@@ -26,7 +28,10 @@ def test_everything_is_in_the_context(kit):
         contexts.add(kit.Cohort(5, **other).context)
     names = [*cohort.names[:4], "site-999"]
     contexts.add(context_of(cohort.plan, cohort.roster_of(names), cohort.binding))
-    assert len(contexts) == 10
+    fresh = cohort.introduction("site-002", ClientKeys(kit.replayed(1)))
+    roster = cohort.roster_of(cohort.names, site_002=fresh)
+    contexts.add(context_of(cohort.plan, roster, cohort.binding))
+    assert len(contexts) == 11
 
 
 def test_a_whole_clip_is_a_real_one(kit):
@@ -35,19 +40,23 @@ def test_a_whole_clip_is_a_real_one(kit):
 
 
 @pytest.mark.parametrize(
-    ("names", "keys", "text"),
+    ("names", "keys", "advertised", "text"),
     [
-        (("b", "a"), (b"1" * 32, b"2" * 32), "must be sorted"),
-        (("a", "a"), (b"1" * 32, b"2" * 32), "different"),
-        (("a", "b"), (b"1" * 32,), "one key each"),
-        (("a", "b"), (b"1" * 32, b"2" * 31), "32 bytes"),
-        (("a", "b"), (b"1" * 32, b"1" * 32), "the same key"),
+        (("b", "a"), (b"1" * 32, b"2" * 32), FRESH, "must be sorted"),
+        (("a", "a"), (b"1" * 32, b"2" * 32), FRESH, "different"),
+        (("a", "b"), (b"1" * 32,), FRESH, "one key each"),
+        (("a", "b"), (b"1" * 32, b"2" * 32), FRESH[:1], "one key each"),
+        (("a", "b"), (b"1" * 32, b"2" * 31), FRESH, "32 bytes"),
+        (("a", "b"), (b"1" * 32, b"2" * 32), (FRESH[0], b"short"), "160 bytes"),
+        (("a", "b"), (b"1" * 32, b"1" * 32), FRESH, "a key is in the roster twice"),
+        (("a", "b"), (b"1" * 32, b"2" * 32), FRESH[:1] * 2, "of the session is in the roster"),
+        (("a", "b"), (b"1" * 32, b"2" * 32), (FRESH[0], b"k" * 160), "of the session is in"),
     ],
 )
-def test_rosters_that_are_refused(names, keys, text):
-    """One client under two names could count twice."""
+def test_rosters_that_are_refused(names, keys, advertised, text):
+    """One client under two names could count twice; a key is for one use."""
     with pytest.raises(ConfigError, match=text):
-        Roster(names=names, keys=keys)
+        Roster(names=names, keys=keys, advertised=advertised)
 
 
 def test_a_roster_of_another_size(kit):
@@ -111,11 +120,6 @@ def test_a_signature_is_for_one_purpose(kit):
 
 
 def test_commitments_differ():
-    """By seed, context and client."""
-    seeds = {
-        commit(seed, context, client)
-        for seed in (b"1" * 32, b"2" * 32)
-        for context in (b"a" * 32, b"b" * 32)
-        for client in (0, 1)
-    }
-    assert len(seeds) == 8
+    """By seed and client: who copies another's cannot open it."""
+    seeds = {commit(seed, key) for seed in (b"1" * 32, b"2" * 32) for key in (b"a" * 32, b"b" * 32)}
+    assert len(seeds) == 4

@@ -52,7 +52,7 @@ def require_nothing_unmasked(cohort) -> None:
         assert not np.isclose(held, expected).any()
 
 
-@pytest.mark.parametrize("step", [Step.ADVERTISE, Step.SHARE, Step.MASK])
+@pytest.mark.parametrize("step", [Step.SHARE, Step.MASK])
 def test_dropouts_in_a_ring(kit, step):
     """As many as planned leave the exact sum, one more ends the session."""
     cohort = kit.Cohort(64, **RING)
@@ -90,7 +90,7 @@ def test_confirmations_in_a_ring(kit):
 
 
 def test_two_hundred_clients_in_a_ring(kit):
-    """With dropouts at every step but the first, which takes most of the test's time."""
+    """With dropouts at every step."""
     cohort = kit.Cohort(200, corrupt=0.05, dropout=0.05)
     steps = [Step.SHARE, Step.MASK, Step.MASK, Step.CONFIRM, Step.UNMASK]
     dropouts = {cohort.names[7 * place]: step for place, step in enumerate(steps)}
@@ -161,7 +161,7 @@ def test_messages_have_the_planned_sizes(kit):
 def test_late_and_repeated_messages_are_refused(kit):
     """The server takes one message a round, of clients that are still there, and goes on."""
     cohort = kit.Cohort(5, **COMPLETE)
-    words = {name: cohort.say(Step.ADVERTISE, name, b"") for name in cohort.names}
+    words = {name: cohort.say(Step.SHARE, name, b"") for name in cohort.names}
     for name in cohort.names[:4]:
         cohort.server.collect(name, words[name])
     assert cohort.server.missing == ["site-004"]
@@ -176,8 +176,8 @@ def test_late_and_repeated_messages_are_refused(kit):
         cohort.server.collect("stranger", words["site-004"])
     with pytest.raises(SecureAggregationError, match="no sum before"):
         cohort.server.sum()
-    cohort.answer(Step.SHARE, heard)
-    for step in (Step.MASK, Step.CONFIRM, Step.UNMASK):
+    cohort.answer(Step.MASK, heard)
+    for step in (Step.CONFIRM, Step.UNMASK):
         cohort.answer(step, cohort.server.close_round())
     with pytest.raises(SecureAggregationError, match="after the last round"):
         cohort.server.close_round()

@@ -1,0 +1,61 @@
+"""A client's keys of one session, made before it knows who else takes part.
+
+A client that says who it is shows the public halves, signed with its long-term key. They are in
+the roster, and so in the context: a session is of exactly these keys, and all parts of it fail for
+whoever was shown others. As they are fresh, nobody can have known the roster before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ..entropy import Entropy
+from .keys import KEY_BYTES, SIGNATURE_BYTES, KeyPair, commit, sign, verify
+from .steps import Purpose
+
+__all__ = ["ADVERTISEMENT_BYTES", "Advertisement", "ClientKeys"]
+
+ADVERTISEMENT_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
+NO_CONTEXT = b""
+"""Of the signature: there is no session yet."""
+
+
+class Advertisement(NamedTuple):
+    """A client's public keys of a session, and what it says about its self-mask's seed."""
+
+    sealing: bytes
+    masking: bytes
+    commitment: bytes
+    signature: bytes
+
+    @classmethod
+    def from_bytes(cls, record: bytes) -> Advertisement:
+        """Return what a record of `ADVERTISEMENT_BYTES` says."""
+        cuts = [record[start : start + KEY_BYTES] for start in range(0, 3 * KEY_BYTES, KEY_BYTES)]
+        return cls(cuts[0], cuts[1], cuts[2], record[3 * KEY_BYTES :])
+
+    def require_signed(self, key: bytes, *, name: str) -> None:
+        """Check that it is of the client with this long-term public key.
+
+        Raises:
+            SecureAggregationError: it is not.
+        """
+        said = self.sealing + self.masking + self.commitment
+        verify(key, self.signature, NO_CONTEXT, Purpose.KEYS, said, name=name)
+
+
+class ClientKeys:
+    """One client's key pairs for sealing and masking, and its self-mask's seed."""
+
+    def __init__(self, entropy: Entropy) -> None:
+        self.sealing = KeyPair.of(entropy(KEY_BYTES))
+        self.masking = KeyPair.of(entropy(KEY_BYTES))
+        self.seed = entropy(KEY_BYTES)
+
+    def advertise(self, signing_key: Ed25519PrivateKey) -> bytes:
+        """Return the advertisement, `ADVERTISEMENT_BYTES`: the same at every call."""
+        commitment = commit(self.seed, signing_key.public_key().public_bytes_raw())
+        said = self.sealing.public + self.masking.public + commitment
+        return said + sign(signing_key, NO_CONTEXT, Purpose.KEYS, said)
