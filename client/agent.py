@@ -128,6 +128,7 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
             await deliveries.close()
+            state.close()
 
     # ------------------------------------------------------------------ the connection
 

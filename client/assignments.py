@@ -89,7 +89,7 @@ class Assignments:
             self._report(Event(kind="cancelled", text=text, detail={"instruction": id_}))
             if self._task is not None:
                 asyncio.get_running_loop().call_later(CANCEL_GRACE_S, self._task.cancel)
-        await asyncio.to_thread(self._state.acknowledge, id_)
+        self._state.acknowledge(id_)
 
     async def redeliver(self) -> None:
         """Send the replies that an earlier agent process recorded and did not get confirmed."""
@@ -122,7 +122,7 @@ class Assignments:
             raise
         reply = None if task.cancelled() else task.result()
         if instruction.id in self._unwanted:
-            await asyncio.to_thread(self._state.acknowledge, instruction.id)
+            self._state.acknowledge(instruction.id)
         elif reply is not None:
             await self._deliver(reply, instruction.run_id, label_of(instruction.envelope))
         self._current = self._task = None

@@ -65,7 +65,7 @@ class Connection:
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
         self.address = address
-        self.lost = asyncio.Event()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._writing = asyncio.Lock()
         options = channel_options()
         self._channel = grpc.aio.secure_channel(address, credentials, options)
@@ -119,7 +119,7 @@ class Connection:
             try:
                 message = await self._stream.read()
             except asyncio.CancelledError:
-                if not self.lost.is_set():
+                if not self.lost.done():
                     raise  # it is the task that is cancelled, not the stream
                 raise UnreachableError(f"{self.address}: hung up") from None
         if not isinstance(message, ServerMessage):  # gRPC's mark of the end
@@ -147,7 +147,8 @@ class Connection:
 
     def hang_up(self) -> None:
         """End the stream; whoever waits for a message gets an `UnreachableError`."""
-        self.lost.set()
+        if not self.lost.done():
+            self.lost.set_result(None)
         self._stream.cancel()
 
     async def __aenter__(self) -> Self:
@@ -159,7 +160,6 @@ class Connection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.lost.set()
-        self._stream.cancel()
+        self.hang_up()
         self._bulk_channel.close()
         await self._channel.close(None)

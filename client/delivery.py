@@ -28,7 +28,7 @@ class Deliveries:
         self._report = report
         self._room = asyncio.Semaphore(DELIVERIES_MAX)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._confirmed: dict[str, asyncio.Event] = {}
+        self._confirmed: dict[str, asyncio.Future[None]] = {}
 
     def __contains__(self, instruction_id: str) -> bool:
         return instruction_id in self._tasks
@@ -41,15 +41,16 @@ class Deliveries:
         """Deliver a reply in the background; waits only while too many are on their way."""
         await self._room.acquire()
         instruction_id = reply.instruction_id
-        self._confirmed[instruction_id] = asyncio.Event()
+        self._confirmed[instruction_id] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._deliver(reply, run_id, label))
         self._tasks[instruction_id] = task
         task.add_done_callback(lambda _: self._end(instruction_id))
 
     def confirm(self, instruction_id: str) -> None:
         """The server has a reply."""
-        if instruction_id in self._confirmed:
-            self._confirmed[instruction_id].set()
+        confirmed = self._confirmed.get(instruction_id)
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_result(None)
 
     def withdraw(self, instruction_id: str) -> None:
         """The server no longer wants a reply."""
@@ -71,7 +72,7 @@ class Deliveries:
     async def _deliver(self, reply: Reply, run_id: int, label: str) -> None:
         confirmed = self._confirmed[reply.instruction_id]
         attempt = size = 0
-        while not confirmed.is_set():
+        while not confirmed.done():
             connection = await self._uplink.online()
             try:
                 size = await self._upload(connection, reply, run_id)
@@ -85,10 +86,10 @@ class Deliveries:
                 self._report(Event(kind="failed", text=f"{label}: {error}"))
                 reply = _without_result(reply, error)
             else:
-                await _first_of(confirmed, connection.lost)
-        await asyncio.to_thread(self._state.acknowledge, reply.instruction_id)
+                await asyncio.wait((confirmed, connection.lost), return_when="FIRST_COMPLETED")
+        self._state.acknowledge(reply.instruction_id)
         failed = bool(reply.refused) or reply.envelope.HasField("error")
-        if confirmed.is_set() and not failed:
+        if confirmed.done() and not failed:
             what = "update" if blobs_of(reply.envelope) else "answer"
             text = f"{label}: {what} sent {size_text(size)}"
             self._report(Event(kind="sent", text=text, detail={"bytes": size}))
@@ -110,12 +111,3 @@ def _without_result(reply: Reply, error: MeadowError) -> Reply:
         AppError(code=REPLY_UNAVAILABLE, reason=f"the reply could not be delivered: {error}")
     )
     return answer
-
-
-async def _first_of(*events: asyncio.Event) -> None:
-    waiting = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in waiting:
-            task.cancel()

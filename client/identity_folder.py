@@ -62,6 +62,11 @@ class IdentityFolder:
         self._client = self.folder / "client.json"
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that say who this client is."""
+        return self._key, self._next_key, self._certificate, self._ca, self._client
+
+    @property
     def exists(self) -> bool:
         """Whether there is an identity."""
         return self._client.exists()

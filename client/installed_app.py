@@ -140,7 +140,4 @@ def _secured(client_app: ClientApp, start: TrainingStart) -> ClientApp:
 
 
 def _packed(state: RecordDict, folder: Path) -> bytes:
-    if not state:
-        return b""
-    folder.mkdir(parents=True, exist_ok=True)
-    return pack_content(state, BlobWriter(folder))
+    return pack_content(state, BlobWriter(folder)) if state else b""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..client_config import ClientConfig, load_client_config
 from ..errors import MeadowError
 
-__all__ = ["Owner", "OwnersFile"]
+__all__ = ["Owner", "OwnersFile", "Signature", "signature_of"]
 
 Signature = tuple[tuple[str, int, int], ...]
 
@@ -33,7 +35,7 @@ class OwnersFile:
         Raises:
             ConfigError: the file is missing or wrong.
         """
-        signature = _signature(self.path)
+        signature = signature_of(self.path)
         if self._read is None or self._read[0] != signature:
             self._read = (signature, load_client_config(self.path))
         return self._read[1]
@@ -70,7 +72,7 @@ class Owner:
         folder = self.folder(app)
         if folder is None:
             return None
-        signature = _signature(*sorted(path for path in folder.rglob("*") if path.is_file()))
+        signature = signature_of(*sorted(_files_in(folder)))
         known = self._hashes.get(folder)
         if known is None or known.signature != signature:
             known = _Hashed(signature, self._content_hash(folder))
@@ -88,12 +90,22 @@ class Owner:
         return found
 
 
-def _signature(*paths: Path) -> Signature:
+def _files_in(folder: Path | str) -> Iterator[str]:
+    """Yield the files of a folder and those below it."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_in(entry.path)
+            elif entry.is_file():
+                yield entry.path
+
+
+def signature_of(*paths: Path | str) -> Signature:
     """Return what changes when a file does: its name, size and time of change."""
     found = []
     for path in paths:
         try:
-            status = path.stat()
+            status = os.stat(path)
             found.append((str(path), status.st_size, status.st_mtime_ns))
         except FileNotFoundError:
             found.append((str(path), -1, 0))

@@ -92,7 +92,7 @@ class _SecureApp(ClientApp):
         identity.minimum.require(plan.topology)
         _require_member(identity, announcement)
         Past(context.state).require_new(category, binding)
-        seed = spend_seed(context.state, identity, announcement.advertised[identity.node])
+        seed = spend_seed(context.state, announcement.advertised[identity.node])
         identity.accept(announcement)
         vector, examples = self._update(category, message, context, layout)
         said = KeptSession.begin(

@@ -32,17 +32,13 @@ def introduce(state: RecordDict, identity: SecureIdentity) -> ConfigRecord:
     number = kept.get("number", 0) + 1
     fresh = identity.entropy(SEED_BYTES) + number.to_bytes(8, "big")
     seed = sha256(b"meadow secure seed 2\0" + fresh).digest()
-    state[INTRODUCED] = ConfigRecord({"number": number, "seed": seed})
-    return ConfigRecord(
-        {
-            "key": identity.public_key,
-            "certificate": identity.certificate,
-            "advertised": keys_of(seed).advertise(identity.key),
-        }
-    )
+    advertised = keys_of(seed).advertise(identity.key)
+    state[INTRODUCED] = ConfigRecord({"number": number, "seed": seed, "advertised": advertised})
+    said = {"key": identity.public_key, "certificate": identity.certificate}
+    return ConfigRecord({**said, "advertised": advertised})
 
 
-def spend_seed(state: RecordDict, identity: SecureIdentity, advertised: bytes) -> bytes:
+def spend_seed(state: RecordDict, advertised: bytes) -> bytes:
     """Return the seed of the keys that were shown last, and forget that it may be used.
 
     Raises:
@@ -50,13 +46,13 @@ def spend_seed(state: RecordDict, identity: SecureIdentity, advertised: bytes) -
             what this client said last.
     """
     kept: Any = state.config_records.get(INTRODUCED, {})
-    seed: bytes = kept.get("seed", b"")
-    if not seed or keys_of(seed).advertise(identity.key) != advertised:
+    if "seed" not in kept or kept["advertised"] != advertised:
         raise SecureAggregationError(
             "the announcement does not have the keys that this client drew last: a session is "
             "begun once, after its clients have said who they are"
         )
-    state[INTRODUCED] = ConfigRecord({"number": kept["number"], "seed": b""})
+    state[INTRODUCED] = ConfigRecord({"number": kept["number"]})
+    seed: bytes = kept["seed"]
     return seed
 
 

@@ -23,7 +23,7 @@ from ..privacy.secagg.keys import KEY_BYTES
 from ..privacy.secure_announcement import Announcement
 from ..transport.durable import write_file
 from .identity_folder import IdentityFolder
-from .owner import OwnersFile
+from .owner import OwnersFile, Signature, signature_of
 from .secure_certificate import certify_key, require_certified
 from .secure_identity import Accept, Identify, SecureIdentity, known_peers, pinned_peers
 
@@ -76,11 +76,21 @@ def pins_of(directory: Path) -> dict[str, str]:
 
 def owned_identity(directory: Path, *, node: int) -> Identify:
     """Return who an enrolled client is, by what client.toml says when a message arrives."""
-    file = OwnersFile(directory)
+    file, enrolled = OwnersFile(directory), IdentityFolder(directory)
+    known: tuple[PolicyConfig, Signature, SecureIdentity] | None = None
 
     def identify(context: Context) -> SecureIdentity:
-        policy = file.config().policy
-        key, enrolled = signing_key(directory), IdentityFolder(directory)
+        nonlocal known
+        policy, files = (
+            file.config().policy,
+            signature_of(*enrolled.files, directory / FOLDER / KEY_FILE),
+        )
+        if known is None or known[:2] != (policy, files):
+            known = policy, files, read(policy)
+        return known[2]
+
+    def read(policy: PolicyConfig) -> SecureIdentity:
+        key = signing_key(directory)
         return SecureIdentity(
             node=node,
             key=key,

@@ -91,6 +91,7 @@ class KeptSession:
         )
         session = kept._session()
         answer = session.share()
+        state[ANNOUNCEMENT] = announcement.record()
         state[VECTOR] = params_to_arrays({"vector": vector})
         kept._keep()
         kept._keep_live(session)
@@ -215,7 +216,6 @@ class KeptSession:
         )
 
     def _keep(self) -> None:
-        self.state[ANNOUNCEMENT] = self.announcement.record()
         said: dict[str, Any] = {
             "category": self.category,
             "model": self.binding.model,

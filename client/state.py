@@ -28,6 +28,8 @@ RUNS_MAX = 64
 REPLIES_MAX = 64
 """How many replies wait for their acknowledgement; the oldest is given up first."""
 
+ACKNOWLEDGE = "UPDATE replies SET acknowledged = 1 WHERE instruction_id = ?"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
@@ -45,6 +47,8 @@ class State:
     def __init__(self, database: Database, runs: Path) -> None:
         self._database = database
         self._runs = runs
+        self._acknowledged: set[str] = set()
+        """Noted, but not written yet."""
 
     def reply_dir(self, run_id: int, instruction_id: str) -> Path:
         """Return where the files of a reply live; the id, a peer's word, is never a file name."""
@@ -81,7 +85,9 @@ class State:
             acknowledged; older ones go, with their files.
         """
         run_id, key = instruction.run_id, str(instruction.run_id)
+        acknowledged = [(id_,) for id_ in tuple(self._acknowledged)]
         with self._database.transaction() as rows:
+            rows.executemany(ACKNOWLEDGE, acknowledged)
             rows.execute(
                 "INSERT INTO replies (instruction_id, run_id, envelope) VALUES (?, ?, ?)",
                 (instruction.id, key, reply.SerializeToString()),
@@ -101,6 +107,7 @@ class State:
                 (RUNS_MAX,),
             ).fetchall()
             rows.executemany("DELETE FROM replies WHERE run_id = ?", forgotten)
+        self._acknowledged.difference_update(id_ for (id_,) in acknowledged)
         for run, instruction_id in dropped:
             shutil.rmtree(self.reply_dir(int(run), instruction_id), ignore_errors=True)
         for (run,) in forgotten:
@@ -111,11 +118,18 @@ class State:
         )
 
     def acknowledge(self, instruction_id: str) -> None:
-        """Note that the server has a reply, or no longer wants it."""
+        """Note that the server has a reply, or no longer wants it; durable with the next record.
+
+        A reply whose acknowledgement is lost with this process is sent once more by the next one,
+        and acknowledged again.
+        """
+        self._acknowledged.add(instruction_id)
+
+    def close(self) -> None:
+        """Write what was noted."""
         with self._database.transaction() as rows:
-            rows.execute(
-                "UPDATE replies SET acknowledged = 1 WHERE instruction_id = ?", (instruction_id,)
-            )
+            rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in self._acknowledged])
+        self._acknowledged.clear()
 
     def _select(self, condition: str, values: tuple[object, ...] = ()) -> list[Recorded]:
         query = f"SELECT instruction_id, run_id, envelope, acknowledged FROM replies {condition}"

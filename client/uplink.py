@@ -48,9 +48,7 @@ class Uplink:
     async def pause(self, connection: Connection, attempt: int) -> None:
         """Wait before a call that failed is tried again on this connection, or on the next."""
         if self._connection is connection:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(retry_delay_s(attempt)):
-                    await connection.lost.wait()
+            await asyncio.wait((connection.lost,), timeout=retry_delay_s(attempt))
 
     async def try_to_send(self, message: AgentMessage) -> None:
         """Send what is worth nothing later; if there is no connection, nothing happens."""

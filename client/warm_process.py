@@ -65,7 +65,7 @@ class WarmProcess(Trainer):
         async with self._one:
             code, reason = APP_CRASHED, ""
             for _ in range(ATTEMPTS_MAX):
-                _make_empty(reply_dir)
+                shutil.rmtree(reply_dir, ignore_errors=True)  # of an earlier attempt
                 try:
                     process = await self._running(instruction.app.name, step)
                     if process.ready.problem:
@@ -168,8 +168,3 @@ def training_environment(config: DeviceConfig) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _make_empty(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)

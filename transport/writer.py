@@ -30,7 +30,7 @@ class _Written:
 
 
 class BlobWriter:
-    """A folder that takes records of arrays, each as one blob.
+    """A folder that takes records of arrays, each as one blob; made when it is needed.
 
     It remembers the last records that it wrote, by identity and without keeping them alive, so
     that a round's thousand messages with the same params cost one file. Arrays must not change
@@ -70,6 +70,7 @@ class BlobWriter:
     def _put(self, record: ArrayRecord) -> Arrays:
         blob_id = new_blob_id()
         path = blob_path(self._folder, blob_id)
+        self._folder.mkdir(parents=True, exist_ok=True)
         parts = {name: _part(name, array) for name, array in record.items()}
         tensors = {name: tensor for name, (tensor, _) in parts.items()}
         info = self._link(tensors, path) or write_tensors(path, tensors, fsync=self._fsync)

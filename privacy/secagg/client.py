@@ -77,7 +77,7 @@ class ClientSession:
         self._me = roster.index(me)
         if signing_key.public_key().public_bytes_raw() != roster.keys[self._me]:
             raise ConfigError(f"the roster has another key for client {me!r} than its signing key")
-        if keys.advertise(signing_key) != roster.advertised[self._me]:
+        if not roster.advertised[self._me].startswith(keys.public(roster.keys[self._me])):
             raise SecureAggregationError(
                 "the roster has other keys of the session for this client than its own"
             )

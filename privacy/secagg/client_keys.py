@@ -54,8 +54,11 @@ class ClientKeys:
         self.masking = KeyPair.of(entropy(KEY_BYTES))
         self.seed = entropy(KEY_BYTES)
 
+    def public(self, owner: bytes) -> bytes:
+        """Return what an advertisement says, before the signature; `owner` is a long-term key."""
+        return self.sealing.public + self.masking.public + commit(self.seed, owner)
+
     def advertise(self, signing_key: Ed25519PrivateKey) -> bytes:
         """Return the advertisement, `ADVERTISEMENT_BYTES`: the same at every call."""
-        commitment = commit(self.seed, signing_key.public_key().public_bytes_raw())
-        said = self.sealing.public + self.masking.public + commitment
+        said = self.public(signing_key.public_key().public_bytes_raw())
         return said + sign(signing_key, NO_CONTEXT, Purpose.KEYS, said)
