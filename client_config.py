@@ -91,6 +91,11 @@ class PolicyConfig:
     )
     delta: float = setting(1e-6, "the delta at which these epsilons are meant", above=0, below=1)
 
+    @property
+    def has_budget(self) -> bool:
+        """Whether what was spent before matters."""
+        return self.epsilon_max is not None or self.record_epsilon_max is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:

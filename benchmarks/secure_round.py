@@ -3,10 +3,10 @@
 The app is `examples/mnist`: a CNN, one epoch on each agent's own images, a durable checkpoint, and
 evaluation on the agents and on the server's held-out images. Plain and secure runs of the same
 seed take turns in one federation; the first rounds of each run, when training processes start,
-are left out. A secure round is two sessions of six exchanges, one for training and one for
-evaluation.
+are left out. A secure round is two sessions, one for training in five exchanges and one for
+evaluation in four.
 
-    python benchmarks/secure_round.py [--agents 8] [--rounds 8] [--pairs 2] [--quick]
+    python benchmarks/secure_round.py [--agents 8] [--rounds 14] [--pairs 2] [--quick]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--agents", type=int, default=8, help="3 at least")
-    parser.add_argument("--rounds", type=int, default=8, help=f"above {WARM_UP_ROUNDS + 1}")
+    parser.add_argument("--rounds", type=int, default=14, help=f"above {WARM_UP_ROUNDS + 1}")
     parser.add_argument("--pairs", type=int, default=2, help="runs of each kind")
     parser.add_argument("--quick", action="store_true", help="small: whether it works at all")
     arguments = parser.parse_args()

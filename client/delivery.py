@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ..errors import IdentityError, MeadowError, UnreachableError
+from ..privacy.secure_kinds import is_talk
 from ..transport.blobs import blob_path
 from ..transport.fleet_pb2 import AgentMessage, AppError, Reply
 from .connection import Connection
@@ -89,8 +90,10 @@ class Deliveries:
                 await asyncio.wait((confirmed, connection.lost), return_when="FIRST_COMPLETED")
         self._state.acknowledge(reply.instruction_id)
         failed = bool(reply.refused) or reply.envelope.HasField("error")
-        if confirmed.done() and not failed:
-            what = "update" if blobs_of(reply.envelope) else "answer"
+        blobs = blobs_of(reply.envelope)
+        told = bool(blobs) or not is_talk(reply.envelope.metadata.message_type)
+        if confirmed.done() and told and not failed:
+            what = "update" if blobs else "answer"
             text = f"{label}: {what} sent {size_text(size)}"
             self._report(Event(kind="sent", text=text, detail={"bytes": size}))
 

@@ -17,7 +17,7 @@ from ..errors import (
     StoreError,
     UnreachableError,
 )
-from ..privacy.secure_kinds import is_answer
+from ..privacy.secure_kinds import is_talk
 from ..transport.blobs import blob_path, check_blob_id
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
 from .budget import announced_noise, announced_steps, check_budget
@@ -98,16 +98,15 @@ class Execution:
         for blob in blobs:
             await self._fetch(blob)
         self._prune({blob.id for blob in blobs})
-        verb = "training" if is_training(instruction) else "evaluating"
-        if is_answer(instruction.envelope.metadata.message_type):
-            verb = "summing updates of"
         label = label_of(instruction.envelope)
         detail: dict[str, str | int | float] = {
             "run": instruction.run_id,
             "instruction": instruction.id,
         }
-        text = f"{label}: {verb} app {instruction.app.name}"
-        self._report(Event(kind="training", text=text, detail=detail))
+        if not is_talk(instruction.envelope.metadata.message_type):
+            verb = "training" if is_training(instruction) else "evaluating"
+            text = f"{label}: {verb} app {instruction.app.name}"
+            self._report(Event(kind="training", text=text, detail=detail))
         done = await self._train(instruction, step)
         error = done.envelope.error
         if done.envelope.HasField("error") and error.code != NOTHING_TO_EVALUATE:
@@ -142,15 +141,18 @@ class Execution:
         except (ConfigError, AppError) as error:
             self._report(Event(kind="warning", text=str(error)))
             raise RefusedError("this client's client.toml or app needs its owner") from error
-        now_s = self._clock()
-        rounds_today = self._ledger.rounds_today(now_s=now_s, besides=instruction.id)
+        rounds_today = 0
+        if policy.rounds_per_day is not None:
+            now_s = self._clock()
+            rounds_today = self._ledger.rounds_today(now_s=now_s, besides=instruction.id)
         check(instruction, policy, installed=installed, rounds_today=rounds_today)
-        check_budget(
-            instruction,
-            policy,
-            spent=self._ledger.spent(besides=content_of(instruction)),
-            rounds=self._ledger.rounds_of_run(instruction),
-        )
+        if policy.has_budget:
+            check_budget(
+                instruction,
+                policy,
+                spent=self._ledger.spent(besides=content_of(instruction)),
+                rounds=self._ledger.rounds_of_run(instruction),
+            )
 
     async def _refuse(self, instruction: Instruction, reason: str) -> Reply:
         now_s = self._clock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ANSWERS", "IDENTITY", "SUFFIX", "is_answer", "is_secure"]
+__all__ = ["ANSWERS", "IDENTITY", "SUFFIX", "is_answer", "is_secure", "is_talk"]
 
 SUFFIX = ".secure"
 """An instruction is of the type "train" or "evaluate" and this."""
@@ -17,6 +17,11 @@ ANSWERS = (
 def is_answer(message_type: str) -> bool:
     """Return whether a message goes on with a session that has begun."""
     return message_type in ANSWERS
+
+
+def is_talk(message_type: str) -> bool:
+    """Return whether a message is about a session, and asks nothing of the data."""
+    return message_type == IDENTITY or is_answer(message_type)
 
 
 def is_secure(message_type: str) -> bool:

@@ -48,12 +48,13 @@ class KeyPair:
 
     secret: bytes
     public: bytes
+    _key: X25519PrivateKey
 
     @classmethod
     def of(cls, secret: bytes) -> KeyPair:
         """Return the pair of a 32-byte secret key."""
         key = X25519PrivateKey.from_private_bytes(secret)
-        return cls(secret, key.public_key().public_bytes_raw())
+        return cls(secret, key.public_key().public_bytes_raw(), key)
 
     def agree(self, public: bytes) -> bytes:
         """Return what this pair and the owner of `public` have in common.
@@ -61,9 +62,8 @@ class KeyPair:
         Raises:
             SecureAggregationError: `public` is a point of low order, which has nothing secret.
         """
-        key = X25519PrivateKey.from_private_bytes(self.secret)
         try:
-            return key.exchange(X25519PublicKey.from_public_bytes(public))
+            return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
             raise SecureAggregationError("a public key is a point of low order") from error
 
