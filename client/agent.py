@@ -5,6 +5,7 @@
     DIR/agent.sqlite    what was answered and counted
     DIR/blobs/          tensors from the server, the last few
     DIR/runs/           tensors of replies, and what apps keep between rounds
+    DIR/ranks/          where a group of training processes meets
     DIR/training.log    what the training process prints
     DIR/agent.lock      held while an agent runs
 

@@ -124,7 +124,14 @@ class LocalTraining:
         device = choose_device(config.device if one else plan.devices[0])
         use, group = DeviceUse.of(config, kind=plan.kind, device=device), None
         if plan.kind not in ("none", "data_parallel"):
-            group = RankGroup(plan, use, app_dir=app_dir, sha256=sha256, stages=task.stages)
+            group = RankGroup(
+                plan,
+                use,
+                app_dir=app_dir,
+                sha256=sha256,
+                folder=client_dir / "ranks",
+                stages=task.stages,
+            )
             group.warm()
         saves = client_dir / "unfinished"
         return cls(

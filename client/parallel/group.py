@@ -54,11 +54,13 @@ class RankGroup:
         *,
         app_dir: str,
         sha256: str,
+        folder: Path,
         stages: Stages | None = None,
     ) -> None:
+        """`folder` is where ranks meet; no other group may be at work in it."""
         self._plan, self._use, self._stages = plan, use, stages
         self._app = {"app_dir": app_dir, "sha256": sha256}
-        self._folder: str | None = None
+        self._folder = folder
         self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
         self._form: Form | None = None
         self.generation = 0
@@ -78,8 +80,9 @@ class RankGroup:
             return self._form
         self.close()
         self.generation += 1
-        self._folder = tempfile.mkdtemp(prefix="meadow-ranks-")
-        meeting_place = Path(self._folder) / "meeting"
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a group that was killed
+        self._folder.mkdir(parents=True)
+        meeting_place = Path(tempfile.mkdtemp(dir=self._folder)) / "meeting"
         try:
             for rank in range(1, self._plan.ranks):
                 connection = self._started()
@@ -155,9 +158,7 @@ class RankGroup:
             process.wait()
         self._form = None
         leave()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _started(self) -> Connection:
         ours, theirs = socket.socketpair()
