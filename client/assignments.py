@@ -82,14 +82,15 @@ class Assignments:
         """Drop an instruction: from the queue, from execution, or its reply on its way."""
         id_ = cancel.instruction_id
         self._queued.pop(id_, None)
-        self._deliveries.withdraw(id_)
+        if id_ in self._deliveries:
+            self._deliveries.withdraw(id_)
+            self._state.acknowledge(id_)
         if self._current is not None and self._current.id == id_ and id_ not in self._unwanted:
             self._unwanted.add(id_)
             text = f"{label_of(self._current.envelope)}: cancelled: {cancel.reason[:200]}"
             self._report(Event(kind="cancelled", text=text, detail={"instruction": id_}))
             if self._task is not None:
                 asyncio.get_running_loop().call_later(CANCEL_GRACE_S, self._task.cancel)
-        self._state.acknowledge(id_)
 
     async def redeliver(self) -> None:
         """Send the replies that an earlier agent process recorded and did not get confirmed."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from ..errors import (
     NOTHING_TO_EVALUATE,
@@ -112,7 +113,9 @@ class Execution:
         if done.envelope.HasField("error") and error.code != NOTHING_TO_EVALUATE:
             text = f"{label}: {error.reason}"
             self._report(Event(kind="failed", text=text, detail=detail))
-        await asyncio.to_thread(self._state.record, instruction, done.envelope, done.state)
+        await _carried_through(
+            asyncio.to_thread(self._state.record, instruction, done.envelope, done.state)
+        )
         return done.envelope
 
     async def _train(self, instruction: Instruction, step: Callable[[], None]) -> TrainingDone:
@@ -193,6 +196,19 @@ class Execution:
             if path.stem not in needed:
                 path.unlink()
                 self._verified.pop(path.stem, None)
+
+
+async def _carried_through(work: Coroutine[Any, Any, Any]) -> None:
+    """Wait for work in a thread to its end, cancelled or not: what comes next must find it done."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def label_of(envelope: Envelope) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..client_config import PolicyConfig
 from ..errors import RefusedError
-from ..privacy.secure_kinds import is_answer, is_secure
+from ..privacy.secure_kinds import is_secure, is_talk
 from ..transport.fleet_pb2 import Instruction
 
 __all__ = ["check", "is_training"]
@@ -33,8 +33,8 @@ def check(
     if policy.allowed_apps and f"sha256:{installed}" not in policy.allowed_apps:
         raise RefusedError(f"app {app.name!r} is not among policy.allowed_apps")
     asked_for = instruction.envelope.metadata.message_type
-    # an answer belongs to a session whose cohort was checked when it began; dropouts are fewer
-    if instruction.cohort_clients < policy.min_cohort and not is_answer(asked_for):
+    # the cohort of a session is checked when it begins; before and after, fewer may be asked
+    if instruction.cohort_clients < policy.min_cohort and not is_talk(asked_for):
         raise RefusedError(
             f"policy.min_cohort is {policy.min_cohort}, "
             f"this round has {instruction.cohort_clients} clients"

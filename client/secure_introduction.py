@@ -14,11 +14,12 @@ from flwr.app import ConfigRecord, RecordDict
 from ..errors import SecureAggregationError
 from ..privacy.entropy import Entropy
 from ..privacy.secagg import ClientKeys
+from ..privacy.secure_announcement import name_of
+from ..privacy.secure_kinds import INTRODUCED
 from .secure_identity import SecureIdentity
 
 __all__ = ["expand", "introduce", "keys_of", "spend_seed"]
 
-INTRODUCED = "meadow-secure-introduction"
 SEED_BYTES = 32
 
 
@@ -32,7 +33,7 @@ def introduce(state: RecordDict, identity: SecureIdentity) -> ConfigRecord:
     number = kept.get("number", 0) + 1
     fresh = identity.entropy(SEED_BYTES) + number.to_bytes(8, "big")
     seed = sha256(b"meadow secure seed 2\0" + fresh).digest()
-    advertised = keys_of(seed).advertise(identity.key)
+    advertised = keys_of(seed).advertise(identity.key, name=name_of(identity.node))
     state[INTRODUCED] = ConfigRecord({"number": number, "seed": seed, "advertised": advertised})
     said = {"key": identity.public_key, "certificate": identity.certificate}
     return ConfigRecord({**said, "advertised": advertised})

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..errors import SecureAggregationError
 from ..flower import params_to_arrays, tensors_of
 from ..privacy.secagg import Binding, ClientSession
+from ..privacy.secagg.binding import context_of
 from ..privacy.secagg.steps import Step
 from ..privacy.secure_announcement import Announcement, name_of
 from .secure_identity import SecureIdentity
@@ -40,7 +41,7 @@ LIVE_MAX = 128
 """So many sessions stay in memory; a simulation has many clients in one process."""
 
 _live: OrderedDict[bytes, tuple[list[bytes], ClientSession]] = OrderedDict()
-"""Sessions by their seeds, with what each has heard."""
+"""Sessions by what they follow from, with what each has heard."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class KeptSession:
     category: str
     length: int
     seed: bytes
+    bound: bytes
+    """The seed of all but the keys: of this session alone, even where entropy is repeated."""
     weight: int
     heard: list[bytes]
 
@@ -86,9 +89,12 @@ class KeptSession:
             category=category,
             length=len(vector),
             seed=seed,
+            bound=b"",
             weight=weight,
             heard=[],
         )
+        plan, roster = announcement.plan(kept.length), announcement.roster
+        kept.bound = sha256(seed + context_of(plan, roster, binding)).digest()
         session = kept._session()
         answer = session.share()
         state[ANNOUNCEMENT] = announcement.record()
@@ -126,6 +132,7 @@ class KeptSession:
             category=said["category"],
             length=said["length"],
             seed=said["seed"],
+            bound=said["bound"],
             weight=said["weight"],
             heard=[said[f"heard-{place}"] for place in range(said["heard"])],
         )
@@ -134,7 +141,7 @@ class KeptSession:
     def end(state: RecordDict) -> None:
         """Forget the session, if there is one."""
         if SESSION in state:
-            _live.pop(cast(bytes, state.config_records[SESSION]["seed"]), None)
+            _live.pop(cast(bytes, state.config_records[SESSION]["bound"]), None)
         for name in (SESSION, ANNOUNCEMENT, VECTOR):
             if name in state:
                 del state[name]
@@ -165,7 +172,7 @@ class KeptSession:
 
     def _so_far(self) -> ClientSession:
         """Return the session as it is after what was heard; the owner may ask for more by now."""
-        live = _live.pop(self.seed, None)
+        live = _live.pop(self.bound, None)
         if live is not None and live[0] == self.heard:
             self.identity.minimum.require(self.announcement.plan(self.length).topology)
             return live[1]
@@ -176,7 +183,7 @@ class KeptSession:
         return session
 
     def _keep_live(self, session: ClientSession) -> None:
-        _live[self.seed] = (list(self.heard), session)
+        _live[self.bound] = (list(self.heard), session)
         while len(_live) > LIVE_MAX:
             _live.popitem(last=False)
 
@@ -211,7 +218,7 @@ class KeptSession:
             keys=keys_of(self.seed),
             roster=self.announcement.roster,
             binding=self.binding,
-            entropy=expand(_bound(self.seed, self.binding)),
+            entropy=expand(self.bound),
             minimum=self.identity.minimum,
         )
 
@@ -223,14 +230,9 @@ class KeptSession:
             "beacon": self.binding.beacon,
             "length": self.length,
             "seed": self.seed,
+            "bound": self.bound,
             "weight": self.weight,
             "heard": len(self.heard),
         }
         said |= {f"heard-{place}": message for place, message in enumerate(self.heard)}
         self.state[SESSION] = ConfigRecord(said)
-
-
-def _bound(seed: bytes, binding: Binding) -> bytes:
-    """Return a session's own seed: two sessions differ even where entropy is repeated."""
-    bound = b"".join((binding.session, binding.round.to_bytes(8, "big"), binding.model))
-    return sha256(b"meadow secure session 2\0" + seed + bound).digest()

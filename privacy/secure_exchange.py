@@ -149,7 +149,8 @@ class SecureExchange:
             if not left:
                 return []
             groups = left
-            self._collect(groups, self._ask(kind, dict(sorted(contents.items()))))
+            answers = self._ask(kind, dict(sorted(contents.items())))
+            self._collect(groups, answers, last=kind == ANSWERS[-1])
         return groups
 
     def _try(self, group: SecureGroup, step: Callable[[SecureGroup], Any]) -> Any:
@@ -163,12 +164,16 @@ class SecureExchange:
             self.failures |= group.failures
 
     def _collect(
-        self, groups: list[SecureGroup], answers: Iterator[tuple[int, RecordDict]]
+        self,
+        groups: list[SecureGroup],
+        answers: Iterator[tuple[int, RecordDict]],
+        *,
+        last: bool = False,
     ) -> None:
         group_of = {node: group for group in groups for node in group.nodes}
         for node, content in answers:
             group_of[node].collect(node, content)
-            if (member := Member.read(content)) is not None:
+            if last and (member := Member.read(content)) is not None:
                 self.introduced[node] = member
 
     def _members(self) -> dict[int, Member]:
@@ -257,6 +262,7 @@ def _public_keys(node: int, member: Member, used: set[bytes]) -> set[bytes]:
     """
     keys = Advertisement.from_bytes(member.advertised)
     keys.require_signed(member.key, name=name_of(node))
+    keys.require_agreeable(name=name_of(node))
     found = {member.key, keys.sealing, keys.masking}
     if len(found) < 3 or found & used:
         raise SecureAggregationError("it has a public key of another client, or one key twice")

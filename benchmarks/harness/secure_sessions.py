@@ -29,7 +29,7 @@ def run_session(plan: Plan, gone: int, meter: Meter) -> float:
     """
     keys = {f"site-{n:05}": Ed25519PrivateKey.generate() for n in range(plan.topology.clients)}
     members = {
-        name: Member(key, meter if number >= gone else unmetered)
+        name: Member(name, key, meter if number >= gone else unmetered)
         for number, (name, key) in enumerate(keys.items())
     }
     roster = meter("keys", checked, {name: one.introduction() for name, one in members.items()})
@@ -43,8 +43,8 @@ def run_session(plan: Plan, gone: int, meter: Meter) -> float:
     vector = np.random.default_rng(0).standard_normal(plan.encoding.length, np.float32) / 8
     about: dict[str, Any] = {"plan": plan, "roster": roster, "binding": binding}
     server = meter("keys", lambda: ServerSession(**about))
-    for name, member in members.items():
-        member.begin(name, about, vector)
+    for member in members.values():
+        member.begin(about, vector)
     heard, sent_bytes = dict.fromkeys(keys, b""), 160.0 * (len(keys) - gone)
     for step, phase in enumerate(PHASES[1:]):
         if phase == "vectors":
@@ -74,26 +74,29 @@ def checked(introductions: dict[str, tuple[bytes, bytes]]) -> Roster:
     roster = Roster.of(introductions)
     for name, key, said in zip(roster.names, roster.keys, roster.advertisements, strict=True):
         said.require_signed(key, name=name)
+        said.require_agreeable(name=name)
     return roster
 
 
 class Member:
     """A client of a session, its construction measured too."""
 
-    def __init__(self, key: Ed25519PrivateKey, meter: Meter) -> None:
-        self.meter, self._key = meter, key
+    def __init__(self, name: str, key: Ed25519PrivateKey, meter: Meter) -> None:
+        self.meter, self._name, self._key = meter, name, key
         self._keys: ClientKeys = meter("client", ClientKeys, system_entropy)
         self._session: ClientSession
         self._vector: np.ndarray
 
     def introduction(self) -> tuple[bytes, bytes]:
         """Return its long-term key, and what it advertises."""
-        advertised: bytes = self.meter("client", self._keys.advertise, self._key)
+        advertised: bytes = self.meter(
+            "client", lambda: self._keys.advertise(self._key, name=self._name)
+        )
         return self._key.public_key().public_bytes_raw(), advertised
 
-    def begin(self, name: str, about: dict[str, Any], vector: np.ndarray) -> None:
+    def begin(self, about: dict[str, Any], vector: np.ndarray) -> None:
         """Take part in a session, with this vector."""
-        own = {"me": name, "signing_key": self._key, "keys": self._keys}
+        own = {"me": self._name, "signing_key": self._key, "keys": self._keys}
         self._session = self.meter(
             "client", lambda: ClientSession(entropy=system_entropy, **own, **about)
         )

@@ -84,7 +84,11 @@ class ClientSession:
         self._graph = Graph(plan.topology, binding.beacon)
         self._neighbours = self._graph.neighbours(self._me)
         self._secrets: ClientSecrets | None = ClientSecrets(
-            keys, me=self._me, context=self._context, entropy=entropy
+            keys.spend(),
+            me=self._me,
+            names=roster.names,
+            context=self._context,
+            entropy=entropy,
         )
         self._next = Step.SHARE
         self._sets: list[Members] = []
@@ -121,7 +125,7 @@ class ClientSession:
             records = reader.records(len(senders), SEALED_BYTES)
             reader.end()
             for sender, sealed in zip(senders, records, strict=True):
-                secrets.take_shares(sender, sealed, name=self._roster.names[sender])
+                secrets.take_shares(sender, sealed)
             numbers = self._plan.encoding.encode(vector, weight, entropy=self._entropy)
             add_masks(numbers, secrets.masks(self._keys_of(senders)))
             signature = self._sign(Purpose.MASKED, *self._sets_bytes())

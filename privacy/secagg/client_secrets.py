@@ -17,8 +17,17 @@ __all__ = ["ClientSecrets"]
 class ClientSecrets:
     """One client's keys, and the shares it holds for others."""
 
-    def __init__(self, keys: ClientKeys, *, me: int, context: bytes, entropy: Entropy) -> None:
-        self._keys, self._me, self._context, self._entropy = keys, me, context, entropy
+    def __init__(
+        self,
+        keys: ClientKeys,
+        *,
+        me: int,
+        names: Sequence[str],
+        context: bytes,
+        entropy: Entropy,
+    ) -> None:
+        self._keys, self._me, self._names = keys, me, names
+        self._context, self._entropy = context, entropy
         self._agreed: dict[int, bytes] = {}
         """With each neighbour, from the sealing keys."""
         self._shares: dict[int, bytes] = {}
@@ -31,7 +40,7 @@ class ClientSecrets:
             SecureAggregationError: a public key is a point of low order.
         """
         for client, keys in neighbours.items():
-            self._agreed[client] = self._keys.sealing.agree(keys.sealing)
+            self._agreed[client] = self._keys.sealing.agree(keys.sealing, name=self._names[client])
 
     def sealed_shares(self, holders: Sequence[int], *, threshold: int) -> Iterator[bytes]:
         """Yield a share of both secrets for each holder but this client, which keeps its own."""
@@ -47,14 +56,14 @@ class ClientSecrets:
                 key = sealing_key(self._agreed[holder], self._context, self._me, holder)
                 yield seal(key, of_seed + of_key)
 
-    def take_shares(self, sender: int, sealed: bytes, *, name: str) -> None:
+    def take_shares(self, sender: int, sealed: bytes) -> None:
         """Keep the shares of another client's secrets.
 
         Raises:
             SecureAggregationError: they were changed, or are not for this client.
         """
         key = sealing_key(self._agreed[sender], self._context, sender, self._me)
-        self._shares[sender] = unseal(key, sealed, name=name)
+        self._shares[sender] = unseal(key, sealed, name=self._names[sender])
 
     def masks(self, neighbours: Mapping[int, Advertisement]) -> list[Mask]:
         """Return this client's own mask, and the one that it shares with each neighbour.
@@ -63,7 +72,7 @@ class ClientSecrets:
         """
         masks = [Mask(derive_key(self._keys.seed, self._context, Purpose.SELF_MASK, self._me), 1)]
         for other, keys in neighbours.items():
-            agreed = self._keys.masking.agree(keys.masking)
+            agreed = self._keys.masking.agree(keys.masking, name=self._names[other])
             key = mask_key(agreed, self._context, self._me, other)
             masks.append(Mask(key, 1 if self._me > other else -1))
         return masks

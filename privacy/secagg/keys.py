@@ -56,8 +56,8 @@ class KeyPair:
         key = X25519PrivateKey.from_private_bytes(secret)
         return cls(secret, key.public_key().public_bytes_raw(), key)
 
-    def agree(self, public: bytes) -> bytes:
-        """Return what this pair and the owner of `public` have in common.
+    def agree(self, public: bytes, *, name: str) -> bytes:
+        """Return what this pair and the client `name`, the owner of `public`, have in common.
 
         Raises:
             SecureAggregationError: `public` is a point of low order, which has nothing secret.
@@ -65,7 +65,9 @@ class KeyPair:
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
-            raise SecureAggregationError("a public key is a point of low order") from error
+            raise SecureAggregationError(
+                f"a public key of client {name!r} is a point of low order", suspect=name
+            ) from error
 
 
 def derive_key(secret: bytes, context: bytes, purpose: bytes, *clients: int) -> bytes:

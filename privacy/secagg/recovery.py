@@ -109,7 +109,7 @@ class Recovery:
         pair = KeyPair.of(secret)
         for other in self._graph.neighbours(gone):
             if self._survivors[other]:
-                agreed = pair.agree(self._keys[other].masking)
+                agreed = pair.agree(self._keys[other].masking, name=self._roster.names[other])
                 key = mask_key(agreed, self._context, gone, other)
                 yield Mask(key, -1 if other > gone else 1)  # the opposite of what `other` did
 

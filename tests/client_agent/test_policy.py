@@ -82,10 +82,11 @@ def test_nothing_plain_where_sums_are_required(message_type: str) -> None:
 
 
 def test_dropouts_do_not_end_a_session_that_has_begun() -> None:
-    """The cohort is checked when it begins; its later messages go to fewer."""
+    """The cohort is checked when it begins; other messages go to fewer, before it and after."""
     policy = PolicyConfig(min_cohort=3, require_secure_aggregation=True)
-    answer = make(message_type="query.secure_confirm", secure_aggregation=True)
-    check(answer, policy, installed=SHA, rounds_today=0)
+    for message_type in ("query.secure_identity", "query.secure_confirm"):
+        answer = make(message_type=message_type, secure_aggregation=True)
+        check(answer, policy, installed=SHA, rounds_today=0)
     begun = make(message_type="train.secure", secure_aggregation=True)
     with pytest.raises(RefusedError, match="min_cohort is 3"):
         check(begun, policy, installed=SHA, rounds_today=0)

@@ -10,7 +10,10 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from meadow.client.secure_identity import pinned_identity, simulated_identity
 from meadow.flower import params_to_arrays
+from meadow.privacy.secagg.keys import sign
+from meadow.privacy.secagg.steps import Purpose
 from meadow.privacy.secure_kinds import IDENTITY
 from meadow.privacy.secure_terms import MASKED
 
@@ -108,23 +111,48 @@ def test_updates_that_no_sum_takes(changes: dict[str, float], reason: str) -> No
     assert reason in reasons(replies)[3]
 
 
-def test_copied_keys() -> None:
-    """Who shows the keys of another client, or of an earlier time of its own, is out."""
-    arena = Arena(5)
+@pytest.mark.parametrize(("copier", "owner"), [(4, 1), (1, 4)])
+def test_copied_keys(copier: int, owner: int) -> None:
+    """Who shows what another client has shown, now or earlier, is out, and the other is not."""
+    arena = Arena(5, identify=pinned_identity())
     shown: dict[int, Any] = {}
 
     def copy(message: Message) -> Message:
         node = message.metadata.src_node_id
         if message.metadata.message_type == IDENTITY:
+            if node == copier and owner in shown:
+                message.content["introduction"] = ConfigRecord(dict(shown[owner]))
             shown[node] = message.content["introduction"]
-            if node == 4:
-                message.content["introduction"] = ConfigRecord(dict(shown[1]))
         return message
 
     arena.wire.on_way_back = copy
+    arena.round()
+    params = {name: values * 2 for name, values in model().items() if values.ndim}
+    replies = arena.round(2, params=params)
+    assert f"signature of client '{copier}' over its keys" in reasons(replies)[copier]
+    others = [node for node in range(1, 6) if node != copier]
+    require_mean(combined(replies), others, 2, params)
+
+
+@pytest.mark.parametrize("start", [0, 32])
+def test_keys_of_low_order(start: int) -> None:
+    """Honestly signed, and nothing secret can be agreed on with them: that client alone is out."""
+    arena = Arena(5)
+
+    def weaken(message: Message) -> Message:
+        node = message.metadata.src_node_id
+        if (node, message.metadata.message_type) == (3, IDENTITY):
+            said = message.content["introduction"]["advertised"][:96]
+            said = said[:start] + bytes(32) + said[start + 32 :]
+            key = simulated_identity(7)(arena.clients.context_of(3)).key
+            advertised = said + sign(key, b"", Purpose.KEYS, b"3", said)
+            introduces(advertised=advertised)(message)
+        return message
+
+    arena.wire.on_way_back = weaken
     replies = arena.round()
-    assert "a public key of another client" in reasons(replies)[4]
-    require_mean(combined(replies), [1, 2, 3, 5], 1, model())
+    assert "of client '3' is a point of low order" in reasons(replies)[3]
+    require_mean(combined(replies), [1, 2, 4, 5], 1, model())
 
 
 def test_a_bad_introduction_ahead_of_the_evaluation() -> None:

@@ -67,7 +67,7 @@ class Cohort:
     def introduction(self, name: str, keys: ClientKeys | None = None) -> tuple[bytes, bytes]:
         """Return a client's long-term key, and what it advertises."""
         long_term = signing_key(name)
-        advertised = (keys or self.keys_of(name)).advertise(long_term)
+        advertised = (keys or self.keys_of(name)).advertise(long_term, name=name)
         return long_term.public_key().public_bytes_raw(), advertised
 
     def roster_of(self, names: Iterable[str], **other: tuple[bytes, bytes]) -> Roster:

@@ -272,7 +272,7 @@ def test_a_roster_with_another_key(kit, cohort):
     with pytest.raises(ConfigError, match="another key for client 'site-001'"):
         cohort.client(ME, signing_key=kit.signing_key("somebody"))
     stranger = kit.signing_key("stranger")
-    said = ClientKeys(kit.replayed(9)).advertise(stranger)
+    said = ClientKeys(kit.replayed(9)).advertise(stranger, name="site-004")
     cohort.clients[ME] = told(cohort, site_004=(stranger.public_key().public_bytes_raw(), said))
     with pytest.raises(SecureAggregationError, match="another session"):
         cohort.until(Step.MASK)

@@ -149,6 +149,15 @@ def test_the_same_vector_never_looks_the_same(kit):
     assert (texts[0] == texts[1]).sum() <= 1
 
 
+def test_keys_are_for_one_session(kit):
+    """What one session reveals of a client's keys would unmask it in another."""
+    cohort = kit.Cohort(5)
+    keys = cohort.keys_of("site-002")
+    cohort.client("site-002", keys=keys)
+    with pytest.raises(SecureAggregationError, match="were used in a session"):
+        cohort.client("site-002", keys=keys)
+
+
 def test_messages_have_the_planned_sizes(kit):
     """Four bytes a parameter at 32 bits, and packed at fewer."""
     for bits, value_bits, expected in ((32, 16, 4 * 101), (21, 16, -(-101 * 21 // 8))):
