@@ -24,7 +24,6 @@ from pathlib import Path
 
 from ..apps import content_hash
 from ..errors import IdentityError, MeadowError
-from ..privacy.secure_kinds import INTRODUCED
 from ..transport.fleet_pb2 import Welcome
 from .assignments import Assignments
 from .connection import Connection
@@ -104,7 +103,6 @@ class Agent:
 
     async def _serve(self, owner: Owner, database: Database, trainer: Trainer) -> None:
         state = State(database, self._directory / "runs")
-        state.drop(INTRODUCED)  # keys of before: this folder may be a copy of an older one
         deliveries = Deliveries(self._uplink, state, self._report)
         execution = Execution(
             owner=owner,

@@ -6,6 +6,7 @@ its own newest keys knows that nobody had seen the ring before it spoke.
 
 from __future__ import annotations
 
+import time
 from hashlib import sha256, shake_256
 from typing import Any
 
@@ -15,12 +16,14 @@ from ..errors import SecureAggregationError
 from ..privacy.entropy import Entropy
 from ..privacy.secagg import ClientKeys
 from ..privacy.secure_announcement import name_of
-from ..privacy.secure_kinds import INTRODUCED
 from .secure_identity import SecureIdentity
 
 __all__ = ["expand", "introduce", "keys_of", "spend_seed"]
 
+INTRODUCED = "meadow-secure-introduction"
 SEED_BYTES = 32
+AGE_S_MAX = 3600.0
+"""A client whose memory is put back to that of an older day has no keys that it can use again."""
 
 
 def introduce(state: RecordDict, identity: SecureIdentity) -> ConfigRecord:
@@ -34,7 +37,9 @@ def introduce(state: RecordDict, identity: SecureIdentity) -> ConfigRecord:
     fresh = identity.entropy(SEED_BYTES) + number.to_bytes(8, "big")
     seed = sha256(b"meadow secure seed 2\0" + fresh).digest()
     advertised = keys_of(seed).advertise(identity.key, name=name_of(identity.node))
-    state[INTRODUCED] = ConfigRecord({"number": number, "seed": seed, "advertised": advertised})
+    state[INTRODUCED] = ConfigRecord(
+        {"number": number, "seed": seed, "advertised": advertised, "drawn-at-s": time.time()}
+    )
     said = {"key": identity.public_key, "certificate": identity.certificate}
     return ConfigRecord({**said, "advertised": advertised})
 
@@ -44,13 +49,18 @@ def spend_seed(state: RecordDict, advertised: bytes) -> bytes:
 
     Raises:
         SecureAggregationError: these are others, or there are none: the session was not made of
-            what this client said last.
+            what this client said last. Or they are too old.
     """
     kept: Any = state.config_records.get(INTRODUCED, {})
     if "seed" not in kept or kept["advertised"] != advertised:
         raise SecureAggregationError(
             "the announcement does not have the keys that this client drew last: a session is "
             "begun once, after its clients have said who they are"
+        )
+    if abs(time.time() - kept["drawn-at-s"]) > AGE_S_MAX:
+        raise SecureAggregationError(
+            f"the keys that this client drew last are not of the last {AGE_S_MAX:.0f} s: a session "
+            "is begun soon after its clients have said who they are"
         )
     state[INTRODUCED] = ConfigRecord({"number": kept["number"]})
     seed: bytes = kept["seed"]

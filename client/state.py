@@ -117,18 +117,6 @@ class State:
             instruction_id=instruction.id, run_id=run_id, envelope=reply, acknowledged=False
         )
 
-    def drop(self, record: str) -> None:
-        """Take a record of this name out of what the apps of all runs have left behind."""
-        with self._database.transaction() as rows:
-            for run_id, packed in rows.execute("SELECT run_id, state FROM runs").fetchall():
-                state = Envelope.FromString(packed)
-                kept = [each for each in state.records if each.name != record]
-                if len(kept) < len(state.records):
-                    del state.records[:]
-                    state.records.extend(kept)
-                    values = (state.SerializeToString(), run_id)
-                    rows.execute("UPDATE runs SET state = ? WHERE run_id = ?", values)
-
     def acknowledge(self, instruction_id: str) -> None:
         """Note that the server has a reply, or no longer wants it; durable with the next record.
 

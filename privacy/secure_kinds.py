@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["ANSWERS", "IDENTITY", "INTRODUCED", "SUFFIX", "is_answer", "is_secure", "is_talk"]
+__all__ = ["ANSWERS", "IDENTITY", "SUFFIX", "is_answer", "is_secure", "is_talk"]
 
 SUFFIX = ".secure"
 """An instruction is of the type "train" or "evaluate" and this."""
 IDENTITY = "query.secure_identity"
-INTRODUCED = "meadow-secure-introduction"
-"""What a client keeps of the keys that it has shown, in its Context, until they are used."""
 ANSWERS = (
     "query.secure_vector",
     "query.secure_confirm",

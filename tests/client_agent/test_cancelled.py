@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meadow.client import assignments
-from meadow.client.database import Database
 from meadow.client.state import State
-from meadow.privacy.secure_kinds import INTRODUCED
 from meadow.transport import fleet_pb2 as pb
 
 from .conftest import Client
@@ -68,18 +65,3 @@ def test_nothing_is_kept_of_invented_cancellations(
 
     asyncio.run(scenario())
     assert noted == ["a"]
-
-
-def test_a_record_is_dropped_from_what_apps_keep(tmp_path: Path) -> None:
-    """Of every run, and nothing else: keys that were shown before the agent started are gone."""
-    database = Database(tmp_path / "agent.sqlite")
-    state = State(database, tmp_path / "runs")
-    for run_id in (1, 2):
-        kept = pb.Envelope(records=[pb.Record(name=name) for name in ("mine", INTRODUCED, "too")])
-        instruction = pb.Instruction(id=f"i{run_id}", run_id=run_id)
-        state.record(instruction, pb.Envelope(), kept.SerializeToString())
-    state.drop(INTRODUCED)
-    for run_id in (1, 2):
-        left = pb.Envelope.FromString(state.state_of(run_id))
-        assert [record.name for record in left.records] == ["mine", "too"]
-    database.close()

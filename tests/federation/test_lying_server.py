@@ -42,7 +42,7 @@ def test_an_honest_round_is_a_sum(heard: dict[str, Any]) -> None:
     assert clients == [1, 2, 3, 4, 5] and mean == pytest.approx(3.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["shares", "vector", "confirm", "unmask"])
+@pytest.mark.parametrize("kind", ["vector", "confirm", "unmask"])
 def test_messages_of_a_session_that_is_over(heard: dict[str, Any], kind: str) -> None:
     """Whatever is sent again is not answered."""
     assert "in no session" in heard[f"replayed query.secure_{kind}"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message
 
+from meadow.client import secure_introduction
 from meadow.client.secure_identity import pinned_identity
 from meadow.privacy.secagg.topology import PRIVACY_BITS, choose_topology, ring_degree
 from meadow.privacy.secure_announcement import Announcement, bind
@@ -108,6 +110,19 @@ def test_a_server_that_invents_fresh_keys() -> None:
     replies = arena.round()
     assert "does not have the keys that this client drew last" in reasons(replies)[2]
     require_mean(combined(replies), [1, 3, 4, 5], 1, model())
+
+
+def test_an_introduction_is_not_good_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory of an older day, put back in place, has no keys that can be used again."""
+    arena, real = Arena(4), time.time
+
+    def change(message: Message) -> Message:
+        ahead_s = 0 if message.metadata.message_type == IDENTITY else 3700
+        monkeypatch.setattr(secure_introduction.time, "time", lambda: real() + ahead_s)
+        return message
+
+    arena.wire.on_way_out = change
+    assert "not of the last 3600 s" in reasons(arena.round())[1]
 
 
 def test_an_introduction_is_good_once() -> None:
