@@ -19,7 +19,7 @@ import os
 import resource
 import sys
 
-__all__ = ["allow_many_files", "keep_freed_memory", "share_cores"]
+__all__ = ["allow_many_files", "available_cores", "keep_freed_memory", "share_cores"]
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _KEPT_BYTES = 64 << 20
@@ -38,6 +38,11 @@ def keep_freed_memory() -> None:
         mallopt(_M_TOP_PAD, _STEP_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_ARENA_MAX, _HEAPS)
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def share_cores() -> None:

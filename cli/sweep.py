@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, MeadowError
+from ..process_limits import available_cores
 from ..sweeps.children import Children, Job
 from ..sweeps.combinations import Combination, grid_of
 from ..sweeps.outcome import Group, best_group, compared_metric, groups_of
@@ -58,15 +58,11 @@ def sweep(
     planned = plan_sweep(folder, grid_of(settings), out=target, clients=clients)
     with hold_folder(target) as lock:
         _record(planned, _states(planned, {}), best)
-        stopped, errors = _run(planned, jobs or _cores(), best, format, lock)
+        stopped, errors = _run(planned, jobs or available_cores(), best, format, lock)
         runs = _states(planned, errors)
         record, groups, decisive = _record(planned, runs, best)
     _tell(groups, decisive, record, target, format)
     _conclude(runs, stopped, best, groups)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _states(planned: Sweep, errors: dict[str, str]) -> Runs:

@@ -26,4 +26,4 @@ def generator_of(entropy: Entropy) -> np.random.Generator:
 def generator_from(seed: bytes, part: int = 0) -> np.random.Generator:
     """Return the generator of a seed, for one part of what it is for: all are independent."""
     sequence = np.random.SeedSequence(int.from_bytes(seed, "big"), spawn_key=(part,))
-    return np.random.Generator(np.random.PCG64DXSM(sequence))
+    return np.random.Generator(np.random.SFC64(sequence))

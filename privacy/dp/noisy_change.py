@@ -101,7 +101,8 @@ def _fill(
         before = piece.before[here]
         change, noise = scratch[:, : before.size]
         np.subtract(piece.after[here], before, out=change)
-        change *= share
+        if share != 1.0:
+            change *= share
         if piece.drawn is None:
             generator.standard_normal(out=noise)
         else:

@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from ...process_limits import available_cores
+
 __all__ = ["BLOCK", "PART", "work_through"]
 
 PART = 1 << 16
 """Values: a thread is worth waking for them."""
 BLOCK = 8_192
 """Values at once: what is made of them stays in the cache."""
+ALONE_MAX = 4 * PART
+"""Values that one thread is done with before others would be awake."""
 THREADS_MAX = 16
-"""The system spreads them over its cores; numpy lets go of the interpreter's lock."""
+"""numpy lets go of the interpreter's lock."""
 
 
 def work_through(parts: int, work: Callable[[int], None], *, values: int) -> None:
     """Call `work` with the number of each part, side by side if they have many values together."""
-    if values < 2 * PART:
+    if values <= ALONE_MAX:
         for number in range(parts):
             work(number)
         return
-    with ThreadPoolExecutor(min(parts, THREADS_MAX)) as pool:
+    with ThreadPoolExecutor(min(parts, available_cores(), THREADS_MAX)) as pool:
         for done in [pool.submit(work, number) for number in range(parts)]:
             done.result()

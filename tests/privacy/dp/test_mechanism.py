@@ -206,7 +206,7 @@ def test_params_and_count_are_one_release() -> None:
 
 def test_long_tensors_are_noised_side_by_side_to_the_same_bits() -> None:
     """Threads change nothing of what a seed gives, and parts of a tensor share no noise."""
-    size = 3 * PART + 5
+    size = 5 * PART + 5
     old = {"a": np.zeros(size, np.float32), "b": np.zeros(7)}
     fixed = mechanism(noise_multiplier=1.0, entropy=lambda size: b"\7" * size)
     first, again = (released(fixed, old, [old]).mean for _ in range(2))
