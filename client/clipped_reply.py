@@ -18,8 +18,12 @@ def clipped_reply(
     trained: ArrayRecord,
     clipping: Clipping,
     noise: AnnouncedNoise | None,
+    *,
+    copy: bool = True,
 ) -> tuple[ArrayRecord, MetricRecord]:
     """Return a reply's params and metrics, with noise where the client adds its own.
+
+    Without `copy` the params are clipped where they are read, once: they are `trained`'s memory.
 
     Every client counts once, so the number of its examples stays with it; so do loss and metrics.
 
@@ -31,7 +35,8 @@ def clipped_reply(
         noisy = noisy_update(params, tensors_of(trained), clipping, noise, system_entropy)
         return params_to_arrays(noisy), MetricRecord({"num-examples": 1})
     tensors, within = clip_update(params, tensors_of(trained), clipping)
-    made = params_to_arrays(
-        {name: MemoryTensor(tensor.numpy()) for name, tensor in tensors.items()}
+    if copy:
+        tensors = {name: MemoryTensor(tensor.numpy()) for name, tensor in tensors.items()}
+    return params_to_arrays(tensors), MetricRecord(
+        {"num-examples": 1, **reported_metrics(clipping, within)}
     )
-    return made, MetricRecord({"num-examples": 1, **reported_metrics(clipping, within)})

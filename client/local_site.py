@@ -78,7 +78,7 @@ class LocalSite:
         clipping = Clipping.of(_config(message))
         if clipping is not None:
             noise = AnnouncedNoise.of(_config(message))
-            trained, metrics = clipped_reply(arrays, trained, clipping, noise)
+            trained, metrics = clipped_reply(arrays, trained, clipping, noise, copy=self._copies)
         return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
     def _round(

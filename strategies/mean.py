@@ -9,7 +9,7 @@ for the end, and are then added block by block, so that they need no such sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +21,17 @@ from ..flower import FlatTensor
 from .algorithm import Aggregate, Params, Update
 from .layout import BLOCK, Block, Layout
 
-__all__ = ["MeanAggregator", "MeanSum", "as_reals"]
+__all__ = ["Alter", "MeanAggregator", "MeanSum", "as_reals"]
 
 Reals = NDArray[np.float64]
+Alter = Callable[[Block, Reals], None]
 
 STORED_MAX = 512
 """So many updates in files may wait: each keeps a file open."""
+
+
+def leave(block: Block, values: Reals) -> None:
+    """Alter nothing."""
 
 
 class Workspace:
@@ -86,15 +91,17 @@ class MeanAggregator:
             self._add_first(accumulator)
         return accumulator
 
-    def finish(self, accumulator: MeanSum) -> Aggregate:
+    def finish(self, accumulator: MeanSum, alter: Alter = leave) -> Aggregate:
         """Return the mean, in the memory of the accumulator, which is used up.
+
+        `alter` changes the mean's values before they are rounded, in place, block by block.
 
         Raises:
             RunError: no updates were folded.
         """
         if not accumulator.waiting:
             raise RunError("there are no updates to aggregate")
-        mean = self._narrow(accumulator)
+        mean = self._narrow(accumulator, alter)
         return Aggregate(mean=mean, weight=accumulator.weight, clients=accumulator.clients)
 
     def _add_first(self, accumulator: MeanSum) -> None:
@@ -112,7 +119,7 @@ class MeanAggregator:
         del accumulator.waiting[: self.group]
         accumulator.crowded = not all(update.stored for update in accumulator.waiting)
 
-    def _narrow(self, accumulator: MeanSum) -> dict[str, NDArray[Any]]:
+    def _narrow(self, accumulator: MeanSum, alter: Alter) -> dict[str, NDArray[Any]]:
         """Add the waiting updates and cast the mean to the params' dtypes.
 
         It takes the sums' place: a value is never written beyond where its sum was, since no
@@ -123,6 +130,7 @@ class MeanAggregator:
         tensors = layout.tensors_in(buffer)
         for block, values in _sums_of_waiting(accumulator, self.group):
             values /= weight
+            alter(block, values)
             for tensor, start, stop, offset in block.segments:
                 piece = values[offset : offset + stop - start]
                 _cast(piece, tensors[tensor].reshape(-1), start)

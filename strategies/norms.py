@@ -97,9 +97,14 @@ class ScaledChange:
 
     def __getitem__(self, values: slice) -> NDArray[Any]:
         wide = np.complex128 if self.dtype.kind == "c" else np.float64
-        change = self._new[values].astype(wide) - self._old[values].astype(wide)
+        made = self._new[values].astype(wide)
+        old = self._old[values].astype(wide)
+        onto = old if self._onto is self._old else self._onto[values].astype(wide)
+        made -= old
         with np.errstate(over="ignore"):  # whoever reads it checks the outcome
-            return (self._onto[values].astype(wide) + self._factor * change).astype(self.dtype)
+            made *= self._factor
+            made += onto
+            return made.astype(self.dtype)
 
     def numpy(self) -> NDArray[Any]:
         made = np.empty(self._old.size, self.dtype)

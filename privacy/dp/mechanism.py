@@ -19,15 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UpdateError
-from ...flower import FlatTensor
+from ...flower import FlatTensor, MemoryTensor
 from ...strategies.algorithm import Aggregate, Params, Update
 from ...strategies.mean import MeanAggregator, MeanSum
+from ...strategies.server_optimizers import is_floating
 from ..entropy import Entropy
 from .clipping import WITHIN_KEY, Clipping, clip_update
 from .events import GaussianEvent
 from .noise import SEED_BYTES, generator_from
 from .noise_memory import NoisePast
-from .noisy_change import noisy_params, values_in
+from .noisy_blocks import NoisyBlocks, normals
 
 __all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum", "exact"]
 
@@ -97,7 +98,7 @@ class PrivateMean:
         return GaussianEvent(noise_multiplier=cost**-0.5)
 
     def zero(self, like: Params) -> PrivateSum:
-        return PrivateSum(params=like, changes=self.mean.zero(exact(like)))
+        return PrivateSum(params=like, changes=self.mean.zero(like))
 
     def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
         for update in updates:
@@ -115,17 +116,20 @@ class PrivateMean:
         return accumulator
 
     def finish(self, accumulator: PrivateSum) -> NoisyAggregate:
-        params, clients = accumulator.params, accumulator.clients
-        mean_of_all = self.mean.finish(accumulator.changes).mean if clients else params
-        seed = self.entropy(SEED_BYTES)
-        mean = noisy_params(
-            params,
-            mean_of_all,
-            share=clients / self.cohort,
-            stddev=self.noise_multiplier * self.clipping.norm / self.cohort,
-            seed=seed,
-            drawn=None if self.past is None else self.past.row(seed, values_in(params)),
-        )
+        params, changes, clients = accumulator.params, accumulator.changes, accumulator.clients
+        if not clients:  # no change, and noise all the same
+            changes = self.mean.fold(changes, [_unchanged(params)])
+        seed, size = self.entropy(SEED_BYTES), changes.layout.total
+        with normals(seed, size) if self.past is None else self.past.rows(seed, size) as drawn:
+            blocks = NoisyBlocks(
+                params,
+                share=clients / self.cohort,
+                stddev=self.noise_multiplier * self.clipping.norm / self.cohort,
+                noise=drawn,
+                width=changes.layout.width,
+            )
+            made = self.mean.finish(changes, blocks).mean
+        mean = {name: made[name] if is_floating(old.dtype) else old for name, old in params.items()}
         within = None
         if self.count_stddev is not None:  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
             noise = generator_from(self.entropy(SEED_BYTES)).normal(0.0, self.count_stddev)
@@ -138,6 +142,11 @@ class PrivateMean:
             within=within,
             seed=None if self.past is None else seed,
         )
+
+
+def _unchanged(params: Params) -> Update:
+    tensors = {name: MemoryTensor(values) for name, values in params.items()}
+    return Update(client=0, params=tensors, weight=1.0)
 
 
 def exact(params: Params) -> dict[str, NDArray[Any]]:

@@ -8,7 +8,8 @@ run that goes on after an interruption makes it again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,9 +88,11 @@ class NoisePast:
     seeds: tuple[bytes, ...]
     memory: NoiseMemory
 
-    def row(self, seed: bytes, size: int) -> Row:
-        """Return this round's noise, of standard normals from `seed`."""
-        return self.memory.row(self.seeds, seed, size)
+    @contextmanager
+    def rows(self, seed: bytes, size: int) -> Iterator[Iterator[Row]]:
+        """Give this round's noise, of standard normals from `seed`, as `normals` does: all at
+        once."""
+        yield iter([self.memory.row(self.seeds, seed, size)])
 
 
 def seeds_slot(seeds: Sequence[bytes]) -> Params:

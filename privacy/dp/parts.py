@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ...process_limits import available_cores
 
-__all__ = ["BLOCK", "PART", "work_through"]
+__all__ = ["ALONE_MAX", "BLOCK", "PART", "THREADS_MAX", "work_through"]
 
 PART = 1 << 16
 """Values: a thread is worth waking for them."""
