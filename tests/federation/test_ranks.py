@@ -98,12 +98,12 @@ def test_the_model_is_that_of_plain_clients(
     assert distance(undisturbed, model(tmp_path / "model.safetensors")) < 1e-5
 
 
-@pytest.mark.parametrize("victim", ["kill-1", "leader-0", "agent-0"])
+@pytest.mark.parametrize("victim", ["kill-1", "leader-0", "group-0", "agent-0"])
 def test_a_death_costs_a_few_steps(
     fleet: Federation, undisturbed: dict[str, torch.Tensor], victim: str
 ) -> None:
-    """kill -9 of a rank, of the training process or of the agent in the middle of an epoch: the
-    round goes on from its last save, and the model has the same bits."""
+    """kill -9 of a rank, of the training process, of all ranks at once or of the agent in the middle
+    of an epoch: the round goes on from its last save, and the model has the same bits."""
     (fleet.folder / victim).write_text(str(STEPS + 6))
     run = fleet.submit(*SETTINGS)
     wait_until(lambda: not (fleet.folder / victim).exists(), "the death")
@@ -113,6 +113,7 @@ def test_a_death_costs_a_few_steps(
         fleet.clients[0].start()
     assert distance(finished(fleet, run), undisturbed) == 0
     assert 3 * STEPS <= passes(fleet) <= 3 * STEPS + 4
+    assert len([*(fleet.client_dir(0) / "ranks").iterdir()]) == 1, "a dead group left its place"
 
 
 def test_the_server_may_see_sums_alone(

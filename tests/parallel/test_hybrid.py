@@ -50,3 +50,13 @@ def test_four_ranks_make_one_update(bench: Bench, grid: LocalTraining) -> None:
         assert distance(ours, params) < 1e-5
         assert seen == samples == 53
         assert told == pytest.approx(means, rel=1e-5)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_killed_rank_costs_a_few_steps(bench: Bench, grid: LocalTraining, rank: int) -> None:
+    """Of this copy or of the other: all four begin anew, and the params have the same bits."""
+    expected, *_ = bench.train(grid, **SETTINGS[0])
+    bench.say(f"kill-{rank}", 3)
+    ours, *_ = bench.train(grid, **SETTINGS[0])
+    assert not (bench.folder / f"kill-{rank}").exists()
+    assert distance(ours, expected) == 0

@@ -85,7 +85,7 @@ def stages(module: nn.Module) -> list[nn.Module]:
 def act(rank: int) -> None:
     """Do what is to happen in so many passes, the file says in how many."""
     together = torch.distributed.is_initialized()
-    for kind in ("kill", "stop", "raise", *(["leader", "agent"] if together else [])):
+    for kind in ("kill", "stop", "raise", *(["leader", "group", "agent"] if together else [])):
         file = HERE / f"{kind}-{rank}"
         if not file.exists():
             continue
@@ -96,6 +96,8 @@ def act(rank: int) -> None:
         file.unlink()
         if kind == "raise":
             raise ValueError("a bad scan")
+        if kind == "group":
+            os.killpg(os.getpgid(0), signal.SIGKILL)
         if kind == "agent":
             os.kill(os.getppid(), signal.SIGKILL)
             signal.pause()
