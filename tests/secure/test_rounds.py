@@ -71,6 +71,21 @@ def test_a_client_that_stops_answering(kind: str) -> None:
     assert set(reasons(replies)) == set(range(1, 6)) - set(in_it)
 
 
+@pytest.mark.parametrize("clients", [5, 16, 64, 200])
+def test_clients_that_do_not_say_who_they_are(clients: int) -> None:
+    """The session is of the others, however few: three have an exact sum, and two have none."""
+    for there in (3, 2):
+        arena = Arena(clients)
+        arena.wire.on_way_back = lambda message, there=there: (
+            message if message.metadata.src_node_id <= there else None
+        )
+        replies = arena.round()
+        if there == 3:
+            require_mean(combined(replies), range(1, 4), 1, model())
+        assert len(reasons(replies)) == clients - 3 * (there == 3)
+    assert "only 2 clients can take part, and 3 are needed" in reasons(replies)[1]
+
+
 @pytest.mark.parametrize("kind", STEPS)
 def test_too_many_dropouts_end_the_round(kind: str) -> None:
     """At any step: there is no sum, and everybody's reply is an error that says so."""
