@@ -11,6 +11,7 @@ a second delivery finds both or neither.
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -47,8 +48,8 @@ class State:
     def __init__(self, database: Database, runs: Path) -> None:
         self._database = database
         self._runs = runs
-        self._acknowledged: set[str] = set()
-        """Noted, but not written yet."""
+        self._acknowledged: deque[str] = deque(maxlen=REPLIES_MAX)
+        """Noted, but not written yet; of refusals too, which are not in the database."""
 
     def reply_dir(self, run_id: int, instruction_id: str) -> Path:
         """Return where the files of a reply live; the id, a peer's word, is never a file name."""
@@ -85,9 +86,9 @@ class State:
             acknowledged; older ones go, with their files.
         """
         run_id, key = instruction.run_id, str(instruction.run_id)
-        acknowledged = [(id_,) for id_ in tuple(self._acknowledged)]
+        acknowledged, self._acknowledged = self._acknowledged, deque(maxlen=REPLIES_MAX)
         with self._database.transaction() as rows:
-            rows.executemany(ACKNOWLEDGE, acknowledged)
+            rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in acknowledged])
             rows.execute(
                 "INSERT INTO replies (instruction_id, run_id, envelope) VALUES (?, ?, ?)",
                 (instruction.id, key, reply.SerializeToString()),
@@ -107,7 +108,6 @@ class State:
                 (RUNS_MAX,),
             ).fetchall()
             rows.executemany("DELETE FROM replies WHERE run_id = ?", forgotten)
-        self._acknowledged.difference_update(id_ for (id_,) in acknowledged)
         for run, instruction_id in dropped:
             shutil.rmtree(self.reply_dir(int(run), instruction_id), ignore_errors=True)
         for (run,) in forgotten:
@@ -120,16 +120,15 @@ class State:
     def acknowledge(self, instruction_id: str) -> None:
         """Note that the server has a reply, or no longer wants it; durable with the next record.
 
-        A reply whose acknowledgement is lost with this process is sent once more by the next one,
-        and acknowledged again.
+        A reply whose acknowledgement is lost is sent once more by the next agent process, and
+        acknowledged again.
         """
-        self._acknowledged.add(instruction_id)
+        self._acknowledged.append(instruction_id)
 
     def close(self) -> None:
         """Write what was noted."""
         with self._database.transaction() as rows:
             rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in self._acknowledged])
-        self._acknowledged.clear()
 
     def _select(self, condition: str, values: tuple[object, ...] = ()) -> list[Recorded]:
         query = f"SELECT instruction_id, run_id, envelope, acknowledged FROM replies {condition}"
