@@ -97,8 +97,8 @@ class ScaledChange:
 
     def __getitem__(self, values: slice) -> NDArray[Any]:
         wide = np.complex128 if self.dtype.kind == "c" else np.float64
-        made = self._new[values].astype(wide)
-        old = self._old[values].astype(wide)
+        made: NDArray[Any] = self._new[values].astype(wide)
+        old: NDArray[Any] = self._old[values].astype(wide)
         onto = old if self._onto is self._old else self._onto[values].astype(wide)
         made -= old
         with np.errstate(over="ignore"):  # whoever reads it checks the outcome
