@@ -30,6 +30,9 @@ First = type[FirstOnce] | type[FirstRepeated] | None
 
 STEPS_ONCE_MAX = 8
 """`FirstOnce` looks back at every step before, one by one."""
+CACHED_BYTES = 2 << 20
+"""Weights that stay in a core's cache: their changes' norms are cheaper than those of changes that
+were never made."""
 
 
 class LinearModule:
@@ -76,13 +79,21 @@ class LinearModules:
         self._used, self._first = _use_of(stacked.module, stacked.probe)
         self._made: dict[First, LinearModule] = {}
 
-    def choose(self, data: CohortData, settings: TrainingSettings) -> LinearModule | None:
-        """Return the module for this chunk, or None if its layers are used in another way."""
+    def choose(
+        self, data: CohortData, settings: TrainingSettings, *, norms: bool = False
+    ) -> LinearModule | None:
+        """Return the module for this chunk, or None if its layers are used in another way.
+
+        With `norms`, those of the clients' changes will be asked for.
+        """
         if any(count != 1 for count in self._used.values()):
             return None
         kind: First = None
         if self._first is not None:
-            kind = _kind_of(_linear_layers(self._module)[self._first], data, settings)
+            layer = _linear_layers(self._module)[self._first]
+            size_bytes = 4 * layer.weight.numel() * len(data.rows)
+            if not norms or size_bytes > CACHED_BYTES:
+                kind = _kind_of(layer, data, settings)
         if kind not in self._made:
             self._made[kind] = LinearModule(self._module, self._first, kind)
         return self._made[kind]

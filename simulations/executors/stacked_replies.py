@@ -36,6 +36,7 @@ class CohortReplies:
     Attributes:
         arrays: what the clients were sent.
         config: what they were told.
+        clipping: how their changes are bounded, if they are.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class CohortReplies:
         self.arrays = order.content.array_records["arrays"]
         self._settings = settings
         self.config = order.content.config_records["config"]
-        self._clip, self._noise = Clipping.of(self.config), AnnouncedNoise.of(self.config)
+        self.clipping, self._noise = Clipping.of(self.config), AnnouncedNoise.of(self.config)
         self._combine = combine and not (self._noise is not None and self._noise.is_local)
         self._teller = teller
         self._table = ClientTable()
@@ -78,9 +79,9 @@ class CohortReplies:
         if not self._combine:
             for row in good:
                 yield self._single(stacked, trained, row, clients[row], counts[row])
-        elif self._clip is not None:
+        elif self.clipping is not None:
             yield from self._add_clipped(
-                ClippedCohort(stacked, trained, self._clip), trained, good, clients
+                ClippedCohort(stacked, trained, self.clipping), trained, good, clients
             )
         elif good:
             weights = torch.tensor([counts[row] for row in good], dtype=torch.float32)
@@ -135,10 +136,10 @@ class CohortReplies:
                 params[name] = to_array(own[name], copy=True) if name in own else array.numpy()
         means = {name: float(values[row]) for name, values in trained.means.items()}
         reply = self._reply(client, params, MetricRecord({EXAMPLES_KEY: count, **means}))
-        if self._clip is not None:
+        if self.clipping is not None:
             before = params_to_arrays(params_of_module(self._module))
             arrays, metrics = clipped_reply(
-                before, reply.content.array_records["arrays"], self._clip, self._noise
+                before, reply.content.array_records["arrays"], self.clipping, self._noise
             )
             reply.content = RecordDict({"arrays": arrays, "metrics": metrics})
         return reply

@@ -133,13 +133,13 @@ class VectorizedExecutor:
         clients = [client for client, _ in chunk]
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
         with step_threads(stacked, data, settings):
-            records = RecordTerms.of(replies.config)
+            records, clips = RecordTerms.of(replies.config), replies.clipping is not None
             session, losses = self._session_of(chunk, stacked, settings, replies)
             trained: Trained
             if records is not None:
                 trained = train_stacked_records(stacked, data, settings, records, clients=clients)
             elif session is None:
-                trained = self._train_on(data, stacked, settings, clients)
+                trained = self._train_on(data, stacked, settings, clients, norms=clips)
             else:
                 trained = train_stacked(
                     self._task,
@@ -194,12 +194,14 @@ class VectorizedExecutor:
         stacked: StackedModule,
         settings: TrainingSettings,
         clients: Sequence[int],
+        *,
+        norms: bool,
     ) -> Trained:
         linear = None
         if is_linear(stacked, settings):
             if stacked not in self._linear:
                 self._linear[stacked] = LinearModules(stacked)
-            linear = self._linear[stacked].choose(data, settings)
+            linear = self._linear[stacked].choose(data, settings, norms=norms)
         if linear is not None:
             return train_linear(self._task, linear, data, settings, clients=clients)
         return train_stacked(self._task, stacked, data, settings, clients=clients)
