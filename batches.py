@@ -141,13 +141,18 @@ def samples_in(data: Data) -> int:
         raise DataError(f"{kind} does not say how many samples it has (no __len__)") from None
 
 
+def _has_rows(part: object) -> bool:
+    return isinstance(part, torch.Tensor) and part.ndim > 0
+
+
 def _samples_in_pair(data: tuple[torch.Tensor, ...]) -> int:
-    if len(data) != 2 or not all(isinstance(part, torch.Tensor) and part.ndim for part in data):
+    if len(data) != 2 or not (_has_rows(data[0]) and _has_rows(data[1])):
         kinds = ", ".join(type(part).__name__ for part in data)
         raise DataError(f"a pair of tensors (inputs, targets) is needed, got ({kinds})")
-    if len(data[0]) != len(data[1]):
-        raise DataError(f"there are {len(data[0])} inputs but {len(data[1])} targets")
-    return len(data[0])
+    inputs, targets = data[0].shape[0], data[1].shape[0]  # a tensor's len() is slower
+    if inputs != targets:
+        raise DataError(f"there are {inputs} inputs but {targets} targets")
+    return inputs
 
 
 def _order(count: int, seed: int | None, epoch: int) -> torch.Tensor:

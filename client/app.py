@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
@@ -134,12 +135,25 @@ def site_of(context: Context) -> Site:
 def _partition(run: Mapping[str, Any]) -> Partition:
     if "partition" not in run:
         return Partition()
+    return _partition_of(
+        run["partition"],
+        float(run.get("partition-alpha", 0.5)),
+        _whole(run.get("partition-classes-per-client", 2)),
+        _whole(run.get("partition-min-samples", 1)),
+        float(run.get("partition-noise-variance", 0.1)),
+    )
+
+
+@lru_cache(maxsize=16)  # a simulation asks for every client's
+def _partition_of(
+    kind: Any, alpha: float, classes_per_client: int, min_samples: int, noise_variance: float
+) -> Partition:
     return Partition(
-        kind=run["partition"],
-        alpha=float(run.get("partition-alpha", 0.5)),
-        classes_per_client=_whole(run.get("partition-classes-per-client", 2)),
-        min_samples=_whole(run.get("partition-min-samples", 1)),
-        noise_variance=float(run.get("partition-noise-variance", 0.1)),
+        kind=kind,
+        alpha=alpha,
+        classes_per_client=classes_per_client,
+        min_samples=min_samples,
+        noise_variance=noise_variance,
     )
 
 

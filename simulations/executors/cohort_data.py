@@ -68,7 +68,7 @@ class CohortData:
         made = [
             _rows_of(part, epochs, seeds[place] if seeds else 0) for place, part in enumerate(parts)
         ]
-        starts = np.cumsum([0, *(len(targets) for _, targets in made[:-1])])
+        starts = np.cumsum([0, *(targets.shape[0] for _, targets in made[:-1])])
         places = np.arange(int(counts.max(initial=0)))
         rows = np.where(places < counts[:, None], starts[:, None] + places, 0)
         try:

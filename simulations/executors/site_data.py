@@ -92,10 +92,11 @@ class SiteData:
             raise DataError(
                 f"client_data must return a meadow.ClientData, got a {type(data).__name__}"
             )
-        if not samples_in(data.train):
+        train = Samples.of(data.train)
+        if not train.count:
             raise DataError("there are no samples; a site's data must not be empty")
-        test = None if data.test is None else Samples.of(data.test)
-        samples = SiteSamples(Samples.of(data.train), test)
+        samples = SiteSamples(train, None if data.test is None else Samples.of(data.test))
+        test = samples.test
         size = samples.train.own_bytes + (test.own_bytes if test else 0)
         self._kept[client] = samples, size
         self._bytes += size
