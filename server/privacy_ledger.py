@@ -34,8 +34,6 @@ class RunLedger:
         self._path = path
         with self._typed():
             self._connection = sqlite3.connect(path or ":memory:", isolation_level=None)
-            if not sync:  # nobody else looks at it meanwhile, and a lock a write takes its time
-                self._connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
             self._connection.executescript(_SCHEMA)
