@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..client_config import ClientConfig, load_client_config
-from ..errors import MeadowError
+from ..errors import AppError, MeadowError
 
 __all__ = ["Owner", "OwnersFile", "Signature", "signature_of"]
 
@@ -72,6 +72,10 @@ class Owner:
         folder = self.folder(app)
         if folder is None:
             return None
+        if not folder.is_dir():
+            raise AppError(
+                f"app {app!r}: {folder} is no folder; correct [apps] in {self._file.path}"
+            )
         signature = signature_of(*sorted(_files_in(folder)))
         known = self._hashes.get(folder)
         if known is None or known.signature != signature:
@@ -91,8 +95,8 @@ class Owner:
 
 
 def _files_in(folder: Path | str) -> Iterator[str]:
-    """Yield the files of a folder and those below it."""
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+    """Yield the files of a folder and those below it; what cannot be read has none."""
+    with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _files_in(entry.path)

@@ -24,7 +24,8 @@ from ..flower import arrays_to_params, params_to_arrays, rebuild_message, tensor
 from ..privacy.secagg.steps import Step
 from ..privacy.secure_announcement import Announcement, bind
 from ..privacy.secure_kinds import ANSWERS, IDENTITY, SUFFIX, is_secure
-from ..privacy.secure_terms import INTRODUCTION, MASKED, RECORD, SECURE_SUM_FAILED
+from ..privacy.secure_member import INTRODUCTION
+from ..privacy.secure_terms import MASKED, RECORD, SECURE_SUM_FAILED
 from ..privacy.secure_vector import VectorLayout
 from ..strategies.combined import EXAMPLES_KEY
 from ..strategies.metrics import scalars_of

@@ -16,6 +16,7 @@ from ..errors import SecureAggregationError
 from ..privacy.entropy import Entropy
 from ..privacy.secagg import ClientKeys
 from ..privacy.secure_announcement import name_of
+from ..privacy.secure_member import Member
 from .secure_identity import SecureIdentity
 
 __all__ = ["expand", "introduce", "keys_of", "spend_seed"]
@@ -40,8 +41,10 @@ def introduce(state: RecordDict, identity: SecureIdentity) -> ConfigRecord:
     state[INTRODUCED] = ConfigRecord(
         {"number": number, "seed": seed, "advertised": advertised, "drawn-at-s": time.time()}
     )
-    said = {"key": identity.public_key, "certificate": identity.certificate}
-    return ConfigRecord({**said, "advertised": advertised})
+    member = Member(
+        key=identity.public_key, advertised=advertised, certificate=identity.certificate
+    )
+    return member.record()
 
 
 def spend_seed(state: RecordDict, advertised: bytes) -> bytes:

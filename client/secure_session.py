@@ -81,6 +81,7 @@ class KeptSession:
             SecureAggregationError: `Past` does not allow it.
         """
         Past(state).begin(category, binding)
+        plan, roster = announcement.plan(len(vector)), announcement.roster
         kept = cls(
             state=state,
             identity=identity,
@@ -89,12 +90,10 @@ class KeptSession:
             category=category,
             length=len(vector),
             seed=seed,
-            bound=b"",
+            bound=sha256(seed + context_of(plan, roster, binding)).digest(),
             weight=weight,
             heard=[],
         )
-        plan, roster = announcement.plan(kept.length), announcement.roster
-        kept.bound = sha256(seed + context_of(plan, roster, binding)).digest()
         session = kept._session()
         answer = session.share()
         state[ANNOUNCEMENT] = announcement.record()

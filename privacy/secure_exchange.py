@@ -9,8 +9,6 @@ restarted, and whose grid repeats the answers that were recorded, goes on with t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -20,13 +18,12 @@ from ..errors import ConfigError, SecureAggregationError
 from ..flower import arrays_to_params
 from ..strategies.algorithm import Params
 from ..strategies.combined import clients_of
-from .secagg import ADVERTISEMENT_BYTES, Advertisement
-from .secagg.keys import KEY_BYTES
 from .secagg.topology import CLIENTS_MIN
-from .secure_announcement import CERTIFICATE_BYTES_MAX, Announcement, name_of
+from .secure_announcement import Announcement
 from .secure_group import SecureGroup, draw_groups, session_id
 from .secure_kinds import ANSWERS, IDENTITY, SUFFIX
-from .secure_terms import INTRODUCTION, RECORD, SECURE_SUM_FAILED, SecureTerms
+from .secure_member import Member
+from .secure_terms import RECORD, SECURE_SUM_FAILED, SecureTerms
 from .secure_vector import VectorLayout
 
 __all__ = ["CLIENTS_MAX", "SecureExchange"]
@@ -34,29 +31,6 @@ __all__ = ["CLIENTS_MAX", "SecureExchange"]
 VERSION = 3
 CLIENTS_MAX = 10_000
 """The largest cohort: everybody is told everybody's keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """What a client says of itself: its long-term key, keys for one session, a certificate."""
-
-    key: bytes
-    advertised: bytes
-    certificate: bytes
-
-    @classmethod
-    def read(cls, content: RecordDict) -> Member | None:
-        """Return what a client says of itself; None if it is malformed."""
-        record = content.config_records.get(INTRODUCTION, ConfigRecord())
-        key, advertised = record.get("key"), record.get("advertised")
-        if type(key) is not bytes or type(advertised) is not bytes:
-            return None
-        certificate = record.get("certificate")
-        certificate = certificate if type(certificate) is bytes else b""
-        sizes = len(key), len(advertised)
-        if sizes != (KEY_BYTES, ADVERTISEMENT_BYTES) or len(certificate) > CERTIFICATE_BYTES_MAX:
-            return None
-        return cls(key, advertised, certificate)
 
 
 class SecureExchange:
@@ -75,8 +49,8 @@ class SecureExchange:
         *,
         terms: SecureTerms,
         timeout: float | None,
-        seed: int = 0,
-        introduced: Mapping[int, Member] = MappingProxyType({}),
+        seed: int,
+        introduced: Mapping[int, Member],
     ) -> None:
         """`seed` decides who is in a group with whom; who is in `introduced` is not asked."""
         self._grid, self._terms, self._timeout, self._seed = grid, terms, timeout, seed
@@ -197,7 +171,7 @@ class SecureExchange:
         used: set[bytes] = set()
         for node in sorted(said):
             try:
-                used |= _public_keys(node, said[node], used)
+                used |= said[node].public_keys(node, used=used)
                 members[node] = said[node]
             except SecureAggregationError as error:
                 self.failures[node] = str(error)
@@ -252,21 +226,6 @@ def _params_of(content: RecordDict) -> Params:
     if len(records) != 1:
         raise ConfigError(f"an instruction must carry one ArrayRecord, got {len(records)}")
     return arrays_to_params(next(iter(records.values())))
-
-
-def _public_keys(node: int, member: Member, used: set[bytes]) -> set[bytes]:
-    """Return all public keys of a client.
-
-    Raises:
-        SecureAggregationError: it has not signed them, or somebody has one of them already.
-    """
-    keys = Advertisement.from_bytes(member.advertised)
-    keys.require_signed(member.key, name=name_of(node))
-    keys.require_agreeable(name=name_of(node))
-    found = {member.key, keys.sealing, keys.masking}
-    if len(found) < 3 or found & used:
-        raise SecureAggregationError("it has a public key of another client, or one key twice")
-    return found
 
 
 def _stands_for(reply: Message) -> Sequence[int]:

@@ -21,7 +21,8 @@ from flwr.serverapp import Grid
 from ..errors import RunError
 from ..run_grid import WrappedGrid
 from ..strategies.broadcast import Broadcast
-from .secure_exchange import Member, SecureExchange
+from .secure_exchange import SecureExchange
+from .secure_member import Member
 from .secure_terms import SecureTerms
 
 __all__ = ["SecureAggregationGrid"]

@@ -26,10 +26,9 @@ from .secagg import Plan, plan_secure_sum
 from .secagg.noisy_encoding import NoisyEncoding
 from .secagg.topology import CLIENTS_MIN, choose_topology
 
-__all__ = ["GRINDING_BITS", "INTRODUCTION", "MASKED", "RECORD", "SECURE_SUM_FAILED", "SecureTerms"]
+__all__ = ["GRINDING_BITS", "MASKED", "RECORD", "SECURE_SUM_FAILED", "SecureTerms"]
 
 RECORD = "secure"
-INTRODUCTION = "introduction"
 MASKED = "masked"
 """The array of a masked vector's bytes, and the record that it is in."""
 SECURE_SUM_FAILED = 1002

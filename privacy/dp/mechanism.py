@@ -13,24 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import UpdateError
 from ...flower import FlatTensor, MemoryTensor
 from ...strategies.algorithm import Aggregate, Params, Update
 from ...strategies.mean import MeanAggregator, MeanSum
-from ...strategies.server_optimizers import is_floating
 from ..entropy import Entropy
 from .clipping import WITHIN_KEY, Clipping, clip_update
 from .events import GaussianEvent
+from .mean_blocks import NoisyBlocks, normals
 from .noise import SEED_BYTES, generator_from
 from .noise_memory import NoisePast
-from .noisy_blocks import NoisyBlocks, normals
 
-__all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum", "exact"]
+__all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +123,7 @@ class PrivateMean:
                 noise=drawn,
                 width=changes.layout.width,
             )
-            made = self.mean.finish(changes, blocks).mean
-        mean = {name: made[name] if is_floating(old.dtype) else old for name, old in params.items()}
+            mean = blocks.settled(self.mean.finish(changes, blocks).mean)
         within = None
         if self.count_stddev is not None:  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
             noise = generator_from(self.entropy(SEED_BYTES)).normal(0.0, self.count_stddev)
@@ -147,13 +141,3 @@ class PrivateMean:
 def _unchanged(params: Params) -> Update:
     tensors = {name: MemoryTensor(values) for name, values in params.items()}
     return Update(client=0, params=tensors, weight=1.0)
-
-
-def exact(params: Params) -> dict[str, NDArray[Any]]:
-    """Return arrays of the same shapes whose means are not rounded; they take no memory."""
-    return {
-        name: np.broadcast_to(
-            np.zeros((), np.complex128 if values.dtype.kind == "c" else np.float64), values.shape
-        )
-        for name, values in params.items()
-    }

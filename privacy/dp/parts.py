@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ...process_limits import available_cores
 
-__all__ = ["ALONE_MAX", "BLOCK", "PART", "THREADS_MAX", "work_through"]
+__all__ = ["BLOCK", "PART", "threads_for", "work_through"]
 
 PART = 1 << 16
 """Values: a thread is worth waking for them."""
@@ -23,12 +23,18 @@ THREADS_MAX = 16
 """numpy lets go of the interpreter's lock."""
 
 
+def threads_for(values: int) -> int:
+    """Return how many threads are worth their while for so many values."""
+    return 1 if values <= ALONE_MAX else min(available_cores(), THREADS_MAX)
+
+
 def work_through(parts: int, work: Callable[[int], None], *, values: int) -> None:
     """Call `work` with the number of each part, side by side if they have many values together."""
-    if values <= ALONE_MAX:
+    threads = threads_for(values)
+    if threads == 1:
         for number in range(parts):
             work(number)
         return
-    with ThreadPoolExecutor(min(parts, available_cores(), THREADS_MAX)) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(work, number) for number in range(parts)]:
             done.result()

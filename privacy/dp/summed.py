@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from ...strategies.algorithm import Aggregate, Params, Update
 from ...strategies.mean import MeanAggregator
-from ...strategies.server_optimizers import is_floating
-from .mechanism import PrivateSum, exact
+from .mean_blocks import ShareOfChange
+from .mechanism import PrivateSum
 
 __all__ = ["SummedMean"]
 
@@ -35,7 +33,7 @@ class SummedMean:
         return self.mean.group
 
     def zero(self, like: Params) -> PrivateSum:
-        return PrivateSum(params=like, changes=self.mean.zero(exact(like)))
+        return PrivateSum(params=like, changes=self.mean.zero(like))
 
     def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
         counted = [replace(update, weight=float(update.clients)) for update in updates]
@@ -44,11 +42,8 @@ class SummedMean:
         return accumulator
 
     def finish(self, accumulator: PrivateSum) -> Aggregate:
-        params, clients = dict(accumulator.params), accumulator.clients
+        params, clients = accumulator.params, accumulator.clients
         if clients:
-            share = clients / self.cohort
-            for name, mean in self.mean.finish(accumulator.changes).mean.items():
-                if is_floating(params[name].dtype):
-                    moved = params[name] + (mean - params[name]) * share
-                    params[name] = np.asarray(moved, params[name].dtype)
+            share = ShareOfChange(params, clients / self.cohort)
+            params = share.settled(self.mean.finish(accumulator.changes, share).mean)
         return Aggregate(mean=params, weight=self.cohort, clients=clients)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+from meadow.apps import content_hash
+from meadow.client.owner import Owner
 from meadow.client.status import status_of
+from meadow.errors import AppError
 
 from .conftest import Client
 
@@ -57,3 +61,11 @@ def test_wrong_client_toml_is_refused(client: Client) -> None:
 
     asyncio.run(scenario())
     assert "min_cohort" in client.texts("warning")[-1]
+
+
+def test_an_app_that_is_a_file(tmp_path: Path) -> None:
+    """It is an error of that app, and no other app's."""
+    (tmp_path / "task.py").touch()
+    (tmp_path / "client.toml").write_text('[apps]\nmine = "task.py"\n')
+    [found] = Owner(tmp_path, content_hash).apps().values()
+    assert isinstance(found, AppError) and "is no folder; correct [apps]" in str(found)

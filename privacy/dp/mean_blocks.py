@@ -1,4 +1,4 @@
-"""Noise on a mean while it is made, block by block: old + share * (mean - old) + noise."""
+"""What becomes of a mean while it is made, block by block: old + share * (mean - old), and noise."""
 
 from __future__ import annotations
 
@@ -11,24 +11,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...process_limits import available_cores
 from ...strategies.algorithm import Params
 from ...strategies.layout import Block
 from ...strategies.server_optimizers import is_floating
 from .noise import generator_from
-from .parts import ALONE_MAX, PART, THREADS_MAX
+from .parts import PART, threads_for
 
-__all__ = ["NoisyBlocks", "normals"]
+__all__ = ["NoisyBlocks", "ShareOfChange", "normals"]
 
 Reals = NDArray[np.float64]
 
 
-class NoisyBlocks:
-    """Alters the blocks of a mean, from the first to the last.
+class ShareOfChange:
+    """Alters the blocks of a mean: they have `share` of the change from `params`."""
+
+    def __init__(self, params: Params, share: float) -> None:
+        self._params, self._share = params, share
+        self._old = [_reals(values) for values in params.values()]
+        self._moves = [is_floating(values.dtype) for values in params.values()]
+
+    def __call__(self, block: Block, values: Reals) -> None:
+        """Alter a block."""
+        if self._share == 1.0:
+            return
+        for tensor, start, stop, offset in block.segments:
+            if self._moves[tensor]:
+                part, old = values[offset : offset + stop - start], self._old[tensor][start:stop]
+                part -= old
+                part *= self._share
+                part += old
+
+    def settled(self, mean: Params) -> Params:
+        """Return the mean, tensors that are not floating-point as they were."""
+        pairs = zip(self._params.items(), self._moves, strict=True)
+        return {name: mean[name] if moves else old for (name, old), moves in pairs}
+
+
+class NoisyBlocks(ShareOfChange):
+    """Alters the blocks of a mean, from the first to the last, and adds noise.
 
     `noise` gives standard normals for all values of the params, tensor by tensor, in pieces of any
-    size. Those of tensors that are not floating-point are not used: whoever takes the mean puts
-    such tensors back as they were. A complex value has noise on both parts.
+    size. A complex value has noise on both parts.
     """
 
     def __init__(
@@ -40,24 +63,14 @@ class NoisyBlocks:
         noise: Iterator[NDArray[Any]],
         width: int,
     ) -> None:
-        self._old = [_reals(values) for values in params.values()]
-        self._moves = [is_floating(values.dtype) for values in params.values()]
-        self._share, self._stddev, self._noise = share, stddev, noise
+        super().__init__(params, share)
+        self._stddev, self._noise = stddev, noise
         self._piece: NDArray[Any] = np.empty(0)
         self._scratch = np.empty(width)
 
     def __call__(self, block: Block, values: Reals) -> None:
         """Alter the next block."""
-        if self._share != 1.0:
-            for tensor, start, stop, offset in block.segments:
-                if self._moves[tensor]:
-                    part, old = (
-                        values[offset : offset + stop - start],
-                        self._old[tensor][start:stop],
-                    )
-                    part -= old
-                    part *= self._share
-                    part += old
+        super().__call__(block, values)
         done = 0
         while done < len(values):
             if not len(self._piece):
@@ -80,10 +93,10 @@ def normals(seed: bytes, size: int) -> Iterator[Iterator[Reals]]:
         return generator_from(seed, number).standard_normal(min(PART, size - number * PART))
 
     parts = range(-(-size // PART))
-    if size <= ALONE_MAX:
+    threads = threads_for(size)
+    if threads == 1:
         yield map(piece, parts)
         return
-    threads = min(available_cores(), THREADS_MAX)
     with ThreadPoolExecutor(threads) as pool:
         yield _ahead(pool, [*parts], piece, threads + 1)
 
