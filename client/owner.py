@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..client_config import ClientConfig, load_client_config
-from ..errors import AppError, MeadowError
+from ..errors import MeadowError
 
 __all__ = ["Owner", "OwnersFile", "Signature", "signature_of"]
 
@@ -72,10 +72,6 @@ class Owner:
         folder = self.folder(app)
         if folder is None:
             return None
-        if not folder.is_dir():
-            raise AppError(
-                f"app {app!r}: {folder} is no folder; correct [apps] in {self._file.path}"
-            )
         signature = signature_of(*sorted(_files_in(folder)))
         known = self._hashes.get(folder)
         if known is None or known.signature != signature:

@@ -8,7 +8,6 @@ from pathlib import Path
 from meadow.apps import content_hash
 from meadow.client.owner import Owner
 from meadow.client.status import status_of
-from meadow.errors import AppError
 
 from .conftest import Client
 
@@ -64,8 +63,7 @@ def test_wrong_client_toml_is_refused(client: Client) -> None:
 
 
 def test_an_app_that_is_a_file(tmp_path: Path) -> None:
-    """It is an error of that app, and no other app's."""
+    """It has the content of no files, which no run is of: the agent starts, and refuses."""
     (tmp_path / "task.py").touch()
     (tmp_path / "client.toml").write_text('[apps]\nmine = "task.py"\n')
-    [found] = Owner(tmp_path, content_hash).apps().values()
-    assert isinstance(found, AppError) and "is no folder; correct [apps]" in str(found)
+    assert Owner(tmp_path, content_hash).apps() == {"mine": content_hash(tmp_path / "nothing")}
