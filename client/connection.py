@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import grpc
-import grpc.aio
 
 from ..errors import ProtocolError, UnreachableError
 from ..transport.fleet_pb2 import (
@@ -23,6 +23,7 @@ from ..transport.fleet_pb2 import (
 )
 from ..transport.fleet_pb2_grpc import FleetStub
 from .rpc_errors import rpc_errors
+from .stream import Stream
 from .transfer import Bulk
 
 __all__ = ["MESSAGE_BYTES_MAX", "PROTOCOL_VERSION", "Connection", "channel_options"]
@@ -32,14 +33,12 @@ MESSAGE_BYTES_MAX = 16 << 20
 BLOB_BYTES_MAX = 64 << 30
 ANSWER_WAIT_S = 20.0
 
-_BULK_OPTIONS = [
+_OPTIONS = [
     ("SingleThreadedUnaryStream", 1),
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.lookahead_bytes", 4 << 20),
-    ("grpc.client_idle_timeout_ms", 2_000),
 ]
-"""Large steps: a chunk a frame, and a few chunks on the line before they are asked for. Who waits for
-a turn, or for the next round, holds no second connection of the server's."""
+"""Large steps: a chunk a frame, and a few chunks on the line before they are asked for."""
 
 
 def channel_options() -> list[tuple[str, int]]:
@@ -57,22 +56,20 @@ def channel_options() -> list[tuple[str, int]]:
 
 
 class Connection:
-    """An open stream and its channels; a context manager.
+    """An open stream, and what goes beside it on the same connection; a context manager.
 
-    The stream is asyncio's. Tensors go over a second channel that blocks in threads: measured
-    on one machine, that moves several times as many bytes a second.
+    Attributes:
+        lost: done once the stream has ended.
     """
 
     def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
         self.address = address
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._writing = asyncio.Lock()
-        options = channel_options()
-        self._channel = grpc.aio.secure_channel(address, credentials, options)
-        self._bulk_channel = grpc.secure_channel(address, credentials, [*options, *_BULK_OPTIONS])
+        options = [*channel_options(), *_OPTIONS]
+        self._channel = grpc.secure_channel(address, credentials, options)
         self._stub = FleetStub(self._channel)
-        self._stream = self._stub.Connect()
-        self._bulk = Bulk(self._bulk_channel, address, blob_bytes_max=BLOB_BYTES_MAX)
+        self._bulk = Bulk(self._channel, address, blob_bytes_max=BLOB_BYTES_MAX)
+        self._stream = Stream(self._stub.Connect, address)
+        self.lost = self._stream.lost
 
     async def hello(self, client: str, version: str) -> Welcome:
         """Introduce ourselves and return the server's welcome.
@@ -97,34 +94,12 @@ class Connection:
         return answer.welcome
 
     async def send(self, message: AgentMessage) -> None:
-        """Send a small message.
-
-        Raises:
-            UnreachableError, IdentityError, ProtocolError: the stream has ended.
-        """
-        with rpc_errors(self.address):
-            async with self._writing:
-                try:
-                    await self._stream.write(message)
-                except asyncio.InvalidStateError:
-                    raise UnreachableError(f"{self.address}: the stream has ended") from None
+        """As `Stream.send`."""
+        await self._stream.send(message)
 
     async def receive(self) -> ServerMessage:
-        """Return the server's next message.
-
-        Raises:
-            UnreachableError, IdentityError, ProtocolError: the stream has ended.
-        """
-        with rpc_errors(self.address):
-            try:
-                message = await self._stream.read()
-            except asyncio.CancelledError:
-                if not self.lost.done():
-                    raise  # it is the task that is cancelled, not the stream
-                raise UnreachableError(f"{self.address}: hung up") from None
-        if not isinstance(message, ServerMessage):  # gRPC's mark of the end
-            raise UnreachableError(f"{self.address}: the server closed the connection")
-        return message
+        """As `Stream.receive`."""
+        return await self._stream.receive()
 
     async def download(self, blob: Blob, folder: Path) -> Path:
         """As `Bulk.download`."""
@@ -142,14 +117,13 @@ class Connection:
         """
         with rpc_errors(self.address):
             request = RenewRequest(csr_pem=csr_pem)
-            answer: Certificate = await self._stub.Renew(request, timeout=ANSWER_WAIT_S)
-            return answer
+            return await asyncio.to_thread(
+                partial(self._stub.Renew, request, timeout=ANSWER_WAIT_S)
+            )
 
     def hang_up(self) -> None:
         """End the stream; whoever waits for a message gets an `UnreachableError`."""
-        if not self.lost.done():
-            self.lost.set_result(None)
-        self._stream.cancel()
+        self._stream.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,5 +135,4 @@ class Connection:
         trace: TracebackType | None,
     ) -> None:
         self.hang_up()
-        self._bulk_channel.close()
-        await self._channel.close(None)
+        self._channel.close()
