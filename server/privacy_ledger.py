@@ -14,7 +14,7 @@ __all__ = ["RunLedger"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS releases (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    number INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,          -- twice, if it was released again after a crash
     event TEXT NOT NULL
 );

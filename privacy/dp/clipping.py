@@ -74,7 +74,7 @@ class Clipping:
         if not squares:
             return {}
         total: Reals = sum(squares.values(), start=np.zeros(()))
-        if not np.all(np.isfinite(total)):
+        if not np.isfinite(total).all():
             raise UpdateError("the update has values that are not finite: it cannot be clipped")
         if self.kind != "per_layer":
             return dict.fromkeys(squares, _factor(total, self.norm))
@@ -132,5 +132,6 @@ def reported_metrics(clipping: Clipping, within: bool) -> dict[str, float]:
 
 def _factor(square: Reals, bound: float) -> Reals:
     norm = np.sqrt(square)
-    with np.errstate(divide="ignore"):
-        return np.where(norm <= bound, 1.0, np.divide(bound * (1 - MARGIN), norm))
+    kept: Reals = np.ones_like(norm)
+    np.divide(bound * (1 - MARGIN), norm, out=kept, where=norm > bound)
+    return kept

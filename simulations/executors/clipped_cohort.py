@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ...privacy.dp.clipping import WITHIN_KEY, Clipping, Reals
+from ...privacy.dp.clipping import WITHIN_KEY, Clipping
 from .example_values import Trained, Weights
 from .stacked_module import StackedModule
 
@@ -35,15 +35,18 @@ class ClippedCohort:
 
     def factors(self, good: list[int]) -> tuple[Weights, dict[str, Sequence[float | None]]]:
         """Return what the changes of the clients `good` count, and what they report beside."""
-        sent: dict[str, Reals] = {name: squares[good] for name, squares in self._sent.items()}
+        every = len(good) == len(self.finite)
+        sent = self._sent if every else {name: each[good] for name, each in self._sent.items()}
         factors = self._clipping.factors(sent)
-        by_owner = {
-            self._owners[name]: torch.from_numpy(factor.astype(np.float32))
-            for name, factor in factors.items()
-        }
-        nothing = torch.zeros(len(good), dtype=torch.float32)
+        distinct = {id(factor): factor for factor in factors.values()}
+        rows = {key: torch.from_numpy(each.astype(np.float32)) for key, each in distinct.items()}
+        by_owner = {self._owners[name]: rows[id(factor)] for name, factor in factors.items()}
         columns: dict[str, Sequence[float | None]] = {}
         if self._clipping.kind == "adaptive":
             within = np.logical_and.reduce([factor >= 1 for factor in factors.values()])
             columns[WITHIN_KEY] = within.astype(float).tolist()
-        return lambda name: by_owner.get(name, nothing), columns
+
+        def weights(name: str) -> torch.Tensor:
+            return by_owner[name] if name in by_owner else torch.zeros(len(good))
+
+        return weights, columns

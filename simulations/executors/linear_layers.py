@@ -65,11 +65,10 @@ class ClientLinear(nn.Module):
 
     def change_of_bias(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the biases' changes, likewise."""
-        before = self.layer.bias.detach()
-        if self._bias is None:
-            return torch.zeros_like(before)
-        change = rows_of(self._bias, good)[:, 0] - before
-        return weights.to(change.device) @ change
+        change = self._bias_change()
+        if change is None:
+            return torch.zeros_like(self.layer.bias)
+        return weights.to(change.device) @ rows_of(change, good)
 
     def squares_of_weight(self) -> torch.Tensor:
         """Return the squared norm of each client's change of the weight."""
@@ -77,9 +76,15 @@ class ClientLinear(nn.Module):
 
     def squares_of_bias(self) -> torch.Tensor:
         """Return the squared norm of each client's change of the bias."""
-        if self._bias is None:
+        change = self._bias_change()
+        if change is None:
             return torch.zeros(self.clients, device=self.layer.bias.device)
-        return (self._bias[:, 0] - self.layer.bias.detach()).square().sum(1)
+        norms: torch.Tensor = torch.linalg.vector_norm(change, dim=1)
+        return norms.square()
+
+    def _bias_change(self) -> torch.Tensor | None:
+        """Return every client's change, None before the first step."""
+        return None if self._bias is None else self._bias[:, 0] - self.layer.bias.detach()
 
     def weight_of(self, row: int) -> torch.Tensor:
         """Return one client's weight."""
@@ -141,15 +146,20 @@ class InnerLinear(ClientLinear):
         return norms.square()
 
     def _changes(self) -> torch.Tensor:
-        """Return every client's change, once its training is over."""
+        """Return every client's change, once its training is over: it takes the weights' place."""
         if self._change is None:
             before = self.layer.weight.detach()
-            every = before if self._weight is None else self._weight
-            self._change = every.expand(self.clients, -1, -1) - before
+            if self._weight is None:
+                self._change = torch.zeros_like(before).expand(self.clients, -1, -1)
+            else:
+                self._change, self._weight = self._weight.sub_(before), None
         return self._change
 
     def weight_of(self, row: int) -> torch.Tensor:
-        return self.layer.weight.detach() if self._weight is None else self._weight[row]
+        before = self.layer.weight.detach()
+        if self._change is not None:
+            return before + self._change[row]
+        return before if self._weight is None else self._weight[row]
 
 
 def rows_of(rows: torch.Tensor, good: list[int] | None) -> torch.Tensor:
