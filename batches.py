@@ -69,7 +69,7 @@ def batches_of(
         for start in range(skip * batch_size, count, batch_size):
             chosen = order[start : start + batch_size]
             chosen = chosen if share is None else share(chosen)
-            yield inputs[chosen], targets[chosen]
+            yield inputs.index_select(0, chosen), targets.index_select(0, chosen)
         return
     samples = cast(Dataset[Batch], data)
     starts = range(skip * batch_size, count, batch_size)

@@ -132,7 +132,8 @@ def fit_of(bench: Workbench) -> Fit:
 
 
 def measure(steps: Callable[[int], Trial], batch: int, *, room: int) -> Iterator[Trial]:
-    """Yield trials of this batch and of ever twice the size, as long as the next one should fit.
+    """Yield trials of this batch and of ever twice the size, as long as the next one should fit;
+    where a trial takes no more memory than the one before, nothing says that it should not.
 
     Raises:
         Exception: what the first trial raises; a later one may only run out of memory.
@@ -142,7 +143,7 @@ def measure(steps: Callable[[int], Trial], batch: int, *, room: int) -> Iterator
     tried = [steps(batch)]
     yield tried[0]
     while 2 * batch <= BATCH_MAX and time.monotonic() - begun_at_s < TRIALS_S_MAX:
-        if len(tried) > 1 and 2 * batch > largest_batch(tried, room):
+        if _grew(tried) and 2 * batch > largest_batch(tried, room):
             return
         batch *= 2
         try:
@@ -153,6 +154,11 @@ def measure(steps: Callable[[int], Trial], batch: int, *, room: int) -> Iterator
             yield Trial(batch=batch, memory_bytes=0, step_s=0.0, fits=False)
             return
         yield tried[-1]
+
+
+def _grew(tried: Sequence[Trial]) -> bool:
+    """Say whether the last trial took more memory than the one before."""
+    return len(tried) > 1 and tried[-1].memory_bytes > tried[-2].memory_bytes
 
 
 def largest_batch(trials: Sequence[Trial], room: int) -> int:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import DataError
 from .divided import Divided, send_params
 from .form import Autocast, LossOf
-from .shared_sums import SharedSums
+from .shared_sums import TOTALS_MAX, SharedSums
 from .synchronous_norm import synchronise_norms
 
 __all__ = ["Ddp"]
@@ -35,8 +35,10 @@ class Ddp(Divided):
 
     sharded = False
 
-    def __init__(self, rank: int, ranks: int, device: str) -> None:
+    def __init__(self, rank: int, ranks: int, device: str, *, timeout_s: float) -> None:
+        """`timeout_s` is how long a rank waits for another."""
         super().__init__(rank, ranks, device)
+        self._timeout_s = timeout_s
         self._spread: DistributedDataParallel | None = None
         self._sums: SharedSums | None = None
         self._attached: torch.nn.Module | None = None
@@ -55,7 +57,7 @@ class Ddp(Divided):
         synchronise_norms(module, self)
         self._first = True
         if self._device.type == "cpu":
-            self._sums = SharedSums.meet(params, self.rank, self.ranks)
+            self._sums = SharedSums.meet(params, self.rank, self.ranks, timeout_s=self._timeout_s)
         if self._sums is None:
             self._spread = self._in_buckets(module)
         return module
@@ -89,6 +91,12 @@ class Ddp(Divided):
                 outputs = self._spread(inputs)
             # DistributedDataParallel divides what it adds up by the number of ranks.
             torch.autograd.backward(loss(outputs, targets) * self.ranks)
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """As `Form.totals`."""
+        if self._sums is None or len(values) > TOTALS_MAX:
+            return super().totals(values)
+        return self._sums.totals(values)
 
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
         """As `Form.clip`."""

@@ -51,7 +51,7 @@ def _form(plan: ParallelPlan, rank: int, device: str, stages: Stages | None) -> 
     """Return a rank's form; what it needs of torch is loaded now."""
     me = rank, plan.ranks, device
     if plan.kind == "ddp":
-        return Ddp(*me)
+        return Ddp(*me, timeout_s=plan.timeout_s)
     if plan.kind == "tensor":
         from .tensor import Tensor
 

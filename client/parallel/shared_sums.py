@@ -1,45 +1,56 @@
-"""Sums of gradients over the ranks of one machine, in memory that they share.
+"""Sums of gradients and of numbers over the ranks of one machine, in memory that they share.
 
 On the CPU the sockets that ranks would exchange gradients through cost the same cores that compute
 them. Here each rank writes its gradients once and reads those of the others; only the word that
-they are there goes through a socket, so that a rank that is lost is noticed as ever.
+they are there goes through a socket, so that a rank that is lost is noticed.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import distributed as dist
 
-__all__ = ["SharedSums"]
+from .local_barrier import LocalBarrier
+
+__all__ = ["TOTALS_MAX", "SharedSums"]
 
 FOLDER = Path("/dev/shm")
 """Where files are memory; where it is missing, or too small, there are no shared sums."""
 TURNS = 2
 """A rank that writes the next gradients must not change those that others still read."""
 NAME_BYTES = 256
+GRADIENTS = "gradients"
+TOTALS_MAX = 64
+"""Numbers that are added up at once."""
 
 Params = Sequence[torch.nn.Parameter]
 
 
 class SharedSums:
-    """Adds up the gradients of the same params on all ranks."""
+    """Adds up the gradients of the same params on all ranks, and numbers beside them."""
 
-    def __init__(self, params: Params, rank: int, ranks: int, name: str) -> None:
-        """Map a file that has room for the gradients of all ranks."""
-        self._params = list(params)
+    def __init__(
+        self, params: Params, rank: int, ranks: int, path: Path, barrier: LocalBarrier
+    ) -> None:
+        """Map a file that has room for the gradients of all ranks, and meet at a barrier."""
+        self._params, self._barrier = list(params), barrier
         size = _bytes_of(params, ranks)
-        room = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
-        self._arrived = torch.zeros(1)
-        self._there = room[: 4 * TURNS * ranks * len(self._params)].view(torch.float32)
-        self._there = self._there.view(TURNS, ranks, len(self._params))
+        room = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+        there = room[: TURNS * ranks * len(self._params)].numpy()
+        self._there = there.reshape(TURNS, ranks, len(self._params))
         self._slots: list[_Slots] = []
-        start = _aligned(self._there.nbytes)
+        start = _aligned(there.nbytes)
+        numbers = room[start:][: 8 * TURNS * ranks * TOTALS_MAX].numpy().view(np.float64)
+        self._numbers = numbers.reshape(TURNS, ranks, TOTALS_MAX)
+        start += _aligned(numbers.nbytes)
         for dtype in _dtypes_of(params):
             made = _Slots(params, dtype, rank, ranks, room[start:])
             self._slots.append(made)
@@ -47,22 +58,30 @@ class SharedSums:
         self._rank, self._turn = rank, 0
 
     @classmethod
-    def meet(cls, params: Params, rank: int, ranks: int) -> SharedSums | None:
+    def meet(cls, params: Params, rank: int, ranks: int, *, timeout_s: float) -> SharedSums | None:
         """Return the sums of these params, which all ranks ask for at once; None where there is no
-        memory to share."""
+        memory to share.
+
+        Raises:
+            OSError: a rank did not come in time.
+        """
         name = torch.zeros(NAME_BYTES, dtype=torch.uint8)
-        path = _created(_bytes_of(params, ranks)) if rank == 0 else None
-        if path is not None:
-            said = str(path).encode()
+        made = _made(_bytes_of(params, ranks)) if rank == 0 else None
+        if made is not None:
+            said = str(made).encode()
             name[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
         dist.broadcast(name, 0)
         text = bytes(name.tolist()).rstrip(b"\0").decode()
+        if not text:
+            return None
         try:
-            return cls(params, rank, ranks, text) if text else None
+            barrier = LocalBarrier.meet(Path(text), rank, ranks, timeout_s=timeout_s)
+            sums = cls(params, rank, ranks, Path(text, GRADIENTS), barrier)
+            barrier.wait()
+            return sums
         finally:
-            dist.barrier()
-            if path is not None:
-                path.unlink()  # what is mapped stays, and goes with the last rank
+            if made is not None:
+                shutil.rmtree(made)  # what is mapped stays, and goes with the last rank
 
     @torch.no_grad()
     def add_up(self) -> None:
@@ -71,15 +90,26 @@ class SharedSums:
         Edge cases: a param without a gradient on some ranks has the sum of the others; one without
             any has none.
         """
-        turn, self._turn = self._turn, (self._turn + 1) % TURNS
-        present = [float(param.grad is not None) for param in self._params]
-        self._there[turn, self._rank] = torch.tensor(present)
+        turn = self._next_turn()
+        self._there[turn, self._rank] = [param.grad is not None for param in self._params]
         for slots in self._slots:
             slots.write(turn)
-        dist.all_reduce(self._arrived)
-        anywhere = self._there[turn].sum(0).tolist()
+        self._barrier.wait()
+        anywhere = self._there[turn].any(0).tolist()
         for slots in self._slots:
             slots.read(turn, anywhere)
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of numbers over the ranks, in their order; at most `TOTALS_MAX`."""
+        turn = self._next_turn()
+        self._numbers[turn, self._rank, : len(values)] = values
+        self._barrier.wait()
+        sums: list[float] = self._numbers[turn, :, : len(values)].sum(0).tolist()
+        return sums
+
+    def _next_turn(self) -> int:
+        turn, self._turn = self._turn, (self._turn + 1) % TURNS
+        return turn
 
 
 class _Slots:
@@ -103,27 +133,29 @@ class _Slots:
         return [part.view(param.shape) for part, param in parts]
 
     def write(self, turn: int) -> None:
-        for target, param in zip(self._mine[turn], self._params, strict=True):
+        pairs = [*zip(self._mine[turn], self._params, strict=True)]
+        full = [target for target, param in pairs if param.grad is not None]
+        if full:
+            torch._foreach_copy_(full, [param.grad for _, param in pairs if param.grad is not None])
+        for target, param in pairs:
             if param.grad is None:
                 target.zero_()
-            else:
-                target.copy_(param.grad)
 
-    def read(self, turn: int, anywhere: Sequence[float]) -> None:
+    def read(self, turn: int, anywhere: Sequence[bool]) -> None:
         torch.sum(self._rows[turn], 0, out=self._sum)
         for place, param, total in zip(self._places, self._params, self._totals, strict=True):
             param.grad = total if anywhere[place] else None
 
 
-def _created(size: int) -> Path | None:
-    """Return a new file of some size that is memory, None if there is no such."""
+def _made(size: int) -> Path | None:
+    """Return a new folder with a file of some size that is memory, None if there is no such."""
     with suppress(OSError):
         there = os.statvfs(FOLDER)
         if there.f_bavail * there.f_frsize > size:
-            descriptor, name = tempfile.mkstemp(prefix="meadow-sums-", dir=FOLDER)
-            os.ftruncate(descriptor, size)
-            os.close(descriptor)
-            return Path(name)
+            folder = Path(tempfile.mkdtemp(prefix="meadow-sums-", dir=FOLDER))
+            (folder / GRADIENTS).touch()
+            os.truncate(folder / GRADIENTS, size)
+            return folder
     return None
 
 
@@ -132,7 +164,7 @@ def _dtypes_of(params: Params) -> list[torch.dtype]:
 
 
 def _bytes_of(params: Params, ranks: int) -> int:
-    size = _aligned(4 * TURNS * ranks * len(params))
+    size = _aligned(TURNS * ranks * len(params)) + _aligned(8 * TURNS * ranks * TOTALS_MAX)
     for dtype in _dtypes_of(params):
         count = sum(param.numel() for param in params if param.dtype is dtype)
         size += _aligned(TURNS * ranks * count * dtype.itemsize)

@@ -145,6 +145,16 @@ def test_batches_grow_as_long_as_they_fit(memory_ends: int, tried: list[int], la
     assert largest_batch(trials, 1000) == largest
 
 
+def test_small_batches_that_need_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier work left free hides what a batch needs: larger ones are tried all the same."""
+    monkeypatch.setattr("meadow.client.fit.BATCH_MAX", 64)
+    trials = list(
+        measure(lambda batch: Trial(batch=batch, memory_bytes=500, step_s=0.1), 8, room=1000)
+    )
+    assert [trial.batch for trial in trials] == [8, 16, 32, 64]
+    assert largest_batch(trials, 1000) == 64
+
+
 def test_the_need_of_a_round_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory, time and batches are those of this process and its data."""
     monkeypatch.setattr("meadow.client.fit.BATCH_MAX", 64)
