@@ -23,7 +23,6 @@ from .local_session import LocalSession, without_companions
 from .local_training import LocalTraining, Round
 from .local_work import WORKS, WorkBench
 from .personal import PERSONAL, Personal, PersonalBench, evaluate_own
-from .record_training import train_records
 from .site_data import SiteData
 from .training_settings import TrainingSettings
 from .warm_module import WarmModule
@@ -59,7 +58,6 @@ class LocalSite:
         settings = TrainingSettings.of(_config(message))
         arrays = _arrays(message)
         if (terms := RecordTerms.of(_config(message))) is not None:
-            settings = self._training.alone(settings)
             examples, means, trained = self._train_records(arrays, settings, terms, client)
         elif settings.algorithm in WORKS:
             bench, sent = self._work_bench(settings, client, message), arrays_to_params(arrays)
@@ -90,6 +88,7 @@ class LocalSite:
         data: Data | None = None,
         key: tuple[object, ...] = (),
         begin: Callable[[torch.nn.Module], Corrections] | None = None,
+        records: RecordTerms | None = None,
     ) -> Round:
         """Return what is to be done as the owner's [device] says, with the training data unless
         others are given."""
@@ -103,6 +102,7 @@ class LocalSite:
             ),
             key=key,
             begin=begin,
+            records=records,
         )
 
     def _train_records(
@@ -111,23 +111,17 @@ class LocalSite:
         """Train so that nobody sees single records; no loss or metric leaves."""
         if settings.algorithm != "plain":
             raise ProtocolError(f"algorithm {settings.algorithm!r} does not train by DP-SGD")
-        module = self._module.with_params(arrays, seed=settings.seed)
-        examples = train_records(
-            self._task,
-            module,
-            self._data.loaded().train,
-            settings,
-            terms,
-            client=client,
-            device=self._training.device,
-        )
-        return examples, {}, params_to_arrays(params_of_module(module, copy=self._copies))
+        self._training.require_whole("DP-SGD", "clips every record's gradient")
+        work = self._round(arrays, settings, client, records=terms)
+        module, examples, means = self._training.train(work)
+        return examples, means, params_to_arrays(params_of_module(module, copy=self._copies))
 
     def _train_session(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
     ) -> Trained:
         """Train under an algorithm that asks for more."""
-        self._training.require_whole(settings.algorithm)
+        name = f"algorithm {settings.algorithm!r}"
+        self._training.require_whole(name, "corrects the steps")
         algorithm, own = local_algorithm(settings), {}
         sent, loss = without_companions(arrays, algorithm), 0.0
         if algorithm.needs_losses:

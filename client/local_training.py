@@ -13,6 +13,9 @@ from torch.utils.data import DataLoader
 from ..errors import DataError
 from ..evaluation import evaluate
 from ..module_params import build_module
+from ..privacy.dp.noise import SEED_BYTES, generator_from
+from ..privacy.dp.records import RecordTerms
+from ..privacy.entropy import system_entropy
 from ..sections.device import DeviceConfig
 from ..task import Site, Task
 from .corrections import Corrections
@@ -21,13 +24,14 @@ from .device_use import DeviceUse, choose_device
 from .micro_batch import MicroBatch
 from .mid_epoch import MidEpoch, forget_others, saves_folder
 from .parallel.data_parallel import DataParallel
-from .parallel.divided import send
+from .parallel.divided import Divided, send
 from .parallel.evaluation import evaluate_together
 from .parallel.form import Alone, Form
 from .parallel.group import RankGroup
 from .parallel.orders import RoundOrder
 from .parallel.plan import ParallelPlan
 from .phases import Phases, Unwatched
+from .record_training import train_records
 from .trainer import train
 from .training_settings import TrainingSettings
 
@@ -49,6 +53,7 @@ class Round:
         key: what tells this instruction from others, and is the same when it is repeated.
         begin: returns what an algorithm does in the steps of a module that has its params; such a
             round is not saved.
+        records: how single records are protected, if they are; it is not saved, and has no means.
     """
 
     site: Site
@@ -58,6 +63,7 @@ class Round:
     load: Callable[[int], torch.nn.Module]
     key: tuple[object, ...]
     begin: Callable[[torch.nn.Module], Corrections] | None = None
+    records: RecordTerms | None = None
 
 
 class LocalTraining:
@@ -163,10 +169,25 @@ class LocalTraining:
                 examples_max=self._micro_batch.examples_max,
                 saves=saves,
                 resume_at=-1 if saves is None else saves.latest(),
+                records=work.records,
+                coins="" if work.records is None else system_entropy(SEED_BYTES).hex(),
             )
 
         def go(told: RoundOrder, form: Form) -> Trained:
             module = work.load(self.generation)
+            if told.records is not None:
+                examples = train_records(
+                    self._task,
+                    module,
+                    work.data,
+                    told.settings,
+                    told.records,
+                    client=told.client,
+                    device=self.device,
+                    coins=generator_from(bytes.fromhex(told.coins)),
+                    form=form if isinstance(form, Divided) else None,
+                )
+                return module, examples, {}
             session = None if work.begin is None else work.begin(module)
             if session is not None and form.ranks > 1:
                 send(session.tensors())
@@ -222,17 +243,16 @@ class LocalTraining:
             return go(order, Alone())
         return self._group.run(lambda: order, go, lambda: None)
 
-    def require_whole(self, algorithm: str) -> None:
-        """Return if an algorithm may correct the steps of whole params.
+    def require_whole(self, who: str, does: str) -> None:
+        """Return if something that needs whole params may be done: `who` and what it `does`.
 
         Raises:
             DataError: each rank has a part of them only.
         """
         if self._plan.kind not in ("none", "data_parallel", "ddp"):
             raise DataError(
-                f"algorithm {algorithm!r} corrects the steps of the whole model, and under "
-                f"parallel = {self._config.parallel!r} each process has a part of it; set parallel "
-                '= "ddp" or "none" in [device]'
+                f"{who} {does} of the whole model, and under parallel = {self._config.parallel!r} "
+                'each process has a part of it; set parallel = "ddp" or "none" in [device]'
             )
 
     def alone(self, settings: TrainingSettings) -> TrainingSettings:
@@ -265,7 +285,8 @@ class LocalTraining:
             self._group.close()
 
     def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
-        if self._saves is None or not self._config.save_steps or work.begin is not None:
+        unsaved = work.begin is not None or work.records is not None
+        if self._saves is None or not self._config.save_steps or unsaved:
             return None
         plan = self._plan
         layout = plan.kind, plan.ranks, plan.copies, self.device
@@ -275,5 +296,4 @@ class LocalTraining:
 
 
 def _bytes_of(task: Task) -> int:
-    params = build_module(task, 0).parameters()
-    return sum(param.numel() * param.element_size() for param in params)
+    return sum(param.nbytes for param in build_module(task, 0).parameters())

@@ -1,7 +1,8 @@
 """DP-SGD on one site's data: what leaves is private for each of its records.
 
-Opacus computes the gradient of every example in one backward pass. Coins and noise are drawn here,
-from the operating system's entropy: what a run's seed decides is no secret.
+Opacus computes the gradient of every example in one backward pass. Coins and noise are of the
+operating system's entropy: what a run's seed decides is no secret. Ranks that train together draw
+the same ones, and each computes the gradients of a part of the records.
 
 Source: Abadi et al., "Deep learning with differential privacy" (2016), algorithm 1; Yousefpour et
 al., "Opacus: user-friendly differential privacy library in PyTorch" (2021).
@@ -26,6 +27,8 @@ from ..randomness import seeded
 from ..seeds import derive
 from .objectives import proximal
 from .optimizers import descend, new_slots
+from .parallel.divided import Divided, send_params
+from .parallel.form import rows_of
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -46,8 +49,13 @@ def train_records(
     *,
     client: int,
     device: str,
+    coins: np.random.Generator | None = None,
+    form: Divided | None = None,
 ) -> int:
     """Train `module` in place; returns the number of records, and nothing else about them.
+
+    `coins` are drawn from, the same on all ranks; None: from new ones. `form` is how ranks divide
+    the records; None: this process has them all.
 
     Guarantees: the module's params are private as `terms.event(settings.epochs)` says.
     Edge cases: a record whose gradient is not finite adds nothing; a batch without records is a
@@ -58,19 +66,28 @@ def train_records(
     count = samples_in(data)
     if not count:
         raise DataError("there are no samples; a site's data must not be empty")
+    part, parts = 0, 1
+    if form is not None:
+        part, parts = form.part, form.parts
+        send_params(module)
     params = [param for param in module.parameters() if param.requires_grad]
     starts = [param.detach().clone() for param in params] if settings.proximal_mu else []
-    slots, coins = new_slots(params, settings), generator_of(system_entropy)
+    slots, coins = new_slots(params, settings), coins or generator_of(system_entropy)
     size = sum(param.numel() * param.element_size() for param in params)
     rows = max(1, GRADIENT_BYTES // max(1, size))
-    stream = derive(settings.seed, settings.server_round, client, "training")
+    own = (part,) if part else ()  # as `trainer.train` has it
+    stream = derive(settings.seed, settings.server_round, client, "training", *own)
     with seeded(stream, device), _example_gradients(module.train()) as hooked:
         for step in range(1, terms.steps(settings.epochs) + 1):
             sums = [torch.zeros_like(param) for param in params]
             places = draw_records(count, terms.rate, coins)
-            for start in range(0, len(places), rows):
-                batch = chosen_from(data, torch.from_numpy(places[start : start + rows]))
+            mine = rows_of(len(places), part, parts)
+            for start in range(mine.start, mine.stop, rows):
+                some = places[start : min(start + rows, mine.stop)]
+                batch = chosen_from(data, torch.from_numpy(some))
                 _add_clipped(task, hooked, params, batch, terms.clip, sums)
+            if form is not None:
+                form.add_up(sums)
             gradients = [
                 (total + step_noise(total, terms, coins)) / (terms.rate * count) for total in sums
             ]

@@ -36,6 +36,15 @@ class Divided:
         dist.all_reduce(sums)
         return [float(value) for value in sums]
 
+    @torch.no_grad()
+    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Put the sums over all ranks into tensors of one dtype."""
+        row = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(row)
+        sizes = [tensor.numel() for tensor in tensors]
+        for tensor, total in zip(tensors, torch.split(row, sizes), strict=True):
+            tensor.copy_(total.view_as(tensor))
+
 
 @torch.no_grad()
 def send_params(module: torch.nn.Module) -> None:

@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+from ...privacy.dp.records import RecordTerms
 from ...simulations.partition import Partition
 from ...task import Site
 from ..device_use import DeviceUse
@@ -58,6 +59,8 @@ class RoundOrder:
 
     Attributes:
         evaluate: which of the site's data to evaluate instead; empty: none.
+        records: how records are protected, if they are; `coins` (hex) is then the secret seed of
+            what is drawn for that.
     """
 
     site: Site
@@ -67,6 +70,8 @@ class RoundOrder:
     saves: MidEpoch | None
     resume_at: int
     evaluate: Literal["", "train", "test"] = ""
+    records: RecordTerms | None = None
+    coins: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -82,6 +87,8 @@ class RoundOrder:
             "saves": saves,
             "resume_at": self.resume_at,
             "evaluate": self.evaluate,
+            "records": None if self.records is None else asdict(self.records),
+            "coins": self.coins,
         }
 
     @classmethod
@@ -91,8 +98,10 @@ class RoundOrder:
         saves = said["saves"]
         if saves is not None:
             saves = MidEpoch(**{**saves, "folder": Path(saves["folder"])})
-        settings = TrainingSettings(**said["settings"])
-        return cls(**{**said, "site": Site(**site), "settings": settings, "saves": saves})
+        told = {"settings": TrainingSettings(**said["settings"]), "saves": saves}
+        if said["records"] is not None:
+            told["records"] = RecordTerms(**said["records"])
+        return cls(**{**said, **told, "site": Site(**site)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,15 +19,17 @@ import torch
 
 from ...apps import App
 from ...errors import AppError, DataError, MeadowError
+from ...privacy.dp.noise import generator_from
 from ...process_limits import keep_freed_memory
 from ...task import Site, Task
 from ..corrections import Corrections
 from ..local_algorithms import CORRECTED, local_algorithm
 from ..micro_batch import MicroBatch, ran_out_of_memory
+from ..record_training import train_records
 from ..site_data import SiteData
 from ..trainer import train
 from ..warm_module import WarmModule
-from .divided import send
+from .divided import Divided, send
 from .evaluation import evaluate_together
 from .form import Form
 from .meeting import is_lost_rank, join
@@ -100,6 +102,20 @@ class _Member:
         evaluate_together(task, module, asked, batch_size=size, device=device, form=self._form)
 
     def _train(self, order: RoundOrder, module: torch.nn.Module, data: Data) -> None:
+        if order.records is not None:
+            assert isinstance(self._form, Divided)
+            train_records(
+                self._task,
+                module,
+                data,
+                order.settings,
+                order.records,
+                client=order.client,
+                device=self._device,
+                coins=generator_from(bytes.fromhex(order.coins)),
+                form=self._form,
+            )
+            return
         session = None
         if order.settings.algorithm in CORRECTED:
             session = Corrections.empty(local_algorithm(order.settings), module)

@@ -133,4 +133,4 @@ def test_algorithms_that_need_one_process_say_so(bench: Bench, pair: LocalTraini
     plan = ParallelPlan(kind="fsdp", devices=("cpu", "cpu"), timeout_s=1.0)
     sharded = LocalTraining(bench.task, "cpu", plan=plan)
     with pytest.raises(DataError, match="'scaffold' corrects the steps of the whole model"):
-        sharded.require_whole("scaffold")
+        sharded.require_whole("algorithm 'scaffold'", "corrects the steps")

@@ -1,0 +1,89 @@
+"""Single records stay as private on two ranks as on one: the same coins, clips and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from meadow.client import local_training
+from meadow.client.local_training import LocalTraining
+from meadow.client.parallel.plan import ParallelPlan
+from meadow.errors import DataError
+from meadow.privacy.dp.records import RecordTerms
+
+from .conftest import Bench, distance
+
+pytest.importorskip("opacus")
+QUIET = RecordTerms(clip=0.5, noise_multiplier=1e-9, rate=1.0)
+"""All records in every step, and noise too small to be seen: then training is no chance."""
+LOUD = RecordTerms(clip=0.5, noise_multiplier=1.0, rate=0.3)
+Params = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Return an app without batch norm, which mixes records."""
+    folder = tmp_path_factory.mktemp("records")
+    (folder / "no-norm").touch()
+    return Bench(folder)
+
+
+@pytest.fixture(scope="module")
+def pair(bench: Bench) -> Iterator[LocalTraining]:
+    """Two ranks of one thread."""
+    training = bench.training(parallel="ddp", processes=2, rank_timeout_s=10.0)
+    yield training
+    training.close()
+
+
+@pytest.fixture
+def same_coins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every round draw the same coins and noise."""
+    drawn: Callable[[int], bytes] = bytes
+    monkeypatch.setattr(local_training, "system_entropy", drawn)
+
+
+def trained(bench: Bench, training: LocalTraining, terms: RecordTerms) -> Params:
+    """Return the params after a round of two epochs."""
+    work = bench.round(training, learning_rate=0.5, epochs=2, batch_size=8, proximal_mu=0.1)
+    module, examples, means = training.train(replace(work, records=terms))
+    assert (examples, means) == (53, {}), "no loss of a record may leave"
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("terms", [QUIET, LOUD])
+@pytest.mark.usefixtures("same_coins")
+def test_two_ranks_make_the_update_of_one(
+    bench: Bench, pair: LocalTraining, terms: RecordTerms
+) -> None:
+    """With the same coins and noise the params are those of one process: each record is drawn once,
+    clipped alone, and the sum has its noise once."""
+    alone = trained(bench, bench.training(), terms)
+    bench.passes(0), bench.passes(1)
+    assert distance(trained(bench, pair, terms), alone) < 1e-5
+    mine, theirs = bench.passes(0), bench.passes(1)
+    assert mine and theirs and abs(sum(mine) - sum(theirs)) <= len(theirs)
+
+
+def test_coins_are_new_in_every_round(bench: Bench, pair: LocalTraining) -> None:
+    """What is drawn does not depend on the run's seed."""
+    first, second = (trained(bench, pair, LOUD) for _ in range(2))
+    assert distance(first, second) > 1e-3
+
+
+def test_a_repeated_round_draws_anew(bench: Bench, pair: LocalTraining) -> None:
+    """A rank that is killed costs no round, and what it knew of the coins is used no more."""
+    bench.say("kill-1", 3)
+    trained(bench, pair, LOUD)
+    assert not (bench.folder / "kill-1").exists()
+
+
+def test_ranks_with_parts_of_the_params_are_refused(bench: Bench) -> None:
+    """Where no rank has a record's whole gradient, a sentence says so."""
+    plan = ParallelPlan(kind="fsdp", devices=("cpu", "cpu"), timeout_s=1.0)
+    sharded = LocalTraining(bench.task, "cpu", plan=plan)
+    with pytest.raises(DataError, match="DP-SGD clips every record's gradient of the whole model"):
+        sharded.require_whole("DP-SGD", "clips every record's gradient")
