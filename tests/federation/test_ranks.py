@@ -124,26 +124,29 @@ def test_the_server_may_see_sums_alone(
     assert distance(finished(fleet, run), undisturbed) < 1e-2  # updates are rounded for the sum
 
 
-def test_clients_of_the_other_forms(tmp_path: Path) -> None:
-    """Clients whose ranks hold parts of the params, or two copies of a pipeline, make the model of
-    plain ones."""
+def test_one_client_of_each_form(tmp_path: Path) -> None:
+    """Clients whose ranks hold copies, parts of the params, or some layers, and one with two copies of
+    a pipeline, make the model of plain ones."""
     app = tmp_path / "scans"
     shutil.copytree(SCANS, app)
     (app / "sequence").write_text("also for the server, which has a copy of the app\n")
-    with federation(tmp_path, app, clients=3) as fleet:
-        grid = '"hybrid"\ncopies = 2\ncopy_parallel = "pipeline"'
-        for index, form in enumerate(('"fsdp"', '"tensor"', grid)):
+    grid = '"hybrid"\ncopies = 2\ncopy_parallel = "pipeline"'
+    forms = ('"ddp"', '"fsdp"', '"tensor"', '"pipeline"', grid)
+    count = len(forms)
+    settings = (*SETTINGS, f"run.min_clients={count}", f"simulation.clients={count}")
+    with federation(tmp_path, app, clients=count) as fleet:
+        for index, form in enumerate(forms):
             file = fleet.client_dir(index) / "client.toml"
             device = DEVICE.replace('"ddp"', form)
             if form == grid:
                 device = device.replace("processes = 2", "processes = 4")
             file.write_text(file.read_text().replace("\n[device]\n", device))
-        run = fleet.submit(*SETTINGS)
+        run = fleet.submit(*settings)
         assert fleet.wait_for_end(run)["status"] == "finished"
         rows = fleet.rounds(run)
-        assert [(row["clients"], row["failures"]) for row in rows] == [(3, 0)] * 3, rows
+        assert [(row["clients"], row["failures"]) for row in rows] == [(count, 0)] * 3, rows
         made = model(fleet.run_dir(run) / "model.safetensors")
-    options = [part for setting in SETTINGS for part in ("--set", setting)]
+    options = [part for setting in settings for part in ("--set", setting)]
     arguments = ("--executor", "sequential", "--out", str(tmp_path / "plain"), *options)
     meadow("simulate", str(app), *arguments)
     assert distance(made, model(tmp_path / "plain" / "model.safetensors")) < 1e-5
