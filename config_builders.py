@@ -71,7 +71,7 @@ def build_secure_terms(
     """
     from .privacy.secure_terms import SecureTerms
 
-    chosen = config.privacy.secure_aggregation
+    chosen, noise = config.privacy.secure_aggregation, config.privacy.differential_privacy.noise
     return SecureTerms(
         corrupt=chosen.corrupt_fraction,
         dropout=chosen.dropout_fraction,
@@ -84,6 +84,7 @@ def build_secure_terms(
         group_size=chosen.group_size,
         clip_norm=config.privacy.differential_privacy.clip if noise_multiplier else None,
         noise_multiplier=noise_multiplier,
+        noise_law="discrete_gaussian" if noise == "distributed_gaussian" else "skellam",
     )
 
 

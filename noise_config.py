@@ -18,15 +18,15 @@ def noise_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     noise, key, hidden = chosen.noise, f"{SECTION}.noise", "privacy.secure_aggregation.enabled"
     return [
         (
-            noise == "distributed" and not secure,
+            noise.startswith("distributed") and not secure,
             (key, hidden),
             (
-                '= "distributed" gives each client a share of the noise that is too small alone: it '
+                f'= "{noise}" gives each client a share of the noise that is too small alone: it '
                 f"needs {hidden} = true"
             ),
         ),
         (
-            noise != "distributed" and secure,
+            not noise.startswith("distributed") and secure,
             (key, hidden),
             (
                 f'= "{noise}" does not go with {hidden} = true, which does not trust the server and '

@@ -112,7 +112,7 @@ def _noise(config: Config) -> float | None:
     """Return the noise that clients add to sums, hardly any where it follows from epsilon: how
     much room it needs depends on the model, and is checked when a run begins."""
     chosen = config.privacy.differential_privacy
-    if not chosen.enabled or chosen.noise != "distributed":
+    if not chosen.enabled or not chosen.noise.startswith("distributed"):
         return None
     return chosen.noise_multiplier or NOISE_MIN
 

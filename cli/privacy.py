@@ -36,7 +36,7 @@ def plan(
     clip: Annotated[float, typer.Option(help="the largest L2 norm of a client's change")] = 1.0,
     sampling: Annotated[str, typer.Option(help="poisson or fixed, as in meadow.toml")] = "poisson",
     noise: Annotated[
-        str, typer.Option(help="server, distributed, local_gaussian or local_laplace")
+        str, typer.Option(help="server, distributed(_gaussian), local_gaussian or local_laplace")
     ] = "server",
     min_separation: Annotated[
         int, typer.Option(min=1, help="rounds until a client takes part again, at least")

@@ -62,7 +62,7 @@ def announced_noise(instruction: Instruction) -> AnnouncedNoise | None:
     except MeadowError:
         return None
     secure = is_secure(instruction.envelope.metadata.message_type)
-    if noise is not None and (noise.source == "distributed") != secure:
+    if noise is not None and noise.is_distributed != secure:
         return None
     return noise
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, SecureAggregationError
-from ..strategies.bounds import require_number
+from ..strategies.bounds import require_choice, require_number
 from .dp.announced import AnnouncedNoise
 from .dp.clipping import Clipping
+from .dp.integer_sum import LAWS, Law
 from .secagg import Plan, plan_secure_sum
 from .secagg.noisy_encoding import NoisyEncoding
 from .secagg.topology import CLIENTS_MIN, choose_topology
@@ -55,6 +56,7 @@ class SecureTerms:
         clip_norm: with `noise_multiplier`: the L2 norm that the whole vector is clipped to.
         noise_multiplier: of the noise in a sum, standard deviation / clip_norm; the clients add
             it, each its share. None: sums carry no noise. Noisy sums have no metrics.
+        noise_law: how that noise is distributed.
     """
 
     corrupt: float = 0.33
@@ -68,6 +70,7 @@ class SecureTerms:
     group_size: int | None = None
     clip_norm: float | None = None
     noise_multiplier: float | None = None
+    noise_law: Law = "skellam"
 
     def __post_init__(self) -> None:
         if self.group_size is not None and self.group_size < CLIENTS_MIN:
@@ -80,6 +83,7 @@ class SecureTerms:
             raise ConfigError(f"metrics must have plain names, got {self.metrics!r:.200}")
         if (self.clip_norm is None) != (self.noise_multiplier is None):
             raise ConfigError("a noisy sum needs clip_norm and noise_multiplier, and no other has")
+        require_choice("noise_law", self.noise_law, LAWS)
         if self.noise_multiplier is not None:
             require_number("noise_multiplier", self.noise_multiplier, above=0)
             require_number("clip_norm", self.clip_norm, above=0)
@@ -94,13 +98,15 @@ class SecureTerms:
             SecureAggregationError: they have others: a ledger would be wrong.
         """
         noise, clipping = AnnouncedNoise.of(record), Clipping.of(record)
-        said: tuple[float | None, float | None] = (None, None)
-        if noise is not None and clipping is not None and noise.source == "distributed":
-            said = noise.multiplier, clipping.norm
-        if said != (self.noise_multiplier, self.clip_norm):
+        said: tuple[object, ...] = (None, None, None)
+        if noise is not None and clipping is not None and noise.is_distributed:
+            said = noise.multiplier, clipping.norm, noise.law
+        law = None if self.noise_multiplier is None else self.noise_law
+        ours = self.noise_multiplier, self.clip_norm, law
+        if said != ours:
             raise SecureAggregationError(
-                f"the instruction announces sums with noise multiplier and clip {said}, the terms "
-                f"of the sum say {(self.noise_multiplier, self.clip_norm)}"
+                f"the instruction announces sums with noise multiplier, clip and law {said}, the "
+                f"terms of the sum say {ours}"
             )
 
     def plan(self, *, clients: int, length: int, seed: bytes = b"") -> Plan:
@@ -131,6 +137,7 @@ class SecureTerms:
                 clients=clients,
                 noisy=topology.survivors_min - topology.corrupt,
                 seed=seed,
+                law=self.noise_law,
             )
             return Plan(topology=topology, encoding=encoding)
         room = (1 << max(0, self.bits - self.value_bits)) - 1

@@ -131,10 +131,12 @@ class DifferentialPrivacyConfig:
         at_most=1e9,
         only=_ADAPTIVE,
     )
-    noise: Literal["server", "distributed", "local_gaussian", "local_laplace"] = setting(
+    noise: Literal[
+        "server", "distributed", "distributed_gaussian", "local_gaussian", "local_laplace"
+    ] = setting(
         "server",
         "who adds it, and where: the server, to the sum; distributed: the clients, within secure "
-        "sums; local: each client, to its own change",
+        "sums, Skellam or discrete Gaussian; local: each client, to its own change",
         only=_CLIENT,
     )
     sampling: Literal["poisson", "fixed"] = setting(

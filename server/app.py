@@ -110,7 +110,7 @@ def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> Sec
     if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
         metrics += [f"personal-{name}" for name in metrics]
     plan = None if privacy is None else privacy.plan
-    distributed = isinstance(plan, PrivacyPlan) and plan.noise == "distributed"
+    distributed = isinstance(plan, PrivacyPlan) and plan.announced.is_distributed
     multiplier = plan.noise_multiplier if plan is not None and distributed else None
     return build_secure_terms(config, metrics=metrics, noise_multiplier=multiplier)
 

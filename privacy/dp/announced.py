@@ -9,11 +9,14 @@ from typing import Any, Literal
 
 from ...errors import ProtocolError
 from .events import ConcentratedEvent, GaussianEvent, LaplaceEvent
+from .integer_sum import Law
 
 __all__ = ["NOISE_KEY", "SOURCES", "AnnouncedNoise", "NoiseSource"]
 
-NoiseSource = Literal["server", "distributed", "local_gaussian", "local_laplace"]
-SOURCES = ("server", "distributed", "local_gaussian", "local_laplace")
+NoiseSource = Literal[
+    "server", "distributed", "distributed_gaussian", "local_gaussian", "local_laplace"
+]
+SOURCES = ("server", "distributed", "distributed_gaussian", "local_gaussian", "local_laplace")
 NOISE_KEY = "dp-noise-multiplier"
 SOURCE_KEY = "dp-noise"
 
@@ -23,7 +26,8 @@ class AnnouncedNoise:
     """Who adds the noise, and its multiplier: of everything that the round releases.
 
     "server": Gaussian, on the sum, by the server. "distributed": Skellam, on the sum, by its
-    clients under secure aggregation. "local_gaussian", "local_laplace": on every client's change,
+    clients under secure aggregation; "distributed_gaussian": likewise, discrete Gaussian.
+    "local_gaussian", "local_laplace": on every client's change,
     by the client.
     """
 
@@ -33,11 +37,21 @@ class AnnouncedNoise:
     @property
     def event(self) -> GaussianEvent | ConcentratedEvent | LaplaceEvent:
         """What the round releases of a client that takes part."""
-        if self.source == "distributed":
+        if self.is_distributed:
             return ConcentratedEvent(noise_multiplier=self.multiplier)
         if self.source == "local_laplace":
             return LaplaceEvent(noise_multiplier=self.multiplier)
         return GaussianEvent(noise_multiplier=self.multiplier)
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether each client adds its share, within a secure sum."""
+        return self.source.startswith("distributed")
+
+    @property
+    def law(self) -> Law:
+        """How the noise within secure sums is distributed."""
+        return "discrete_gaussian" if self.source == "distributed_gaussian" else "skellam"
 
     @property
     def is_local(self) -> bool:

@@ -1,12 +1,13 @@
 """A noisy sum of whole numbers modulo 2^bits: how fine the grid is, and how much noise it needs.
 
-Every client's rotated vector is scaled, rounded, and carries its share of Skellam noise. The grid
+Every client's rotated vector is scaled, rounded, and carries its share of the noise. The grid
 is as fine as it is useful for rounding, coarser only where sums would leave the modulus.
 
 The noise is so much that the sum's Renyi divergences are at most those of a Gaussian sum with the
 same noise multiplier z: order / (2 z^2). So a round's event does not depend on the model's size.
-Theorem 3.5 of Agarwal et al. (2021) gives that when 6 |x|_1 <= |x|_2^2, which holds if the norm
-is at least 6 sqrt(d), and variance^2 / (variance + 1) >= z^2 |x|_2^2.
+Of Skellam noise theorem 3.5 of Agarwal et al. (2021) gives that when 6 |x|_1 <= |x|_2^2, which holds
+if the norm is at least 6 sqrt(d), and variance^2 / (variance + 1) >= z^2 |x|_2^2; for discrete
+Gaussian noise see `discrete_gaussian_variance`.
 
 Sources: Agarwal, Kairouz, Liu, "The Skellam mechanism for differentially private federated
 learning" (2021); Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism for
@@ -18,12 +19,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import ConfigError
+from .discrete_gaussian import (
+    discrete_gaussian,
+    discrete_gaussian_tail,
+    discrete_gaussian_variance,
+)
 from .rounding import rounded_norm
-from .skellam import STDDEV_MAX, skellam_tail
+from .skellam import STDDEV_MAX, skellam, skellam_tail
 
-__all__ = ["IntegerSum", "integer_sum"]
+__all__ = ["LAWS", "IntegerSum", "Law", "integer_sum"]
+
+Law = Literal["skellam", "discrete_gaussian"]
+"""How a client's noise is distributed."""
+LAWS = ("skellam", "discrete_gaussian")
 
 FINE = 16.0
 FINE_MIN = 1024.0
@@ -44,6 +58,7 @@ class IntegerSum:
         noisy: at least so many of them add their noise, and keep it to themselves.
         noise_multiplier: standard deviation / sensitivity, of the noise of `noisy` clients.
         clip_scaled: the clip's norm on the grid.
+        law: how the noise is distributed.
     """
 
     dimension: int
@@ -52,6 +67,7 @@ class IntegerSum:
     noisy: int
     noise_multiplier: float
     clip_scaled: float
+    law: Law = "skellam"
 
     @property
     def norm_l2(self) -> float:
@@ -66,6 +82,13 @@ class IntegerSum:
     @property
     def variance(self) -> float:
         """The least variance of a value of the sum."""
+        if self.law == "discrete_gaussian":
+            return discrete_gaussian_variance(
+                self.noise_multiplier,
+                norm_l2=self.norm_l2,
+                clients=self.noisy,
+                dimension=self.dimension,
+            )
         square = (self.noise_multiplier * self.norm_l2) ** 2
         return (square + math.sqrt(square * square + 4 * square)) / 2
 
@@ -80,7 +103,8 @@ class IntegerSum:
         log_odds = WRAP_BITS * math.log(2) + math.log(4 * self.dimension)
         spread = self.clip_scaled * math.sqrt(2 * log_odds / self.dimension) + 1
         signal = self.clients * min(self.norm_l2, spread)
-        return signal + skellam_tail(self.clients * self.client_variance, log_odds)
+        tail = skellam_tail if self.law == "skellam" else discrete_gaussian_tail
+        return signal + tail(self.clients * self.client_variance, log_odds)
 
     @property
     def fits(self) -> bool:
@@ -88,10 +112,21 @@ class IntegerSum:
         within = self.largest < (1 << (self.bits - 1)) - 1
         return within and self.client_variance <= STDDEV_MAX**2
 
+    def noise(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return a client's noise on a value for each of these uniform words."""
+        draw = skellam if self.law == "skellam" else discrete_gaussian
+        return draw(self.client_variance, words)
+
 
 @lru_cache(maxsize=64)
 def integer_sum(
-    *, dimension: int, bits: int, clients: int, noisy: int, noise_multiplier: float
+    *,
+    dimension: int,
+    bits: int,
+    clients: int,
+    noisy: int,
+    noise_multiplier: float,
+    law: Law = "skellam",
 ) -> IntegerSum:
     """Return the sum with the finest useful grid that fits.
 
@@ -107,6 +142,7 @@ def integer_sum(
             noisy=noisy,
             noise_multiplier=noise_multiplier,
             clip_scaled=clip_scaled,
+            law=law,
         )
 
     low = COARSE * math.sqrt(dimension)

@@ -19,6 +19,10 @@ class MechanismWords:
 
 SUMS = "noisy sums of client updates"
 UPDATES = "noisy updates of each client"
+SHARES = (
+    "the clients within secure sums, so that the server sees nothing else: the noise of the fewest "
+    "honest survivors is enough"
+)
 ITSELF = "the client itself, so that nobody sees anything else of it"
 
 MECHANISMS = {
@@ -32,8 +36,13 @@ MECHANISMS = {
         name="distributed Skellam",
         released=SUMS,
         noise="Skellam noise",
-        adder="the clients within secure sums, so that the server sees nothing else: the noise of "
-        "the fewest honest survivors is enough",
+        adder=SHARES,
+    ),
+    "distributed_gaussian": MechanismWords(
+        name="distributed discrete Gaussian",
+        released=SUMS,
+        noise="discrete Gaussian noise",
+        adder=SHARES,
     ),
     "local_gaussian": MechanismWords(
         name="local Gaussian", released=UPDATES, noise="Gaussian noise", adder=ITSELF

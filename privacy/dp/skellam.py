@@ -1,8 +1,7 @@
 """Skellam noise: whole numbers, whose sums are Skellam again.
 
-It is the difference of two Poisson variables with mean variance / 2 each. Drawn by inversion: one
-64-bit word decides a value, by a table of the distribution function. The table is of the
-modified Bessel functions exp(-v) I_k(v), by Miller's downward recurrence.
+It is the difference of two Poisson variables with mean variance / 2 each. Drawn by inversion, from
+a table of the modified Bessel functions exp(-v) I_k(v), by Miller's downward recurrence.
 
 Guarantees: what is drawn differs from the distribution by less than 2^-40 in total variation.
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...strategies.bounds import require_number
+from .inversion import by_inversion, table_of
 
 __all__ = ["STDDEV_MAX", "skellam", "skellam_renyi", "skellam_tail"]
 
@@ -26,7 +26,6 @@ STDDEV_MAX = 16_384.0
 """Of one client's noise: the table has some thirty times as many entries."""
 SPREAD = 14
 RESCALE = 1e250
-WORDS = float(1 << 64)
 
 
 def skellam(variance: float, words: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -36,9 +35,7 @@ def skellam(variance: float, words: NDArray[np.uint64]) -> NDArray[np.int64]:
         ConfigError: the variance is not in (0, STDDEV_MAX^2].
     """
     require_number("variance", variance, above=0, at_most=STDDEV_MAX**2)
-    table = _table(variance)
-    magnitudes = np.searchsorted(table, words >> np.uint64(1), side="right")
-    return np.where(words & np.uint64(1), -magnitudes, magnitudes).astype(np.int64)
+    return by_inversion(_table(variance), words)
 
 
 def skellam_tail(variance: float, log_odds: float) -> float:
@@ -61,7 +58,6 @@ def skellam_renyi(order: int, *, norm_l2: float, norm_l1: float, variance: float
 
 @lru_cache(maxsize=4)
 def _table(variance: float) -> NDArray[np.uint64]:
-    """Return the distribution function of the magnitude, in 2^-63, without its last value."""
     count = int(SPREAD * math.sqrt(variance)) + 40
     start = count + 20 + int(math.sqrt(variance))
     values = np.zeros(count)
@@ -73,7 +69,4 @@ def _table(variance: float) -> NDArray[np.uint64]:
             above, here = above / RESCALE, here / RESCALE
         if order <= count:
             values[order - 1] = here
-    values[1:] *= 2  # both signs
-    below = np.cumsum(values / values.sum())
-    # zero has no sign to draw: whichever it gets, it is zero
-    return np.minimum(np.rint(below[:-1] * (WORDS / 2)), WORDS / 2 - 1024).astype(np.uint64)
+    return table_of(values)

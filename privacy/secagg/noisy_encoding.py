@@ -1,7 +1,7 @@
 """Real vectors as noisy whole numbers modulo 2^bits: their sum is differentially private.
 
 A client's vector is clipped to an L2 norm, rotated, scaled, rounded at random and given its share
-of Skellam noise. What is summed under masks is private as a sum, against the server too.
+of noise. What is summed under masks is private as a sum, against the server too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UpdateError
-from ...strategies.bounds import require_number, require_whole
+from ...strategies.bounds import require_choice, require_number, require_whole
 from ..dp.hadamard import padded, rotate, rotate_back
-from ..dp.integer_sum import IntegerSum, integer_sum
+from ..dp.integer_sum import LAWS, IntegerSum, Law, integer_sum
 from ..dp.rounding import rounded_within
-from ..dp.skellam import skellam
 from ..entropy import Entropy, system_entropy
 from .encoding import LENGTH_MAX
 from .keys import KEY_BYTES
@@ -40,6 +39,7 @@ class NoisyEncoding:
         clients: at most so many are in a sum.
         noisy: at least so many of them are honest and in the sum.
         seed: of the rotation; public.
+        law: how a client's noise is distributed.
 
     Guarantees: a sum with `noisy` honest clients has Renyi divergences of at most
         order / (2 noise_multiplier^2) to the same sum without one of their vectors, for every
@@ -55,6 +55,7 @@ class NoisyEncoding:
     clients: int
     noisy: int
     seed: bytes
+    law: Law = "skellam"
 
     def __post_init__(self) -> None:
         require_whole("length", self.length, at_least=1)
@@ -63,6 +64,7 @@ class NoisyEncoding:
         require_number("clip_norm", self.clip_norm, above=0)
         require_number("noise_multiplier", self.noise_multiplier, above=0)
         require_whole("noisy", self.noisy, at_least=1)
+        require_choice("noise_law", self.law, LAWS)
         assert self.grid.fits
 
     @property
@@ -74,6 +76,7 @@ class NoisyEncoding:
             clients=self.clients,
             noisy=self.noisy,
             noise_multiplier=self.noise_multiplier,
+            law=self.law,
         )
 
     @property
@@ -99,7 +102,7 @@ class NoisyEncoding:
     def to_bytes(self) -> bytes:
         """Return bytes that differ for different encodings."""
         numbers = (self.length, self.bits, float(self.clip_norm), float(self.noise_multiplier))
-        return repr(("skellam", *numbers, self.clients, self.noisy, self.seed)).encode()
+        return repr((self.law, *numbers, self.clients, self.noisy, self.seed)).encode()
 
     def require_room(self, clients: int) -> None:
         """Check that it was made for so many clients."""
@@ -123,7 +126,7 @@ class NoisyEncoding:
         if weight:
             words = _Words(sha256(kept + system_entropy(KEY_BYTES)).digest())
             whole = self._rounded(vector, words)
-            whole += skellam(self.grid.client_variance, words.words(len(whole)))
+            whole += self.grid.noise(words.words(len(whole)))
             numbers[:-1] = whole.astype(np.uint32)
         return numbers
 

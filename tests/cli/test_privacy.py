@@ -115,7 +115,7 @@ def test_noise_that_clients_add_is_planned(capsys: pytest.CaptureFixture[str]) -
     """Within secure sums hardly more than the server's, on every client's own change far more."""
     options = ["--rounds", "20", "--epsilon", "2", "--sampling", "fixed", "--format", "json"]
     planned = {}
-    for noise in ("server", "distributed", "local_gaussian"):
+    for noise in ("server", "distributed", "distributed_gaussian", "local_gaussian"):
         _, text = run(capsys, *PLAN, *options, "--noise", noise)
         planned[noise] = json.loads(text)["noise_stddev"]
     assert planned["server"] < planned["distributed"] < 1.12 * planned["server"]

@@ -202,6 +202,8 @@ def test_a_share_of_noise_without_a_sum_is_none(ledger: Ledger) -> None:
     """And a server's noise is none in a secure sum, which it does not reach."""
     assert announced_noise(make(source="distributed", kind="train.secure")) is not None
     assert announced_noise(make(source="distributed", kind="train")) is None
+    assert announced_noise(make(source="distributed_gaussian", kind="train.secure")) is not None
+    assert announced_noise(make(source="distributed_gaussian", kind="train")) is None
     assert announced_noise(make(source="server", kind="train.secure")) is None
     assert announced_noise(make(source="nobody")) is None
 

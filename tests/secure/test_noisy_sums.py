@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from meadow.errors import ConfigError
 from meadow.flower import arrays_to_params, params_to_arrays
+from meadow.privacy.dp.integer_sum import Law
 from meadow.privacy.secure_kinds import ANSWERS
 from meadow.privacy.secure_terms import SecureTerms
 from meadow.strategies.broadcast import Broadcast
@@ -69,8 +71,9 @@ def run(terms: SecureTerms = TERMS, *, gone: int = 0, **changes: Any) -> list[Me
     return list(arena.secured(terms).send_and_receive(order(nodes, **changes)))
 
 
+@pytest.mark.parametrize("law", ["skellam", "discrete_gaussian"])
 @pytest.mark.parametrize("gone", [0, 2])
-def test_the_sum_has_the_planned_noise(gone: int) -> None:
+def test_the_sum_has_the_planned_noise(gone: int, law: Law) -> None:
     """With everybody there, and with as many gone as may be: never less than the multiplier.
 
     Two of six survivors' noise could be known to those who collude, so five have enough for all.
@@ -78,7 +81,9 @@ def test_the_sum_has_the_planned_noise(gone: int) -> None:
     topology = TERMS.plan(clients=CLIENTS, length=SIZE).topology
     noisy, survivors = topology.survivors_min - topology.corrupt, CLIENTS - gone
     assert survivors >= topology.survivors_min and topology.corrupt == 1
-    reply = combined(run(gone=gone))
+    source = "distributed" if law == "skellam" else "distributed_gaussian"
+    terms = replace(TERMS, noise_law=law)
+    reply = combined(run(terms, gone=gone, **{"dp-noise": source}))
     mean = arrays_to_params(reply.content["arrays"])
     noise = (mean["weight"].astype(np.float64) - 1).reshape(-1)[1:] * survivors
     planned = NOISE * CLIP * (survivors / noisy) ** 0.5
@@ -104,6 +109,7 @@ def test_one_dropout_too_many_releases_nothing() -> None:
         {"dp-noise-multiplier": 9.0},
         {"dp-noise-multiplier": None},
         {"dp-noise": "server"},
+        {"dp-noise": "distributed_gaussian"},
         {"dp-clip-norm": 1.0},
     ],
 )
@@ -116,7 +122,7 @@ def test_clients_refuse_sums_with_another_noise_than_announced(changes: dict[str
 def test_clients_refuse_sums_without_the_announced_noise() -> None:
     """Terms without noise, under an instruction that announces it."""
     found = reasons(run(SecureTerms(metrics=())))
-    assert len(found) == CLIENTS and "the terms of the sum say (None, None)" in found[1]
+    assert len(found) == CLIENTS and "the terms of the sum say (None, None, None)" in found[1]
 
 
 @pytest.mark.parametrize(

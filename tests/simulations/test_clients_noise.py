@@ -23,7 +23,7 @@ FEW = ["run.cohort=4", "run.min_clients=3", "simulation.clients=4"]
 def app(folder: Path, source: str, *, noise: float = 1e-3, rounds: int = 2, bits: int = 32) -> Path:
     """Write an app whose clients add noise."""
     more = PRIVATE.format(noise=noise, source=source)
-    if source == "distributed":
+    if source.startswith("distributed"):
         more += SECURE.format(bits=bits)
     return written(folder, more, rounds=rounds)
 
@@ -34,13 +34,13 @@ def model_of(out: Path, app: Path, **options: Any) -> dict[str, Any]:
     return load_file(out / "model.safetensors")
 
 
-@pytest.mark.parametrize("source", ["distributed", "local_gaussian"])
+@pytest.mark.parametrize("source", ["distributed", "distributed_gaussian", "local_gaussian"])
 def test_with_hardly_any_noise_it_is_the_servers_mean(tmp_path: Path, source: str) -> None:
     """The same clips, the same divisor: the model is that of noise on the server."""
     served = app(tmp_path / "served", "server")
     models = [model_of(tmp_path / "one", served, executor="sequential")]
     models.append(model_of(tmp_path / "other", app(tmp_path / source, source)))
-    if source != "distributed":
+    if source == "local_gaussian":
         executor = "vectorized"
         models.append(model_of(tmp_path / "third", tmp_path / source, executor=executor))
     for other in models[1:]:
@@ -49,17 +49,22 @@ def test_with_hardly_any_noise_it_is_the_servers_mean(tmp_path: Path, source: st
             assert np.abs(values).max() > 0.1
 
 
-def test_it_says_what_it_claims(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [("distributed", "Skellam"), ("distributed_gaussian", "discrete Gaussian")],
+)
+def test_it_says_what_it_claims(tmp_path: Path, source: str, name: str) -> None:
     """Every round's epsilon, and in words who adds the noise."""
-    made = app(tmp_path / "app", "distributed", noise=3.0)
+    made = app(tmp_path / "app", source, noise=3.0)
     summary = simulate(made, out=tmp_path / "out", overrides=FEW)
     rows = rows_of(tmp_path / "out")
     assert [row["privacy"]["releases"] for row in rows] == [1, 2]
     assert rows[0]["privacy"]["epsilon"] < rows[1]["privacy"]["epsilon"]
     assert all(row["train"] == {} and row["evaluate"] == {} for row in rows)
     said = summary["privacy"]
-    assert "Skellam noise of multiplier 3, added by the clients within secure sums" in said["claim"]
-    assert said["mechanism"] == "distributed Skellam, fixed clipping" and said["unit"] == "client"
+    noise = f"{name} noise of multiplier 3, added by the clients within secure sums"
+    assert noise in said["claim"]
+    assert said["mechanism"] == f"distributed {name}, fixed clipping" and said["unit"] == "client"
 
 
 def test_laplace_noise_is_claimed_in_its_own_norm(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ from meadow.errors import ConfigError, UpdateError
 from meadow.privacy.dp.calibration import calibrate_noise
 from meadow.privacy.dp.concentrated import epsilon_of_line
 from meadow.privacy.dp.hadamard import rotate_back
-from meadow.privacy.dp.integer_sum import integer_sum
+from meadow.privacy.dp.integer_sum import LAWS, IntegerSum, integer_sum
 from meadow.privacy.dp.skellam import skellam_renyi
 from meadow.privacy.entropy import system_entropy
-from meadow.privacy.secagg import noisy_encoding
 from meadow.privacy.secagg.noisy_encoding import NoisyEncoding
 
 
@@ -58,9 +57,10 @@ def test_its_divergences_are_a_gaussians(dimension: int, multiplier: float) -> N
         assert too_much > gaussians
 
 
-def test_the_noise_of_the_fewest_survivors_is_the_planned() -> None:
+@pytest.mark.parametrize("law", LAWS)
+def test_the_noise_of_the_fewest_survivors_is_the_planned(law: str) -> None:
     """With all dropouts that there may be; more clients add more, and one less has too little."""
-    made = encoding(length=16_000)
+    made = encoding(length=16_000, law=law)
     planned = (made.noise_multiplier * made.clip_norm) ** 2
     nothing = np.zeros(16_000, np.float32)
     for clients in (8, 12):
@@ -76,9 +76,7 @@ def test_the_noise_of_the_fewest_survivors_is_the_planned() -> None:
 
 def test_one_client_changes_the_numbers_by_the_sensitivity(monkeypatch: Any) -> None:
     """Without noise: whatever the vector, also with all of its norm in one value, and beyond."""
-    monkeypatch.setattr(
-        noisy_encoding, "skellam", lambda variance, words: np.zeros(len(words), int)
-    )
+    monkeypatch.setattr(IntegerSum, "noise", lambda self, words: np.zeros(len(words), int))
     random, largest = np.random.default_rng(0), 0.0
     for length in (1, 3, 40):
         made = encoding(length=length)
@@ -104,10 +102,11 @@ def test_the_sum_is_that_of_the_vectors() -> None:
     assert np.linalg.norm(found - expected) < 0.02 * math.sqrt(500) * 1.3
 
 
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("noise", [0.1, 1.0])
-def test_no_sum_wraps_with_the_fewest_bits(noise: float) -> None:
+def test_no_sum_wraps_with_the_fewest_bits(noise: float, law: str) -> None:
     """All clients have the same vector of full norm, in one value or in all; a bit less is refused."""
-    parts = {"clients": 40, "noisy": 25, "noise_multiplier": noise, "clip_norm": 1.0}
+    parts = {"clients": 40, "noisy": 25, "noise_multiplier": noise, "clip_norm": 1.0, "law": law}
     bits = next(bits for bits in range(8, 33) if _is_possible(bits=bits, **parts))
     made = encoding(bits=bits, **parts)
     with pytest.raises(ConfigError, match=f"raise privacy.secure_aggregation.bits to {bits}"):

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from meadow.privacy.dp.calibration import calibrate_noise
+from meadow.privacy.dp.integer_sum import Law
 from meadow.privacy.entropy import system_entropy
 from meadow.privacy.secagg.noisy_encoding import NoisyEncoding
 
@@ -23,8 +24,9 @@ def gradient(weights: Reals, images: Reals, labels: NDArray[np.int64]) -> Reals:
     return images.T @ shares / len(labels)
 
 
-def accuracy(multiplier: float, *, distributed: bool, seed: int) -> float:
-    """Return what digits are told apart by after noisy sums of the clients' changes."""
+def accuracy(multiplier: float, *, law: Law | None, seed: int) -> float:
+    """Return what digits are told apart by after noisy sums of the clients' changes; without a law
+    the server adds the noise."""
     digits = pytest.importorskip("sklearn.datasets").load_digits()
     random = np.random.default_rng(seed)
     order = random.permutation(len(digits.target))
@@ -40,7 +42,7 @@ def accuracy(multiplier: float, *, distributed: bool, seed: int) -> float:
                 moved -= 0.8 * gradient(moved, images[part], labels[part])
             change = (moved - weights).reshape(-1)
             changes.append(change * min(1, CLIP / np.linalg.norm(change)))
-        if distributed:
+        if law is not None:
             made = NoisyEncoding(
                 length=650,
                 bits=24,
@@ -49,6 +51,7 @@ def accuracy(multiplier: float, *, distributed: bool, seed: int) -> float:
                 clients=CLIENTS,
                 noisy=CLIENTS,
                 seed=bytes([number]),
+                law=law,
             )
             numbers = [made.encode(each, 1, entropy=system_entropy) for each in changes]
             total, _ = made.decode(np.sum(numbers, axis=0, dtype=np.uint32))
@@ -58,13 +61,16 @@ def accuracy(multiplier: float, *, distributed: bool, seed: int) -> float:
     return float(((images[1_400:] @ weights).argmax(axis=1) == labels[1_400:]).mean())
 
 
-def test_utility_is_within_a_twentieth_of_the_servers_noise() -> None:
+@pytest.mark.parametrize(
+    ("source", "law"), [("distributed", "skellam"), ("distributed_gaussian", "discrete_gaussian")]
+)
+def test_utility_is_within_a_twentieth_of_the_servers_noise(source: str, law: Law) -> None:
     """Mean accuracy of four runs each; with six times the noise it is not."""
     budget = {"epsilon": 8.0, "delta": 1e-5, "rounds": ROUNDS, "probability": None}
     servers = calibrate_noise(**budget)  # type: ignore[arg-type]
-    ours = calibrate_noise(**budget, source="distributed")  # type: ignore[arg-type]
-    central = np.mean([accuracy(servers, distributed=False, seed=seed) for seed in range(4)])
-    spread = np.mean([accuracy(ours, distributed=True, seed=seed) for seed in range(4)])
-    noisier = np.mean([accuracy(6 * ours, distributed=True, seed=seed) for seed in range(2)])
+    ours = calibrate_noise(**budget, source=source)  # type: ignore[arg-type]
+    central = np.mean([accuracy(servers, law=None, seed=seed) for seed in range(4)])
+    spread = np.mean([accuracy(ours, law=law, seed=seed) for seed in range(4)])
+    noisier = np.mean([accuracy(6 * ours, law=law, seed=seed) for seed in range(2)])
     assert spread >= 0.95 * central
     assert noisier < 0.95 * central
