@@ -16,6 +16,9 @@ class GoneError(ProtocolError):
     """The server no longer has, or no longer wants, what is asked for or sent."""
 
 
+ON_CLOSED = "Cannot invoke RPC"
+"""How gRPC's text begins where a channel is closed: it raises no error of its own for that."""
+
 _KINDS: dict[grpc.StatusCode, type[MeadowError]] = {
     grpc.StatusCode.UNAUTHENTICATED: IdentityError,
     grpc.StatusCode.PERMISSION_DENIED: IdentityError,
@@ -46,6 +49,10 @@ def rpc_errors(address: str) -> Iterator[None]:
         if kind is UnreachableError:
             details = f"{address}: {_short(details) or code.name.lower()}"
         raise kind(details) from error
+    except ValueError as error:  # of a channel that was closed after the call was decided on
+        if not str(error).startswith(ON_CLOSED):
+            raise
+        raise UnreachableError(f"{address}: hung up") from error
 
 
 def _short(details: str) -> str:

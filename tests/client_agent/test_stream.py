@@ -7,13 +7,15 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import grpc
 import pytest
 
 from meadow.client.stream import Stream
+from meadow.client.transfer import Bulk
 from meadow.errors import IdentityError, UnreachableError
-from meadow.transport.fleet_pb2 import AgentMessage, Progress, ReplyAck, ServerMessage
+from meadow.transport.fleet_pb2 import AgentMessage, Blob, Progress, ReplyAck, ServerMessage
 
 from .conftest import Client
 
@@ -189,6 +191,25 @@ def test_a_client_is_one_connection(client: Client) -> None:
             return established(client.fleet.port)
 
     assert asyncio.run(scenario()) == 1
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_transfers_on_a_closed_connection(way: str, tmp_path: Path) -> None:
+    """A transfer that begins when the connection has just been closed is tried again on the next."""
+    blob = Blob(id="a", size_bytes=3, crc32=crc32(b"abc"))
+    (tmp_path / "file").write_bytes(b"abc")
+
+    async def scenario() -> None:
+        channel = grpc.insecure_channel("127.0.0.1:1")
+        bulk = Bulk(channel, "somewhere:1", blob_bytes_max=1 << 20)
+        channel.close()
+        if way == "up":
+            await bulk.upload("1", blob, tmp_path / "file")
+        else:
+            await bulk.download(blob, tmp_path)
+
+    with pytest.raises(UnreachableError, match="hung up"):
+        asyncio.run(scenario())
 
 
 def established(port: int) -> int:
