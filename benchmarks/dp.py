@@ -3,8 +3,9 @@
 Simulations: McMahan's 2NN (199,210 params, 10 clients of 40 images a round, 5 epochs) and the
 digits' MLP (4,810 params, 100 clients). Over gRPC with mutual TLS: two agents that train a network
 of 25 M params for an epoch of 1,024 examples. Each with and without privacy, in turns, the cohorts of
-the same size; the ratio is of median round times, ledger, norms and noise included. What privacy
-adds to a round over gRPC does not depend on how long clients train: "added_grpc_s".
+the same size; the ratio is of the median round times of two runs in a row, its median over repeats,
+ledger, norms and noise included. What privacy adds to a round over gRPC does not depend on how long
+clients train: "added_grpc_s".
 
 `record_vs_opacus`: seconds of a client's round of 40 steps of DP-SGD on the 2NN, with 30 of 600
 records in a step on average, divided by those of Opacus's own engine, loader and optimizer;
@@ -110,7 +111,10 @@ def compared(name: str, rounds: Rounds, repeats: int, rows: list[dict[str, Any]]
         private.append(rounds([f"{SECTION}.{key}={value}" for key, value in PRIVATE.items()]))
     for kind, seconds in (("without", plain), ("with", private)):
         rows.append({"workload": name, "privacy": kind, "round ms": 1e3 * median(seconds)})
-    return round(median(private) / median(plain), 3)
+    pairs = zip(
+        private, plain, strict=True
+    )  # neighbours: the machine changes from minute to minute
+    return round(median(with_it / without for with_it, without in pairs), 3)
 
 
 def simulated(app: str, size: tuple[str, ...], settings: list[str]) -> float:
