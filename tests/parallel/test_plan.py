@@ -103,12 +103,14 @@ def test_rows_are_divided(count: int, ranks: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor", "data_parallel"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor", "data_parallel", "pipeline"])
 def test_two_gpus_make_one_update(bench: Any, kind: str) -> None:
     """As on the CPU, with NCCL; looser, as convolutions on GPUs round in other ways."""
     from .conftest import distance
 
     bench.say("no-norm", "")  # data_parallel has none
+    if kind == "pipeline":
+        bench.say("sequence", "")
     settings = {"batch_size": 8, "learning_rate": 0.1, "seed": 4}
     expected, *_ = bench.train(bench.training(), **settings)
     training = bench.training(device="auto", gpus=(0, 1), parallel=kind)
