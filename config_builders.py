@@ -12,6 +12,7 @@ from .simulations.partition import Partition
 if TYPE_CHECKING:
     from .compression.terms import CompressionTerms
     from .config import Config
+    from .privacy.dp.announced import AnnouncedNoise
     from .privacy.secure_terms import SecureTerms
     from .sections.robust import RobustConfig
     from .strategies.algorithm import Algorithm
@@ -63,15 +64,15 @@ def build_rule(chosen: RobustConfig) -> Rule:
 
 
 def build_secure_terms(
-    config: Config, *, metrics: Sequence[str], noise_multiplier: float | None = None
+    config: Config, *, metrics: Sequence[str], noise: AnnouncedNoise | None = None
 ) -> SecureTerms:
     """Return the public numbers of a run's secure sums, and which metrics are in them.
 
-    With `noise_multiplier`, the clients add noise to the sums, and there are no metrics.
+    With `noise`, the clients add it to the sums, and there are no metrics.
     """
     from .privacy.secure_terms import SecureTerms
 
-    chosen, noise = config.privacy.secure_aggregation, config.privacy.differential_privacy.noise
+    chosen = config.privacy.secure_aggregation
     return SecureTerms(
         corrupt=chosen.corrupt_fraction,
         dropout=chosen.dropout_fraction,
@@ -79,12 +80,12 @@ def build_secure_terms(
         value_bits=chosen.value_bits,
         clip=chosen.clip,
         weight_max=chosen.weight_max,
-        metrics=() if noise_multiplier is not None else tuple(sorted(metrics)),
+        metrics=() if noise is not None else tuple(sorted(metrics)),
         metrics_max=chosen.metrics_max,
         group_size=chosen.group_size,
-        clip_norm=config.privacy.differential_privacy.clip if noise_multiplier else None,
-        noise_multiplier=noise_multiplier,
-        noise_law="discrete_gaussian" if noise == "distributed_gaussian" else "skellam",
+        clip_norm=None if noise is None else config.privacy.differential_privacy.clip,
+        noise_multiplier=None if noise is None else noise.multiplier,
+        noise_law="skellam" if noise is None else noise.law,
     )
 
 

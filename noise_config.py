@@ -16,9 +16,10 @@ def noise_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what does not go with who adds the noise: whether, which keys, and why."""
     chosen, secure = config.privacy.differential_privacy, config.privacy.secure_aggregation.enabled
     noise, key, hidden = chosen.noise, f"{SECTION}.noise", "privacy.secure_aggregation.enabled"
+    within_sums = noise.startswith("distributed")
     return [
         (
-            noise.startswith("distributed") and not secure,
+            within_sums and not secure,
             (key, hidden),
             (
                 f'= "{noise}" gives each client a share of the noise that is too small alone: it '
@@ -26,7 +27,7 @@ def noise_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             ),
         ),
         (
-            not noise.startswith("distributed") and secure,
+            secure and not within_sums,
             (key, hidden),
             (
                 f'= "{noise}" does not go with {hidden} = true, which does not trust the server and '

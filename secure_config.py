@@ -10,6 +10,7 @@ from .sections.strategy_rules import is_clippable
 
 if TYPE_CHECKING:
     from .config import Config
+    from .privacy.dp.announced import AnnouncedNoise
 
 __all__ = ["secure_rules", "sum_sizes"]
 
@@ -26,7 +27,7 @@ def secure_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
 def _safety_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     key = "privacy.secure_aggregation"
     try:
-        terms = build_secure_terms(config, metrics=(), noise_multiplier=_noise(config))
+        terms = build_secure_terms(config, metrics=(), noise=_noise(config))
         for clients in sum_sizes(config):
             terms.plan(clients=clients, length=1)
     except ConfigError as error:
@@ -108,13 +109,17 @@ def _drawn(config: Config) -> int:
     return min(clients, max(drawn, run.min_clients))
 
 
-def _noise(config: Config) -> float | None:
+def _noise(config: Config) -> AnnouncedNoise | None:
     """Return the noise that clients add to sums, hardly any where it follows from epsilon: how
     much room it needs depends on the model, and is checked when a run begins."""
+    from .privacy.dp.announced import AnnouncedNoise
+
     chosen = config.privacy.differential_privacy
-    if not chosen.enabled or not chosen.noise.startswith("distributed"):
+    if not chosen.enabled:
         return None
-    return chosen.noise_multiplier or NOISE_MIN
+    multiplier = chosen.noise_multiplier or NOISE_MIN
+    noise = AnnouncedNoise(source=chosen.noise, multiplier=multiplier)
+    return noise if noise.is_distributed else None
 
 
 def sum_sizes(config: Config) -> set[int]:

@@ -111,9 +111,8 @@ def compared(name: str, rounds: Rounds, repeats: int, rows: list[dict[str, Any]]
         private.append(rounds([f"{SECTION}.{key}={value}" for key, value in PRIVATE.items()]))
     for kind, seconds in (("without", plain), ("with", private)):
         rows.append({"workload": name, "privacy": kind, "round ms": 1e3 * median(seconds)})
-    pairs = zip(
-        private, plain, strict=True
-    )  # neighbours: the machine changes from minute to minute
+    # Neighbours are compared: the machine changes from minute to minute.
+    pairs = zip(private, plain, strict=True)
     return round(median(with_it / without for with_it, without in pairs), 3)
 
 

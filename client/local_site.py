@@ -111,7 +111,6 @@ class LocalSite:
         """Train so that nobody sees single records; no loss or metric leaves."""
         if settings.algorithm != "plain":
             raise ProtocolError(f"algorithm {settings.algorithm!r} does not train by DP-SGD")
-        self._training.require_whole("DP-SGD", "clips every record's gradient")
         work = self._round(arrays, settings, client, records=terms)
         module, examples, means = self._training.train(work)
         return examples, means, params_to_arrays(params_of_module(module, copy=self._copies))

@@ -124,7 +124,8 @@ class LocalTraining:
         Raises:
             DataError: a device is not there, or the ranks do not start.
         """
-        size = _bytes_of(task) if config.parallel == "auto" else 0
+        auto = config.parallel == "auto"
+        size = sum(p.nbytes for p in build_module(task, 0).parameters()) if auto else 0
         plan = ParallelPlan.of(config, model_bytes=size)
         one = config.parallel == "none" and config.gpus is None
         device = choose_device(config.device if one else plan.devices[0])
@@ -158,6 +159,8 @@ class LocalTraining:
         return module, examples, means | self._meter.metrics(examples * work.settings.epochs)
 
     def _train(self, work: Round) -> Trained:
+        if work.records is not None:
+            self.require_whole("DP-SGD", "clips every record's gradient")
         settings = self._as_owned(work.settings)
         saves = self._saves_of(work, settings)
 
@@ -293,7 +296,3 @@ class LocalTraining:
         folder = saves_folder(self._saves, work.key, settings, work.client, *layout)
         forget_others(folder)
         return MidEpoch(folder=folder, every_steps=self._config.save_steps, ranks=plan.ranks)
-
-
-def _bytes_of(task: Task) -> int:
-    return sum(param.nbytes for param in build_module(task, 0).parameters())

@@ -110,9 +110,10 @@ def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> Sec
     if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
         metrics += [f"personal-{name}" for name in metrics]
     plan = None if privacy is None else privacy.plan
-    distributed = isinstance(plan, PrivacyPlan) and plan.announced.is_distributed
-    multiplier = plan.noise_multiplier if plan is not None and distributed else None
-    return build_secure_terms(config, metrics=metrics, noise_multiplier=multiplier)
+    noise = plan.announced if isinstance(plan, PrivacyPlan) else None
+    if noise is not None and not noise.is_distributed:
+        noise = None
+    return build_secure_terms(config, metrics=metrics, noise=noise)
 
 
 def _require_room(config: Config, terms: SecureTerms, initial: ArrayRecord) -> None:

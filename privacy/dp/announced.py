@@ -27,8 +27,7 @@ class AnnouncedNoise:
 
     "server": Gaussian, on the sum, by the server. "distributed": Skellam, on the sum, by its
     clients under secure aggregation; "distributed_gaussian": likewise, discrete Gaussian.
-    "local_gaussian", "local_laplace": on every client's change,
-    by the client.
+    "local_gaussian", "local_laplace": on every client's change, by the client.
     """
 
     source: NoiseSource = "server"

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...strategies.bounds import require_number
-from .inversion import by_inversion, table_of
-from .skellam import STDDEV_MAX
+from .inversion import SPREAD, STDDEV_MAX, by_inversion, table_of
 
 __all__ = [
     "discrete_gaussian",
@@ -29,7 +28,6 @@ __all__ = [
     "discrete_gaussian_variance",
 ]
 
-SPREAD = 14
 SLACK = 1e-3
 """What part of the divergences may come from sums' not being discrete Gaussian themselves."""
 

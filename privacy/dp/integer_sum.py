@@ -30,8 +30,9 @@ from .discrete_gaussian import (
     discrete_gaussian_tail,
     discrete_gaussian_variance,
 )
+from .inversion import STDDEV_MAX
 from .rounding import rounded_norm
-from .skellam import STDDEV_MAX, skellam, skellam_tail
+from .skellam import skellam, skellam_tail
 
 __all__ = ["LAWS", "IntegerSum", "Law", "integer_sum"]
 

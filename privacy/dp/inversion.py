@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["by_inversion", "table_of"]
+__all__ = ["SPREAD", "STDDEV_MAX", "by_inversion", "table_of"]
+
+STDDEV_MAX = 16_384.0
+"""Of one client's noise: the table has some thirty times as many entries."""
+SPREAD = 14
+"""How far a table reaches, in standard deviations."""
 
 WORDS = float(1 << 64)
 Table = NDArray[np.uint64]

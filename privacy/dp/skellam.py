@@ -18,13 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...strategies.bounds import require_number
-from .inversion import by_inversion, table_of
+from .inversion import SPREAD, STDDEV_MAX, by_inversion, table_of
 
-__all__ = ["STDDEV_MAX", "skellam", "skellam_renyi", "skellam_tail"]
+__all__ = ["skellam", "skellam_renyi", "skellam_tail"]
 
-STDDEV_MAX = 16_384.0
-"""Of one client's noise: the table has some thirty times as many entries."""
-SPREAD = 14
 RESCALE = 1e250
 
 

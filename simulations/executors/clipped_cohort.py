@@ -38,15 +38,13 @@ class ClippedCohort:
         every = len(good) == len(self.finite)
         sent = self._sent if every else {name: each[good] for name, each in self._sent.items()}
         factors = self._clipping.factors(sent)
-        distinct = {id(factor): factor for factor in factors.values()}
-        rows = {key: torch.from_numpy(each.astype(np.float32)) for key, each in distinct.items()}
-        by_owner = {self._owners[name]: rows[id(factor)] for name, factor in factors.items()}
+        by_owner = {
+            self._owners[name]: torch.from_numpy(factor.astype(np.float32))
+            for name, factor in factors.items()
+        }
+        nothing = torch.zeros(len(good))
         columns: dict[str, Sequence[float | None]] = {}
         if self._clipping.kind == "adaptive":
             within = np.logical_and.reduce([factor >= 1 for factor in factors.values()])
             columns[WITHIN_KEY] = within.astype(float).tolist()
-
-        def weights(name: str) -> torch.Tensor:
-            return by_owner[name] if name in by_owner else torch.zeros(len(good))
-
-        return weights, columns
+        return lambda name: by_owner.get(name, nothing), columns

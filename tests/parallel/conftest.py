@@ -88,6 +88,15 @@ class Bench:
         params = {name: value.clone() for name, value in trained.state_dict().items()}
         return params, samples, means
 
+    def require_same_update(self, training: LocalTraining, **settings: Any) -> None:
+        """Check that params, buffers, samples and metrics are those of one process with the same
+        batches."""
+        params, samples, means = self.train(self.training(), **settings)
+        ours, seen, told = self.train(training, **settings)
+        assert distance(ours, params) < 1e-5
+        assert seen == samples == 53
+        assert told == pytest.approx(means, rel=1e-5)
+
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """Return the largest relative difference of two models' tensors."""

@@ -38,12 +38,7 @@ def test_two_ranks_make_one_update(
     bench: Bench, pair: LocalTraining, settings: dict[str, Any]
 ) -> None:
     """Params, buffers, samples and metrics are those of one process with the same batches."""
-    settings = PLAIN | settings
-    params, samples, means = bench.train(bench.training(), **settings)
-    ours, seen, told = bench.train(pair, **settings)
-    assert distance(ours, params) < 1e-5
-    assert seen == samples == 53
-    assert told == pytest.approx(means, rel=1e-5)
+    bench.require_same_update(pair, **PLAIN | settings)
 
 
 def test_ranks_evaluate_together(bench: Bench, pair: LocalTraining) -> None:

@@ -16,7 +16,7 @@ from meadow.privacy.dp.discrete_gaussian import (
     discrete_gaussian_variance,
 )
 from meadow.privacy.dp.integer_sum import integer_sum
-from meadow.privacy.dp.skellam import STDDEV_MAX
+from meadow.privacy.dp.inversion import STDDEV_MAX
 
 DRAWS = 60_000
 
