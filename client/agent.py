@@ -5,6 +5,7 @@
     DIR/agent.sqlite    what was answered and counted
     DIR/blobs/          tensors from the server, the last few
     DIR/runs/           tensors of replies, and what apps keep between rounds
+    DIR/spare/          files that nobody needs any more, to be written over
     DIR/ranks/          where a group of training processes meets
     DIR/training.log    what the training process prints
     DIR/agent.lock      held while an agent runs
@@ -102,7 +103,8 @@ class Agent:
                 database.close()
 
     async def _serve(self, owner: Owner, database: Database, trainer: Trainer) -> None:
-        state = State(database, self._directory / "runs")
+        state = State(database, self._directory)
+        state.spares.clear()
         deliveries = Deliveries(self._uplink, state, self._report)
         execution = Execution(
             owner=owner,

@@ -22,6 +22,7 @@ from ..transport.fleet_pb2 import (
     Welcome,
 )
 from ..transport.fleet_pb2_grpc import FleetStub
+from ..transport.spares import Spares
 from .rpc_errors import rpc_errors
 from .stream import Stream
 from .transfer import Bulk
@@ -101,9 +102,9 @@ class Connection:
         """As `Stream.receive`."""
         return await self._stream.receive()
 
-    async def download(self, blob: Blob, folder: Path) -> Path:
+    async def download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
         """As `Bulk.download`."""
-        return await self._bulk.download(blob, folder)
+        return await self._bulk.download(blob, folder, spares)
 
     async def upload(self, instruction_id: str, blob: Blob, path: Path) -> None:
         """As `Bulk.upload`."""

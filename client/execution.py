@@ -177,7 +177,7 @@ class Execution:
         while True:
             connection = await self._uplink.online()
             try:
-                await connection.download(blob, self._blob_dir)
+                await connection.download(blob, self._blob_dir, self._state.spares)
                 break
             except UnreachableError:
                 await self._uplink.pause(connection, attempt)
@@ -194,7 +194,7 @@ class Execution:
         files = sorted(self._blob_dir.iterdir(), key=lambda path: -path.stat().st_mtime_ns)
         for path in files[BLOBS_KEPT:]:
             if path.stem not in needed:
-                path.unlink()
+                self._state.spares.keep(path)
                 self._verified.pop(path.stem, None)
 
 

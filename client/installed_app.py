@@ -24,6 +24,7 @@ from ..transport.fleet_pb2 import (
     TrainingStart,
     TrainingWork,
 )
+from ..transport.spares import Spares
 from ..transport.writer import BlobWriter
 from .compressed_app import compressed_app
 from .secure_app import secure_app
@@ -39,6 +40,7 @@ class InstalledApp:
         self._app = app
         self._client_app = client_app
         self._node_id = start.node_id
+        self._spares = Spares(Path(start.client_dir) / "spare")
         self._node_config = cast(dict[str, Any], unpack_entries(start.node_config))
         self.device = device
 
@@ -94,7 +96,7 @@ class InstalledApp:
         set_message_id(reply, uuid.uuid4().hex)
         return TrainingDone(
             instruction_id=instruction.id,
-            envelope=encode(reply, BlobWriter(Path(work.reply_dir))),
+            envelope=encode(reply, BlobWriter(Path(work.reply_dir), spares=self._spares)),
             state=_packed(context.state, states),
         )
 

@@ -19,6 +19,7 @@ from typing import cast
 
 from ..transport.blobs import blob_path
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction
+from ..transport.spares import Spares
 from .database import Database
 
 __all__ = ["Recorded", "State", "blobs_of"]
@@ -43,11 +44,17 @@ class Recorded:
 
 
 class State:
-    """The agent's memory of its runs, in its database and the folder `runs`."""
+    """The agent's memory of its runs, in its database and the folder `runs`.
 
-    def __init__(self, database: Database, runs: Path) -> None:
+    Attributes:
+        spares: the agent's files that nobody needs any more.
+    """
+
+    def __init__(self, database: Database, directory: Path) -> None:
+        """Of the agent on the folder `directory`."""
         self._database = database
-        self._runs = runs
+        self._runs = directory / "runs"
+        self.spares = Spares(directory / "spare")
         self._acknowledged: deque[str] = deque(maxlen=REPLIES_MAX)
         """Noted, but not written yet; of refusals too, which are not in the database."""
 
@@ -109,7 +116,7 @@ class State:
             ).fetchall()
             rows.executemany("DELETE FROM replies WHERE run_id = ?", forgotten)
         for run, instruction_id in dropped:
-            shutil.rmtree(self.reply_dir(int(run), instruction_id), ignore_errors=True)
+            self.spares.keep_all(self.reply_dir(int(run), instruction_id))
         for (run,) in forgotten:
             shutil.rmtree(self._runs / run, ignore_errors=True)
         self._sweep(run_id, Envelope.FromString(state))

@@ -148,7 +148,7 @@ def status_of(directory: Path, *, now_s: float) -> ClientStatus:
     database = Database(directory / "agent.sqlite")
     try:
         ledger = Ledger(database)
-        last = State(database, directory / "runs").last()
+        last = State(database, directory).last()
         return ClientStatus(
             name=identity.name,
             node_id=identity.node_id,

@@ -18,6 +18,7 @@ from ..errors import ProtocolError, StoreError
 from ..transport.blobs import CHUNK_BYTES, Receiver, blob_path, chunks
 from ..transport.chunk_wire import pack_upload_chunk, pack_upload_open, unpack_chunk
 from ..transport.fleet_pb2 import Blob, DownloadRequest, UploadOpen, UploadState
+from ..transport.spares import Spares
 from .rpc_errors import rpc_errors
 
 __all__ = ["Bulk"]
@@ -52,15 +53,17 @@ class Bulk:
         if size_bytes:
             self.chunk_bytes = max(CHUNK_BYTES_MIN, min(CHUNK_BYTES, size_bytes))
 
-    async def download(self, blob: Blob, folder: Path) -> Path:
-        """Fetch a blob into `folder`; a part that is there already is not fetched again.
+    async def download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
+        """Fetch a blob into `folder`, over one of `spares` if there is one.
+
+        A part that is there already is not fetched again.
 
         Raises:
             UnreachableError: the connection was lost; the part stays.
             GoneError: the server no longer offers the blob.
             MeadowError: the blob is not what was announced, or cannot be stored.
         """
-        return await _in_thread(lambda started: self._download(blob, folder, started))
+        return await _in_thread(lambda started: self._download(blob, folder, spares, started))
 
     async def upload(self, instruction_id: str, blob: Blob, path: Path) -> None:
         """Send a file; what the server has of it already is not sent again.
@@ -71,12 +74,12 @@ class Bulk:
         """
         await _in_thread(lambda started: self._upload(instruction_id, blob, path, started))
 
-    def _download(self, blob: Blob, folder: Path, started: Started) -> Path:
+    def _download(self, blob: Blob, folder: Path, spares: Spares | None, started: Started) -> Path:
         try:
-            receiver = self._receiver(folder, blob)
+            receiver = self._receiver(folder, blob, spares)
         except ProtocolError:
             blob_path(folder, blob.id).unlink(missing_ok=True)  # other bytes under this id
-            receiver = self._receiver(folder, blob)
+            receiver = self._receiver(folder, blob, spares)
         with receiver, rpc_errors(self._address):
             if not receiver.complete:
                 request = DownloadRequest(blob_id=blob.id, offset=receiver.received_bytes)
@@ -89,8 +92,9 @@ class Bulk:
                     cast("grpc.Future[Any]", call).cancel()
             return receiver.finish()
 
-    def _receiver(self, folder: Path, blob: Blob) -> Receiver:
-        return Receiver(folder, blob, size_max=self._blob_bytes_max, fsync=False)
+    def _receiver(self, folder: Path, blob: Blob, spares: Spares | None) -> Receiver:
+        size_max = self._blob_bytes_max
+        return Receiver(folder, blob, size_max=size_max, fsync=False, spares=spares)
 
     def _upload(self, instruction_id: str, blob: Blob, path: Path, started: Started) -> None:
         size = path.stat().st_size if path.is_file() else -1

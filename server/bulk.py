@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -97,18 +97,25 @@ class BulkService:
                 await asyncio.to_thread(self._open, run_id, opened) as receiver,
             ):
                 if receiver.received_bytes != opened.offset and not receiver.complete:
-                    text = f"offset={receiver.received_bytes}"
-                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+                    await _go_on_from(receiver.received_bytes, context)
                 before = receiver.received_bytes
                 if not receiver.complete:
                     await self._receive(requests, receiver, site.node_id, opened.instruction_id)
                 self._spool.count(run_id, received=receiver.received_bytes - before)
                 complete = receiver.complete
                 if complete:
-                    await asyncio.to_thread(receiver.finish)
+                    await self._finish(receiver, context)
                 return pb.UploadState(received_bytes=receiver.received_bytes, complete=complete)
         except MeadowError as error:
             await abort(context, error)
+
+    async def _finish(self, receiver: Receiver, context: Context) -> None:
+        try:
+            await asyncio.to_thread(receiver.finish)
+        except ProtocolError:
+            if not receiver.resumed:
+                raise
+            await _go_on_from(0, context)  # after a power cut a part may have other bytes
 
     def _chunk_bytes(self) -> int:
         return fair_chunk_bytes(self._transfers.total())
@@ -126,7 +133,8 @@ class BulkService:
 
     def _open(self, run_id: int, opened: pb.UploadOpen) -> Receiver:
         folder = self._spool.make_room(run_id, opened.instruction_id, opened.blob)
-        return Receiver(folder, opened.blob, size_max=self._spool.blob_bytes_max)
+        size_max, spares = self._spool.blob_bytes_max, self._spool.spares
+        return Receiver(folder, opened.blob, size_max=size_max, spares=spares)
 
     async def _receive(
         self,
@@ -135,10 +143,18 @@ class BulkService:
         node_id: int,
         instruction_id: str,
     ) -> None:
-        more = True
-        while more:
-            more = await self._slots.step(partial(_receive_next, requests, receiver))
-            self._dispatcher.renew_lease(node_id, instruction_id)
+        writing: asyncio.Future[None] | None = None
+        try:
+            while (piece := await self._slots.step(partial(_receive_next, requests))) is not None:
+                if writing is not None:
+                    await writing
+                writing = asyncio.ensure_future(asyncio.to_thread(receiver.write, piece))
+                self._dispatcher.renew_lease(node_id, instruction_id)
+        finally:
+            if writing is not None:
+                await asyncio.wait([writing])  # a file that is being written to is not closed
+        if writing is not None:
+            await writing
 
 
 async def _send_next(pieces: Iterator[Piece], context: Context) -> int:
@@ -150,15 +166,20 @@ async def _send_next(pieces: Iterator[Piece], context: Context) -> int:
     return len(piece.data)
 
 
-async def _receive_next(requests: AsyncIterator[bytes], receiver: Receiver) -> bool:
-    """Receive and store the next piece; False at the end."""
+async def _go_on_from(offset: int, context: Context) -> NoReturn:
+    """Tell the sender where to go on."""
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"offset={offset}")
+    raise AssertionError("abort always raises")
+
+
+async def _receive_next(requests: AsyncIterator[bytes]) -> Piece | None:
+    """Receive the next piece; None at the end."""
     message = await anext(requests, None)
     if message is None:
-        return False
+        return None
     if len(message) > CHUNK_MESSAGE_BYTES_MAX:
         raise LimitError(f"a chunk of {len(message)} bytes exceeds {CHUNK_BYTES_MAX}")
     piece = unpack_upload(message)
     if not isinstance(piece, Piece):
         raise ProtocolError("an upload opens once")
-    await asyncio.to_thread(receiver.write, piece)
-    return True
+    return piece

@@ -1,7 +1,8 @@
 """The spool: files of tensors on their way, in folders that only the server names.
 
 spool/<run>/down/               what clients fetch, written by the run worker
-spool/<run>/up/<instruction>/   what clients sent, complete or `.part`
+spool/<run>/up/<instruction>/   what clients sent, complete or in parts
+spool/spare/                    what clients sent and nobody needs any more: the next is written over it
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from ..errors import LimitError, ProtocolError
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blob_path, check_blob_id
+from ..transport.spares import Spares
 
 __all__ = ["BLOBS_PER_REPLY_MAX", "Spool"]
 
@@ -24,6 +26,7 @@ class Spool:
 
     def __init__(self, folder: Path, *, blob_bytes_max: int) -> None:
         self._folder = folder
+        self.spares = Spares(folder / "spare")
         self.blob_bytes_max = blob_bytes_max
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
@@ -48,9 +51,9 @@ class Spool:
             ProtocolError: an id is none.
         """
         folder = self.replies(run_id, instruction_id)
-        own = blob_path(folder, blob.id).stem
+        own = check_blob_id(blob.id)
         folder.mkdir(parents=True, exist_ok=True)
-        others = [path for path in folder.iterdir() if path.stem != own]
+        others = [path for path in folder.iterdir() if path.name.split(".")[0] != own]
         if len(others) >= BLOBS_PER_REPLY_MAX:
             raise LimitError(f"a reply may have at most {BLOBS_PER_REPLY_MAX} blobs")
         total = blob.size_bytes + sum(path.stat().st_size for path in others)
@@ -89,9 +92,10 @@ class Spool:
         """Delete what clients sent for these instructions, or all files of the run."""
         if everything:
             shutil.rmtree(self._folder / str(run_id), ignore_errors=True)
+            self.spares.clear()
             return
         for id_ in instruction_ids:
-            shutil.rmtree(self.replies(run_id, id_), ignore_errors=True)
+            self.spares.keep_all(self.replies(run_id, id_))
 
     def count(self, run_id: int, *, sent: int = 0, received: int = 0) -> None:
         """Add to a run's traffic."""

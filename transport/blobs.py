@@ -1,4 +1,4 @@
-"""Blobs: files that travel as checksummed chunks and go on where a lost connection stopped.
+"""Blobs: files that travel in chunks, have a checksum, and go on where a lost connection stopped.
 
 Nothing here knows the network. `chunks` reads what one side sends; a `Receiver` writes what the
 other side gets, keeps the part over restarts, and gives the file its name only when its size and
@@ -7,7 +7,6 @@ its checksum are the declared ones.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -19,9 +18,9 @@ from typing import Final, Self
 
 from ..errors import LimitError, ProtocolError, StoreError
 from .chunk_wire import Piece
-from .crc import combine_crc32
-from .durable import sync_folder, write_all
 from .fleet_pb2 import Blob, Chunk
+from .part import Part
+from .spares import Spares, open_held
 from .tensors import checksum
 
 __all__ = [
@@ -69,7 +68,7 @@ def blob_path(folder: Path, blob_id: str) -> Path:
 def chunks(
     path: Path, offset: int = 0, chunk_bytes: int | Callable[[], int] = CHUNK_BYTES
 ) -> Iterator[Piece]:
-    """Read a file from `offset` to its end, in pieces that each carry their checksum.
+    """Read a file from `offset` to its end, in pieces.
 
     `chunk_bytes` may be a function, which is asked before every piece.
 
@@ -79,7 +78,7 @@ def chunks(
     """
     size_of_next = chunk_bytes if callable(chunk_bytes) else lambda: chunk_bytes
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_held(path, os.O_NOFOLLOW)
     except OSError as error:
         raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
     try:
@@ -93,7 +92,7 @@ def chunks(
             data = os.pread(fd, min(wanted, size - offset), offset)
             if not data:
                 raise StoreError(f"{path} became shorter while it was read")
-            yield Piece(offset, data, zlib.crc32(data))
+            yield Piece(offset, data)
             offset += len(data)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
@@ -106,9 +105,20 @@ class Receiver:
 
     `received_bytes` says where the sender has to go on. One receiver at a time may be open for
     a blob. Opening one reads what is there, which takes time for a large part.
+
+    Attributes:
+        resumed: whether a part was there, which may not be what the sender sends the rest of.
     """
 
-    def __init__(self, folder: Path, blob: Blob, *, size_max: int, fsync: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        blob: Blob,
+        *,
+        size_max: int,
+        fsync: bool = True,
+        spares: Spares | None = None,
+    ) -> None:
         """Open the blob's part in `folder`, or find the whole blob there.
 
         Without `fsync` a power cut may leave other bytes under the blob's name; the next
@@ -120,19 +130,25 @@ class Receiver:
             StoreError: the disk fails, or another receiver has the part open.
         """
         self.path = blob_path(folder, blob.id)
-        self._part = folder / f"{blob.id}.part"
         self._blob = blob
         self._fsync = fsync
-        self._crc32 = self.received_bytes = 0
-        self._fd = -1
+        self._part: Part | None = None
         self._kept = False
         if blob.size_bytes > size_max:
             raise LimitError(f"{self._who} of {blob.size_bytes} bytes exceeds {size_max}")
         if self.path.exists():
             self._adopt()
         else:
-            self._check_disk()
-            self._open_part()
+            self._check_disk(spares)
+            self._open_part(spares)
+        self.resumed = self.received_bytes > 0
+
+    @property
+    def received_bytes(self) -> int:
+        """How much of the blob is here."""
+        if self._part is not None:
+            return self._part.received_bytes
+        return self._blob.size_bytes if self._kept else 0
 
     @property
     def complete(self) -> bool:
@@ -143,7 +159,7 @@ class Receiver:
         """Append one chunk.
 
         Raises:
-            ProtocolError: it does not start where the part ends, or its checksum is wrong.
+            ProtocolError: it does not start where the part ends.
             LimitError: it is too large, or goes beyond the declared size.
             StoreError: the disk is full or fails. After any error the part is as before.
         """
@@ -157,19 +173,11 @@ class Receiver:
             raise LimitError(f"{self._who}: a chunk of {len(data)} bytes, not 1-{CHUNK_BYTES_MAX}")
         if end > self._blob.size_bytes:
             raise LimitError(f"{self._who}: {end} bytes, {self._blob.size_bytes} were declared")
-        if zlib.crc32(data) != chunk.crc32:
-            raise ProtocolError(f"{self._who}: the chunk at {chunk.offset} is corrupt")
+        part = self._opened()
         try:
-            write_all(self._fd, data)
+            part.append(data, zlib.crc32(data, part.crc32), durable=self._fsync)
         except OSError as error:
-            os.ftruncate(self._fd, self.received_bytes)
-            os.lseek(self._fd, self.received_bytes, os.SEEK_SET)
-            raise StoreError(f"{self._part} cannot be written: {error.strerror}") from error
-        if len(data) == CHUNK_BYTES:  # the usual one: its matrix is known
-            self._crc32 = combine_crc32(self._crc32, chunk.crc32, CHUNK_BYTES)
-        else:
-            self._crc32 = zlib.crc32(data, self._crc32)
-        self.received_bytes = end
+            raise StoreError(f"{self._who} cannot be written: {error.strerror}") from error
 
     def finish(self) -> Path:
         """Check the whole blob, make it durable and return its path; twice does no harm.
@@ -180,38 +188,24 @@ class Receiver:
         """
         if self._kept:
             return self.path
-        if self._fd < 0:
-            raise StoreError(f"{self._who} is not being received any more")
+        part = self._opened()
         if not self.complete:
             there = f"{self.received_bytes} of {self._blob.size_bytes} bytes"
             raise ProtocolError(f"{self._who}: only {there} are here")
-        if self._crc32 != self._blob.crc32:
-            self.discard()
+        if part.crc32 != self._blob.crc32:
+            part.drop()
             raise ProtocolError(f"{self._who}: its checksum is not the declared one")
         try:
-            if self._fsync:
-                os.fsync(self._fd)
-            os.rename(self._part, self.path)
-            if self._fsync:
-                sync_folder(self.path.parent)
+            part.keep(self.path, durable=self._fsync)
         except OSError as error:
             raise StoreError(f"{self.path} cannot be kept: {error.strerror}") from error
         self._kept = True
-        self.close()
         return self.path
-
-    def discard(self) -> None:
-        """Drop the part and close; a blob that is kept stays."""
-        if self._fd >= 0:
-            self._part.unlink(missing_ok=True)
-            self._crc32 = self.received_bytes = 0
-        self.close()
 
     def close(self) -> None:
         """Let go of the part; it stays for the next receiver."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._part is not None:
+            self._part.close()
 
     def __enter__(self) -> Self:
         return self
@@ -228,42 +222,34 @@ class Receiver:
     def _who(self) -> str:
         return f"blob {self._blob.id}"
 
+    def _opened(self) -> Part:
+        if self._part is None or not self._part.is_open:
+            raise StoreError(f"{self._who} is not being received any more")
+        return self._part
+
     def _adopt(self) -> None:
         """Accept a blob that is here already: its acknowledgement may have been lost."""
         there = checksum(self.path)
         if (there.size_bytes, there.crc32) != (self._blob.size_bytes, self._blob.crc32):
             raise ProtocolError(f"{self._who}: the id belongs to other bytes already")
-        self.received_bytes = there.size_bytes
         self._kept = True
 
-    def _check_disk(self) -> None:
+    def _check_disk(self, spares: Spares | None) -> None:
         disk = os.statvfs(self.path.parent)
-        free = disk.f_bavail * disk.f_frsize
-        here = self._part.stat().st_size if self._part.exists() else 0
-        if self._blob.size_bytes - here > free:
-            needed = self._blob.size_bytes - here
+        part = self.path.with_suffix(".part")
+        here = part.stat().st_size if part.exists() else 0
+        needed, free = self._blob.size_bytes - here, disk.f_bavail * disk.f_frsize
+        if needed > free and spares is not None:
+            spares.clear()
+            self._check_disk(None)
+        elif needed > free:
             raise LimitError(f"{self._who} needs {needed} bytes more, the disk has {free}")
 
-    def _open_part(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    def _open_part(self, spares: Spares | None) -> None:
+        size = self._blob.size_bytes
         try:
-            self._fd = os.open(self._part, flags, 0o644)
-            self._take_part()
+            self._part = Part(self.path.parent, self._blob.id, size_bytes=size, spares=spares)
         except BlockingIOError as error:
-            self.close()
             raise StoreError(f"{self._who} is being received already") from error
         except OSError as error:
-            self.close()
-            raise StoreError(f"{self._part} cannot be opened: {error.strerror}") from error
-        except BaseException:
-            self.close()
-            raise
-
-    def _take_part(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        there = checksum(self._part)
-        if there.size_bytes > self._blob.size_bytes:  # of another blob, once
-            os.ftruncate(self._fd, 0)
-        else:
-            self._crc32, self.received_bytes = there.crc32, there.size_bytes
-        os.lseek(self._fd, self.received_bytes, os.SEEK_SET)
+            raise StoreError(f"{self._who} cannot be received: {error.strerror}") from error

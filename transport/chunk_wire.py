@@ -9,7 +9,6 @@ Source: Protocol Buffers documentation, "Encoding": a field is a varint tag (num
 
 from __future__ import annotations
 
-import struct
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -20,18 +19,16 @@ from .fleet_pb2 import Chunk, UploadMessage, UploadOpen
 __all__ = ["Piece", "pack_chunk", "pack_upload_chunk", "pack_upload_open", "unpack_chunk",
            "unpack_upload"]  # fmt: skip
 
-_OFFSET, _DATA, _CRC32 = 0x08, 0x12, 0x1D  # Chunk: fields 1 (varint), 2 (bytes), 3 (fixed32)
+_OFFSET, _DATA = 0x08, 0x12  # Chunk: fields 1 (varint) and 2 (bytes)
 _UPLOAD_CHUNK = 0x12  # UploadMessage: field 2
-_FIXED32 = struct.Struct("<I")
 _VARINT_BYTES_MAX = 10
 
 
 class Piece(NamedTuple):
-    """A chunk: where it belongs, its bytes, and their CRC-32."""
+    """A chunk: where it belongs, and its bytes."""
 
     offset: int
     data: bytes | memoryview
-    crc32: int
 
 
 def pack_chunk(piece: Piece) -> bytes:
@@ -78,15 +75,13 @@ def unpack_upload(message: bytes) -> Piece | UploadOpen:
     if parsed.HasField("open"):
         return parsed.open
     if parsed.HasField("chunk"):
-        return Piece(parsed.chunk.offset, parsed.chunk.data, parsed.chunk.crc32)
+        return Piece(parsed.chunk.offset, parsed.chunk.data)
     raise ProtocolError("an empty message in an upload")
 
 
 def _parts(piece: Piece) -> tuple[bytes | memoryview, ...]:
     head = bytes((_OFFSET,)) + _varint(piece.offset) if piece.offset else b""
-    size = bytes((_DATA,)) + _varint(len(piece.data))
-    tail = bytes((_CRC32,)) + _FIXED32.pack(piece.crc32) if piece.crc32 else b""
-    return head + size, piece.data, tail
+    return head + bytes((_DATA,)) + _varint(len(piece.data)), piece.data
 
 
 def _piece(view: memoryview) -> Piece:
@@ -96,13 +91,13 @@ def _piece(view: memoryview) -> Piece:
     if at < len(view) and view[at] == _DATA:
         size, start = _read_varint(view, at + 1)
         end = start + size
-        if end + 5 == len(view) and view[end] == _CRC32:
-            return Piece(offset, view[start:end], _FIXED32.unpack_from(view, end + 1)[0])
+        if end == len(view):
+            return Piece(offset, view[start:end])
     try:
         chunk = Chunk.FromString(bytes(view))
     except DecodeError as error:
         raise ProtocolError(f"this is no chunk: {error}") from None
-    return Piece(chunk.offset, chunk.data, chunk.crc32)
+    return Piece(chunk.offset, chunk.data)
 
 
 def _varint(value: int) -> bytes:

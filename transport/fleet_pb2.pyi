@@ -297,14 +297,12 @@ class DownloadRequest(_message.Message):
     def __init__(self, blob_id: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("offset", "data", "crc32")
+    __slots__ = ("offset", "data")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    CRC32_FIELD_NUMBER: _ClassVar[int]
     offset: int
     data: bytes
-    crc32: int
-    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadOpen(_message.Message):
     __slots__ = ("instruction_id", "blob", "offset")

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from ..errors import ProtocolError, StoreError
 from ..flower import FlatTensor, TensorArray, dtype_of
-from .durable import replacing, write_all
+from .durable import Writeback, replacing, write_all
 from .header import CODES, Extent, build_header, parse_header, read_length
+from .spares import Spares, open_held
 
 __all__ = [
     "FileInfo",
@@ -58,8 +59,10 @@ def write_tensors(
     *,
     fsync: bool,
     metadata: Mapping[str, str] | None = None,
+    spares: Spares | None = None,
 ) -> FileInfo:
-    """Write `tensors` in their order; bytes become a vector of uint8.
+    """Write `tensors` in their order, over a spare file if there is one; bytes become a vector of
+    uint8.
 
     Guarantees: the same tensors give the same bytes; `path` holds the old file or the new one,
         never a part; memory stays within a block, however large the tensors are.
@@ -71,13 +74,17 @@ def write_tensors(
     layout = {name: (flat.dtype, flat.shape) for name, flat in flats.items()}
     header = build_header(layout, metadata or {})
     size, crc = len(header), zlib.crc32(header)
-    with replacing(path, fsync=fsync) as fd:
+    whole = size + sum(_count(flat.shape) * flat.dtype.itemsize for flat in flats.values())
+    with replacing(path, fsync=fsync, spares=spares, size_bytes=whole) as fd:
+        writeback = Writeback(fd)
         write_all(fd, header)
         for flat in flats.values():
             for block in _blocks(flat):
                 crc = zlib.crc32(block, crc)
                 write_all(fd, block)
                 size += len(block)
+                if fsync:
+                    writeback.wrote(size)
     return FileInfo(size_bytes=size, crc32=crc)
 
 
@@ -175,7 +182,7 @@ class TensorFile:
             ProtocolError: its header is malformed, or says something that is not so.
         """
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = open_held(path, os.O_NONBLOCK)
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
         try:

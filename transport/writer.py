@@ -16,6 +16,7 @@ from .blobs import blob_path, new_blob_id
 from .durable import sync_folder
 from .fleet_pb2 import ArrayInfo, Arrays, Blob
 from .header import check_name
+from .spares import Spares
 from .tensors import FileInfo, FileTensor, TensorFile, holds, write_tensors
 
 __all__ = ["BlobWriter"]
@@ -37,8 +38,9 @@ class BlobWriter:
     in place meanwhile: use one writer per round, or call `forget` between rounds.
     """
 
-    def __init__(self, folder: Path, *, fsync: bool = True) -> None:
+    def __init__(self, folder: Path, *, fsync: bool = True, spares: Spares | None = None) -> None:
         self._folder = folder
+        self._spares = spares
         self._fsync = fsync
         self._written: OrderedDict[tuple[tuple[str, int], ...], _Written] = OrderedDict()
 
@@ -73,7 +75,9 @@ class BlobWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         parts = {name: _part(name, array) for name, array in record.items()}
         tensors = {name: tensor for name, (tensor, _) in parts.items()}
-        info = self._link(tensors, path) or write_tensors(path, tensors, fsync=self._fsync)
+        info = self._link(tensors, path) or write_tensors(
+            path, tensors, fsync=self._fsync, spares=self._spares
+        )
         blob = Blob(id=blob_id, size_bytes=info.size_bytes, crc32=info.crc32)
         return Arrays(blob=blob, infos=[info for _, info in parts.values()])
 

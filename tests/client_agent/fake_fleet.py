@@ -169,7 +169,7 @@ class FakeFleet(FleetServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, "no open instruction names it")
         sent = 0
         for chunk in chunks(path, request.offset):
-            yield pb.Chunk(offset=chunk.offset, data=bytes(chunk.data), crc32=chunk.crc32)
+            yield pb.Chunk(offset=chunk.offset, data=bytes(chunk.data))
             sent += len(chunk.data)
             bound = self.download_breaks_after_bytes
             if bound is not None and sent >= bound:

@@ -178,7 +178,7 @@ def remembered(directory: Path) -> bytes:
     """Return what is kept of run 7."""
     database = Database(directory / "agent.sqlite")
     try:
-        return State(database, directory / "runs").state_of(7)
+        return State(database, directory).state_of(7)
     finally:
         database.close()
 

@@ -153,7 +153,7 @@ def upload_messages(instruction_id: str, blob: pb.Blob, data: bytes) -> Iterator
     yield pb.UploadMessage(open=pb.UploadOpen(instruction_id=instruction_id, blob=blob))
     for start in range(0, len(data), CHUNK_BYTES):
         part = data[start : start + CHUNK_BYTES]
-        yield pb.UploadMessage(chunk=pb.Chunk(offset=start, data=part, crc32=zlib.crc32(part)))
+        yield pb.UploadMessage(chunk=pb.Chunk(offset=start, data=part))
 
 
 def arrays_of(

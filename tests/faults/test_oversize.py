@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from meadow.transport.fleet_pb2_grpc import EnrollmentStub
 
 from .arena import Arena
 from .live_server import BLOB_BYTES_MAX, CALL_S, LiveServer, refused, wait_until
-from .raw_client import RawClient, arrays_of, blob_of, upload_messages
+from .raw_client import CHUNK_BYTES, RawClient, arrays_of, blob_of, upload_messages
 from .test_bad_updates import ALONE
 from .test_streams import refuse
 
@@ -28,10 +28,9 @@ EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
-def piece(data: bytes, **changes: int) -> pb.UploadMessage:
-    """Return a chunk, true but for `changes`."""
-    fields = {"offset": 0, "crc32": zlib.crc32(data), **changes}
-    return pb.UploadMessage(chunk=pb.Chunk(data=data, **fields))
+def piece(data: bytes, *, offset: int = 0) -> pb.UploadMessage:
+    """Return a chunk."""
+    return pb.UploadMessage(chunk=pb.Chunk(offset=offset, data=data))
 
 
 def attack(arena: Arena, mallory: RawClient, act: Callable[[RawClient, str], object]) -> None:
@@ -90,7 +89,6 @@ CHUNKS = {
     "large": (blob_of(b"x", size_bytes=9 << 20), [piece(b"y" * (8 << 20))], EXHAUSTED, "chunk of"),
     "empty": (blob_of(b"xx"), [piece(b"")], EXHAUSTED, "chunk of 0 bytes"),
     "gap": (blob_of(b"xx"), [piece(b"x", offset=1)], INVALID, "a chunk at 1, not 0"),
-    "corrupt": (blob_of(b"xx"), [piece(b"xx", crc32=5)], INVALID, "is corrupt"),
     "other bytes": (blob_of(b"xx"), [piece(b"yy")], INVALID, "checksum is not the declared one"),
 }
 
@@ -105,6 +103,25 @@ def test_chunks(arena: Arena, mallory: RawClient, case: str) -> None:
         with refused(code, match=reason):
             client.stub.Upload(iter([opening, *chunks]), timeout=CALL_S)
         assert not list(arena.server.folder.glob(f"spool/*/up/*/{blob.id}.safetensors"))
+
+    attack(arena, mallory, act)
+
+
+def test_a_damaged_part(arena: Arena, mallory: RawClient) -> None:
+    """A part that has other bytes after a crash is dropped, and the upload begins anew."""
+    data = random.Random(3).randbytes(2 * CHUNK_BYTES)
+    blob = blob_of(data)
+
+    def act(client: RawClient, id_: str) -> None:
+        first = upload_messages(id_, blob, data[:CHUNK_BYTES])
+        assert client.stub.Upload(first, timeout=CALL_S).received_bytes == CHUNK_BYTES
+        (part,) = arena.server.folder.glob(f"spool/*/up/*/{blob.id}.part")
+        part.write_bytes(bytes(CHUNK_BYTES))
+        opening = pb.UploadOpen(instruction_id=id_, blob=blob, offset=CHUNK_BYTES)
+        rest = piece(data[CHUNK_BYTES:], offset=CHUNK_BYTES)
+        with refused(grpc.StatusCode.FAILED_PRECONDITION, match="offset=0"):
+            client.stub.Upload(iter([pb.UploadMessage(open=opening), rest]), timeout=CALL_S)
+        client.upload(id_, data, blob=blob)
 
     attack(arena, mallory, act)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,21 +15,19 @@ from meadow.transport.chunk_wire import (
     unpack_chunk,
     unpack_upload,
 )
-from meadow.transport.crc import combine_crc32
 from meadow.transport.fleet_pb2 import Blob, Chunk, UploadMessage, UploadOpen
 
 pieces = st.builds(
     Piece,
     st.integers(0, 2**63),
     st.binary(min_size=1, max_size=3000),
-    st.integers(0, 2**32 - 1),
 )
 
 
 @given(pieces)
 def test_same_bytes_as_protobuf(piece: Piece) -> None:
     """What is written by hand is what protobuf writes."""
-    chunk = Chunk(offset=piece.offset, data=bytes(piece.data), crc32=piece.crc32)
+    chunk = Chunk(offset=piece.offset, data=bytes(piece.data))
     assert pack_chunk(piece) == chunk.SerializeToString()
     assert pack_upload_chunk(piece) == UploadMessage(chunk=chunk).SerializeToString()
 
@@ -39,16 +35,15 @@ def test_same_bytes_as_protobuf(piece: Piece) -> None:
 @given(pieces)
 def test_reads_what_protobuf_writes(piece: Piece) -> None:
     """What protobuf writes is read back, zero fields included."""
-    chunk = Chunk(offset=piece.offset, data=bytes(piece.data), crc32=piece.crc32)
+    chunk = Chunk(offset=piece.offset, data=bytes(piece.data))
     assert unpack_chunk(chunk.SerializeToString()) == piece
     assert unpack_upload(UploadMessage(chunk=chunk).SerializeToString()) == piece
 
 
 def test_fields_in_another_order() -> None:
     """A serialiser may write fields in any order."""
-    head, tail = Chunk(offset=7).SerializeToString(), Chunk(crc32=9).SerializeToString()
-    body = Chunk(data=b"abc").SerializeToString()
-    assert unpack_chunk(tail + body + head) == Piece(7, b"abc", 9)
+    head, body = Chunk(offset=7).SerializeToString(), Chunk(data=b"abc").SerializeToString()
+    assert unpack_chunk(body + head) == Piece(7, b"abc")
 
 
 def test_an_opening() -> None:
@@ -71,16 +66,3 @@ def test_an_empty_upload_message_is_refused() -> None:
     """A message without a field is an error."""
     with pytest.raises(ProtocolError, match="empty"):
         unpack_upload(b"")
-
-
-@given(st.binary(max_size=500), st.binary(max_size=500))
-def test_combined_checksum(first: bytes, second: bytes) -> None:
-    """The checksum of two pieces follows from theirs."""
-    combined = combine_crc32(zlib.crc32(first), zlib.crc32(second), len(second))
-    assert combined == zlib.crc32(first + second)
-
-
-def test_combined_checksum_of_a_large_piece() -> None:
-    """It holds for the usual chunk."""
-    data = bytes(range(256)) * 4096
-    assert combine_crc32(zlib.crc32(b"x"), zlib.crc32(data), len(data)) == zlib.crc32(b"x" + data)
