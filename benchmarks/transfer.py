@@ -73,4 +73,4 @@ def main(model_mb: int, rounds: int) -> None:
 
 if __name__ == "__main__":
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    main(size, rounds=8 if size <= 100 else 3)
+    main(size, rounds=20 if size <= 100 else 3)

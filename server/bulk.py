@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,7 +13,8 @@ import grpc
 
 from ..errors import LimitError, MeadowError, ProtocolError, UnreachableError
 from ..transport import fleet_pb2 as pb
-from ..transport.blobs import CHUNK_BYTES, CHUNK_BYTES_MAX, Receiver, blob_path, chunks
+from ..transport.blobs import CHUNK_BYTES, CHUNK_BYTES_MAX, Receiver, blob_path
+from ..transport.chunk_reader import ChunkReader
 from ..transport.chunk_wire import Piece, pack_chunk, unpack_upload
 from .callers import Callers, Context, abort
 from .dispatch import Dispatcher
@@ -74,9 +75,9 @@ class BulkService:
         try:
             with self._transfer(site.node_id):
                 path = blob_path(self._spool.outgoing(run_id), blob.id)
-                pieces = chunks(path, request.offset, self._chunk_bytes)
-                while sent := await self._slots.step(partial(_send_next, pieces, context)):
-                    self._spool.count(run_id, sent=sent)
+                with closing(await asyncio.to_thread(ChunkReader, path, request.offset)) as reader:
+                    while sent := await self._slots.step(partial(self._send, reader, context)):
+                        self._spool.count(run_id, sent=sent)
         except MeadowError as error:
             await abort(context, error)
 
@@ -117,8 +118,17 @@ class BulkService:
                 raise
             await _go_on_from(0, context)  # after a power cut a part may have other bytes
 
-    def _chunk_bytes(self) -> int:
-        return fair_chunk_bytes(self._transfers.total())
+    async def _send(self, reader: ChunkReader, context: Context) -> int:
+        """Send the next piece and return its size; 0 at the end."""
+        size = fair_chunk_bytes(self._transfers.total())
+        try:
+            piece = reader.read_cached(size)
+        except BlockingIOError:
+            piece = await asyncio.to_thread(reader.read, size)
+        if piece is None:
+            return 0
+        await context.write(pack_chunk(piece))
+        return len(piece.data)
 
     @contextmanager
     def _transfer(self, node_id: int) -> Iterator[None]:
@@ -155,15 +165,6 @@ class BulkService:
                 await asyncio.wait([writing])  # a file that is being written to is not closed
         if writing is not None:
             await writing
-
-
-async def _send_next(pieces: Iterator[Piece], context: Context) -> int:
-    """Send the next piece and return its size; 0 at the end."""
-    piece = await asyncio.to_thread(next, pieces, None)
-    if piece is None:
-        return 0
-    await context.write(pack_chunk(piece))
-    return len(piece.data)
 
 
 async def _go_on_from(offset: int, context: Context) -> NoReturn:

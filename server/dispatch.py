@@ -9,7 +9,7 @@ can be rebuilt from it; this module knows nothing of gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from ..transport import fleet_pb2 as pb
 from .journal import Journal
@@ -206,8 +206,11 @@ class Dispatcher:
         )
         await send(pb.DaemonMessage(reply=message))
 
-    async def forget(self, run_id: int, group_id: str | None = None) -> None:
-        """Drop a group's steps and their files (None: everything of the run).
+    async def forget(
+        self, run_id: int, group_id: str | None = None, blobs: Collection[str] = ()
+    ) -> None:
+        """Drop a group's steps and their files (None: everything of the run), and what was for
+        clients.
 
         Whoever still works on one is told to stop.
         """
@@ -221,7 +224,8 @@ class Dispatcher:
                 if step.watcher is not None and not step.ended:
                     step.watcher.cancel()
                 del self._steps[key]
-        await asyncio.to_thread(self._spool.forget, run_id, ids, everything=group_id is None)
+        everything = group_id is None
+        await asyncio.to_thread(self._spool.forget, run_id, ids, blobs, everything=everything)
 
     # ------------------------------------------------------------------ the agents' side
 

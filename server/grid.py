@@ -130,17 +130,18 @@ class FleetGrid(RunGrid):
 
     def forget(self, group_id: str) -> None:
         """A group's messages, replies and files are no longer needed; who works on them stops."""
-        self._channel.send(pb.WorkerMessage(forget=pb.Forget(group_id=group_id)))
         for key in [key for key in self._pushed if key.startswith(f"{group_id}/")]:
             self._channel.close_step(key)
             del self._pushed[key]
         self._done.add(group_id)
+        unneeded: set[str] = set()
         for group in self._done & self._blobs.keys() - {self._newest}:
             # the newest group's model is the next group's first one
             old = self._blobs.pop(group)
-            for blob_id in old.difference(*self._blobs.values()):
-                blob_path(self._spool, blob_id).unlink(missing_ok=True)
+            unneeded |= old.difference(*self._blobs.values())
         self._done &= self._blobs.keys()
+        forget = pb.Forget(group_id=group_id, blob_ids=sorted(unneeded))
+        self._channel.send(pb.WorkerMessage(forget=forget))
 
     # ------------------------------------------------------------------ steps
 

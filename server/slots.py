@@ -25,11 +25,16 @@ class Slots:
 
     async def step(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Begin `work` when there is a slot, and return what it gives."""
-        async with self._free:
-            task = asyncio.create_task(work())
-            try:
-                await asyncio.wait([task], timeout=PATIENCE_S)
-            except asyncio.CancelledError:
-                task.cancel()
-                raise
-        return await task
+        await self._free.acquire()
+        slot = [self._free]
+
+        def give_back() -> None:
+            if slot:
+                slot.pop().release()
+
+        patience = asyncio.get_running_loop().call_later(PATIENCE_S, give_back)
+        try:
+            return await work()
+        finally:
+            patience.cancel()
+            give_back()

@@ -88,14 +88,28 @@ class Spool:
             if folder.name not in instructions:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def forget(self, run_id: int, instruction_ids: Iterable[str], *, everything: bool) -> None:
-        """Delete what clients sent for these instructions, or all files of the run."""
+    def forget(
+        self,
+        run_id: int,
+        instruction_ids: Iterable[str],
+        blob_ids: Iterable[str] = (),
+        *,
+        everything: bool,
+    ) -> None:
+        """Delete what clients sent for these instructions, and these blobs for clients; or all
+        files of the run.
+
+        Raises:
+            ProtocolError: an id is none.
+        """
         if everything:
             shutil.rmtree(self._folder / str(run_id), ignore_errors=True)
             self.spares.clear()
             return
         for id_ in instruction_ids:
             self.spares.keep_all(self.replies(run_id, id_))
+        for id_ in blob_ids:  # perhaps a checkpoint too, which people copy: not to be written over
+            blob_path(self.outgoing(run_id), id_).unlink(missing_ok=True)
 
     def count(self, run_id: int, *, sent: int = 0, received: int = 0) -> None:
         """Add to a run's traffic."""

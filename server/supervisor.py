@@ -261,7 +261,8 @@ class Supervisor:
                 await self._thread(self._journal.runs.ready, run_id, rounds=rounds, ready=body)
                 await self.record(run_id, "ready", json.dumps({"rounds": rounds}))
             elif kind == "forget":
-                task = asyncio.create_task(self._dispatcher.forget(run_id, message.forget.group_id))
+                group_id, blobs = message.forget.group_id, message.forget.blob_ids
+                task = asyncio.create_task(self._dispatcher.forget(run_id, group_id, blobs))
                 forgetting.add(task)
                 task.add_done_callback(forgetting.discard)
         return None

@@ -11,16 +11,18 @@ import os
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from ..errors import LimitError, ProtocolError, StoreError
+from .chunk_reader import CHUNK_BYTES_MAX, ChunkReader
 from .chunk_wire import Piece
 from .fleet_pb2 import Blob, Chunk
 from .part import Part
-from .spares import Spares, open_held
+from .spares import Spares
 from .tensors import checksum
 
 __all__ = [
@@ -34,9 +36,6 @@ __all__ = [
 ]
 
 CHUNK_BYTES: Final = 1 << 20
-CHUNK_BYTES_MAX: Final = 4 << 20
-"""The largest chunk that is accepted."""
-
 _ID = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
 
 
@@ -65,39 +64,16 @@ def blob_path(folder: Path, blob_id: str) -> Path:
     return folder / f"{check_blob_id(blob_id)}.safetensors"
 
 
-def chunks(
-    path: Path, offset: int = 0, chunk_bytes: int | Callable[[], int] = CHUNK_BYTES
-) -> Iterator[Piece]:
-    """Read a file from `offset` to its end, in pieces.
-
-    `chunk_bytes` may be a function, which is asked before every piece.
+def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
+    """Read a file from `offset` to its end, in pieces that are each good until the next one.
 
     Raises:
         StoreError: the file cannot be read.
         ProtocolError: `offset` is behind its end.
     """
-    size_of_next = chunk_bytes if callable(chunk_bytes) else lambda: chunk_bytes
-    try:
-        fd = open_held(path, os.O_NOFOLLOW)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be opened: {error.strerror}") from error
-    try:
-        size = os.fstat(fd).st_size
-        if offset > size:
-            raise ProtocolError(f"offset {offset} is behind the end of a blob of {size} bytes")
-        while offset < size:
-            wanted = size_of_next()
-            if not 1 <= wanted <= CHUNK_BYTES_MAX:
-                raise ValueError(f"chunk_bytes must be in [1, {CHUNK_BYTES_MAX}], got {wanted}")
-            data = os.pread(fd, min(wanted, size - offset), offset)
-            if not data:
-                raise StoreError(f"{path} became shorter while it was read")
-            yield Piece(offset, data)
-            offset += len(data)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-    finally:
-        os.close(fd)
+    with closing(ChunkReader(path, offset)) as reader:
+        while (piece := reader.read(chunk_bytes)) is not None:
+            yield piece
 
 
 class Receiver:

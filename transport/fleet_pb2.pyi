@@ -549,10 +549,12 @@ class WorkerReady(_message.Message):
     def __init__(self, rounds: _Optional[int] = ..., run_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., secure_aggregation: _Optional[bool] = ..., differential_privacy: _Optional[bool] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Forget(_message.Message):
-    __slots__ = ("group_id",)
+    __slots__ = ("group_id", "blob_ids")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOB_IDS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
-    def __init__(self, group_id: _Optional[str] = ...) -> None: ...
+    blob_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group_id: _Optional[str] = ..., blob_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Note(_message.Message):
     __slots__ = ("kind", "json")

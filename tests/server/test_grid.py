@@ -121,17 +121,17 @@ def test_params_are_kept_while_a_group_needs_them(
     push(grid, "i1")
     push(grid, "i2")
     (blob,) = {step.envelopes[0].records[0].arrays.blob.id for step in desk.steps}
-    file = blob_path(tmp_path, blob)
     grid.forget("i1")
     grid.forget("i2")
-    assert file.exists()
     other = params_to_arrays({"w": np.ones(3, np.float32)})
     grid.push_messages([Message(RecordDict({"arrays": other}), 1, "train", group_id="i3")])
     push(grid, "i4")
     grid.forget("i3")
-    assert file.exists()
-    assert [m.forget.group_id for m in desk.sent if m.HasField("forget")] == ["i1", "i2", "i3"]
-    assert sum(path.is_file() for path in tmp_path.rglob("*")) == 1
+    told = [message.forget for message in desk.sent if message.HasField("forget")]
+    assert [forget.group_id for forget in told] == ["i1", "i2", "i3"]
+    (unneeded,) = [id_ for forget in told for id_ in forget.blob_ids]
+    assert unneeded == desk.steps[2].envelopes[0].records[0].arrays.blob.id != blob
+    assert blob_path(tmp_path, blob).exists()
 
 
 def test_whom_a_group_went_to_is_known_after_a_restart(grid: FleetGrid) -> None:
