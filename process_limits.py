@@ -19,7 +19,8 @@ import os
 import resource
 import sys
 
-__all__ = ["allow_many_files", "available_cores", "keep_freed_memory", "share_cores"]
+__all__ = ["allow_many_files", "available_cores", "keep_freed_memory", "share_cores",
+           "use_large_pages"]  # fmt: skip
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8  # malloc.h
 _KEPT_BYTES = 64 << 20
@@ -38,6 +39,15 @@ def keep_freed_memory() -> None:
         mallopt(_M_TOP_PAD, _STEP_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_ARENA_MAX, _HEAPS)
+
+
+def use_large_pages() -> None:
+    """Let torch's large tensors lie in large pages, here and in child processes.
+
+    To write to 100 MB for the first time then takes 10 ms instead of 37 (measured). It takes effect
+    if it comes before torch is imported; what the environment says is kept.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def available_cores() -> int:

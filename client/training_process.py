@@ -12,7 +12,7 @@ import threading
 import traceback
 
 from ..errors import MeadowError, ProtocolError
-from ..process_limits import keep_freed_memory
+from ..process_limits import keep_freed_memory, use_large_pages
 from ..transport.fleet_pb2 import (
     AgentOrder,
     Inspection,
@@ -68,6 +68,7 @@ class _Pulse:
 def main() -> None:
     """Serve the agent at the other end of an inherited socket until it is gone."""
     keep_freed_memory()
+    use_large_pages()
     parser = argparse.ArgumentParser(prog="meadow.client.training_process")
     parser.add_argument("--fd", type=int, required=True)
     pipe: Pipe[AgentOrder, TrainerMessage] = Pipe.inherited(parser.parse_args().fd, AgentOrder)

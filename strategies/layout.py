@@ -61,7 +61,7 @@ class Layout:
         )
         self.total = sum(self.sizes)
         self.width = min(block, self.total)
-        self.blocks = list(self._cut(block))
+        self.blocks = list(self.cut(block))
 
     def tensors_in(self, buffer: NDArray[np.float64]) -> list[NDArray[Any]]:
         """Return the tensors that lie in `mean_bytes` of memory, each from a multiple of 8."""
@@ -73,7 +73,8 @@ class Layout:
             )
         ]
 
-    def _cut(self, width: int) -> Iterator[Block]:
+    def cut(self, width: int) -> Iterator[Block]:
+        """Yield blocks of so many values, and a last one of what is left."""
         segments: list[Segment] = []
         start = filled = 0
         for tensor, size in enumerate(self.sizes):

@@ -4,12 +4,14 @@ All tensors of a model are laid end to end, as one row of real values (a complex
 The row is worked through in blocks: the block of up to 20 updates is cast to a float64 matrix
 that stays in the cache, and one vector-matrix product adds them up. Updates that are held in
 memory are added to a float64 sum of the whole row, group by group; those that lie in files wait
-for the end, and are then added block by block, so that they need no such sum.
+for the end, and are then added block by block, so that they need no such sum, and all cores can
+take part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import RunError
 from ..flower import FlatTensor
+from ..process_limits import available_cores
 from .algorithm import Aggregate, Params, Update
 from .layout import BLOCK, Block, Layout
 
@@ -26,6 +29,10 @@ __all__ = ["Alter", "MeanAggregator", "MeanSum", "as_reals"]
 Reals = NDArray[np.float64]
 Alter = Callable[[Block, Reals], None]
 
+PARALLEL_VALUES_MIN = 1 << 20
+"""Fewer are not worth a thread."""
+WIDENING_MAX = 4
+"""By how much blocks may be wider than `BLOCK`, which leaves room in the cache for few updates."""
 STORED_MAX = 512
 """So many updates in files may wait: each keeps a file open."""
 
@@ -110,7 +117,7 @@ class MeanAggregator:
         sums = np.empty(accumulator.layout.total) if accumulator.sums is None else accumulator.sums
         group = accumulator.waiting[: self.group]
         space = Workspace(self.group, accumulator.layout.width)
-        for block, values in _sums_of(accumulator.layout, group, space):
+        for block, values in _sums_of(accumulator.layout, group, space, accumulator.layout.blocks):
             if first:
                 sums[block.start : block.stop] = values
             else:
@@ -128,12 +135,20 @@ class MeanAggregator:
         layout, sums, weight = accumulator.layout, accumulator.sums, accumulator.weight
         buffer = np.empty(layout.mean_bytes // 8) if sums is None else sums
         tensors = layout.tensors_in(buffer)
-        for block, values in _sums_of_waiting(accumulator, self.group):
-            values /= weight
-            alter(block, values)
-            for tensor, start, stop, offset in block.segments:
-                piece = values[offset : offset + stop - start]
-                _cast(piece, tensors[tensor].reshape(-1), start)
+
+        def narrow(blocks: Sequence[Block]) -> None:
+            for block, values in _sums_of_waiting(accumulator, self.group, blocks):
+                values /= weight
+                alter(block, values)
+                for tensor, start, stop, offset in block.segments:
+                    piece = values[offset : offset + stop - start]
+                    _cast(piece, tensors[tensor].reshape(-1), start)
+
+        if sums is None and alter is leave and layout.total >= PARALLEL_VALUES_MIN:
+            widening = min(WIDENING_MAX, self.group // len(accumulator.waiting))
+            _on_all_cores(narrow, list(layout.cut(BLOCK * max(1, widening))))
+        else:  # what takes the place of sums, or is altered, goes from the first to the last
+            narrow(layout.blocks)
         accumulator.sums, accumulator.waiting = None, []
         if sums is not None:
             tensors.clear()  # nothing may point into the buffer while it shrinks
@@ -142,8 +157,16 @@ class MeanAggregator:
         return dict(zip(layout.names, tensors, strict=True))
 
 
+def _on_all_cores(work: Callable[[Sequence[Block]], None], blocks: Sequence[Block]) -> None:
+    """Do work on blocks, each core on a part of them."""
+    count = -(-len(blocks) // available_cores())
+    shares = [blocks[start : start + count] for start in range(0, len(blocks), count)]
+    with ThreadPoolExecutor(len(shares)) as pool:
+        list(pool.map(work, shares))
+
+
 def _sums_of(
-    layout: Layout, updates: Sequence[Update], space: Workspace
+    layout: Layout, updates: Sequence[Update], space: Workspace, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, Reals]]:
     """Yield block by block what a group of updates adds up to.
 
@@ -151,7 +174,7 @@ def _sums_of(
     """
     tensors = [[as_reals(update.params[name]) for name in layout.names] for update in updates]
     weights = np.array([update.weight for update in updates], np.float64)
-    for block in layout.blocks:
+    for block in blocks:
         size = block.stop - block.start
         flat = space.scratch[: len(updates) * size]
         pieces = [
@@ -164,15 +187,18 @@ def _sums_of(
         yield block, _weighted_sum(weights, matrix, out=space.row[:size])
 
 
-def _sums_of_waiting(accumulator: MeanSum, group: int) -> Iterator[tuple[Block, Reals]]:
+def _sums_of_waiting(
+    accumulator: MeanSum, group: int, blocks: Sequence[Block]
+) -> Iterator[tuple[Block, Reals]]:
     """Yield block by block what all waiting updates and the sums add up to."""
     waiting, sums = accumulator.waiting, accumulator.sums
-    space = Workspace(group, accumulator.layout.width)
+    width = max((block.stop - block.start for block in blocks), default=0)
+    space = Workspace(min(group, len(waiting)), width)
     first, *others = (
-        _sums_of(accumulator.layout, waiting[start : start + group], space)
+        _sums_of(accumulator.layout, waiting[start : start + group], space, blocks)
         for start in range(0, len(waiting), group)
     )
-    total = np.empty(accumulator.layout.width) if others else None
+    total = np.empty(width) if others else None
     for block, values in first:
         if sums is not None:
             values += sums[block.start : block.stop]
@@ -205,7 +231,7 @@ def as_reals(tensor: FlatTensor) -> FlatTensor | RealParts:
 
 def _weighted_sum(weights: Reals, matrix: Reals, *, out: Reals) -> Reals:
     """Sum up the rows, so that threads and neighbours change no bit of it."""
-    if matrix.shape[1] == BLOCK:
+    if matrix.shape[1] % BLOCK == 0:
         np.dot(weights, matrix, out=out)
     else:  # BLAS may treat the last few columns differently, depending on its threads
         np.einsum("u,uv->v", weights, matrix, out=out)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+from zlib_ng.zlib_ng import crc32 as crc32_of
 
 from ..errors import LimitError, ProtocolError, StoreError
 from .chunk_reader import CHUNK_BYTES_MAX, ChunkReader
@@ -151,7 +152,7 @@ class Receiver:
             raise LimitError(f"{self._who}: {end} bytes, {self._blob.size_bytes} were declared")
         part = self._opened()
         try:
-            part.append(data, zlib.crc32(data, part.crc32), durable=self._fsync)
+            part.append(data, crc32_of(data, part.crc32), durable=self._fsync)
         except OSError as error:
             raise StoreError(f"{self._who} cannot be written: {error.strerror}") from error
 

@@ -13,7 +13,6 @@ import mmap
 import os
 import stat
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from zlib_ng.zlib_ng import crc32 as crc32_of
 
 from ..errors import ProtocolError, StoreError
 from ..flower import FlatTensor, TensorArray, dtype_of
@@ -73,14 +73,14 @@ def write_tensors(
     flats = {name: _flat(tensor) for name, tensor in tensors.items()}
     layout = {name: (flat.dtype, flat.shape) for name, flat in flats.items()}
     header = build_header(layout, metadata or {})
-    size, crc = len(header), zlib.crc32(header)
+    size, crc = len(header), crc32_of(header)
     whole = size + sum(_count(flat.shape) * flat.dtype.itemsize for flat in flats.values())
     with replacing(path, fsync=fsync, spares=spares, size_bytes=whole) as fd:
         writeback = Writeback(fd)
         write_all(fd, header)
         for flat in flats.values():
             for block in _blocks(flat):
-                crc = zlib.crc32(block, crc)
+                crc = crc32_of(block, crc)
                 write_all(fd, block)
                 size += len(block)
                 if fsync:
@@ -265,6 +265,6 @@ def _crc32(fd: int) -> int:
     buffer = memoryview(bytearray(BLOCK_BYTES))
     crc = offset = 0
     while size := os.preadv(fd, [buffer], offset):
-        crc = zlib.crc32(buffer[:size], crc)
+        crc = crc32_of(buffer[:size], crc)
         offset += size
     return crc

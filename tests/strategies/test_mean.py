@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meadow.errors import ConfigError, RunError, StoreError
+from meadow.flower import MemoryTensor
 from meadow.strategies import mean as mean_module
 from meadow.strategies.algorithm import Update
 from meadow.strategies.mean import MeanAggregator
+from meadow.transport.tensors import TensorFile, write_tensors
 
 
 def mean_of(updates, like, aggregator=None):
@@ -296,3 +298,24 @@ def test_updates_in_files_wait_and_give_the_same_bits(kit, monkeypatch, count, s
         means.append(mean_of(updates, like, MeanAggregator(group=4)).mean)
     for other in means[1:]:
         assert all(other[name].tobytes() == means[0][name].tobytes() for name in like)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 7, 20, 21, 45])
+def test_files_give_what_memory_gives(clients, tmp_path, monkeypatch):
+    """Updates in files are added up on all cores, in wider blocks: to the same bits."""
+    monkeypatch.setattr(mean_module, "PARALLEL_VALUES_MIN", 1)
+    monkeypatch.setattr(mean_module, "available_cores", lambda: 3)
+    generator = np.random.default_rng(clients)
+    like = {"a": np.zeros(3, np.float32), "w": np.zeros(9 * mean_module.BLOCK + 1237, np.float32)}
+    in_memory, in_files = [], []
+    for client in range(clients):
+        params = {n: generator.standard_normal(v.shape, np.float32) for n, v in like.items()}
+        path, weight = tmp_path / str(client), client + 1.25
+        write_tensors(path, params, fsync=False)
+        tensors = TensorFile.open(path, size_max=1 << 30).tensors
+        memory = {name: MemoryTensor(values) for name, values in params.items()}
+        in_memory.append(Update(client=client, params=memory, weight=weight))
+        in_files.append(Update(client=client, params=tensors, weight=weight, stored=True))
+    expected, found = mean_of(in_memory, like).mean, mean_of(in_files, like).mean
+    for name in like:
+        assert found[name].tobytes() == expected[name].tobytes()
