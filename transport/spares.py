@@ -44,18 +44,16 @@ class Spares:
         """Take a file that nobody needs any more; it is deleted if it is small or there are enough.
 
         Raises:
-            StoreError: it can be neither kept nor deleted.
+            StoreError: it cannot be deleted.
         """
         try:
             size = path.lstat().st_size
-            if size < SPARE_BYTES_MIN or not self._has_room(size):
+            if size < SPARE_BYTES_MIN or not self._put_aside(path, size):
                 path.unlink(missing_ok=True)
-            else:
-                path.rename(self._folder / path.name)
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise StoreError(f"{path} cannot be put aside: {error.strerror}") from error
+            raise StoreError(f"{path} cannot be deleted: {error.strerror}") from error
 
     def keep_all(self, folder: Path) -> None:
         """Take all files of a folder that nobody needs any more, and delete it."""
@@ -92,13 +90,20 @@ class Spares:
     def _files(self) -> list[Path]:
         return sorted(self._folder.iterdir()) if self._folder.is_dir() else []
 
-    def _has_room(self, size_bytes: int) -> bool:
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def _put_aside(self, path: Path, size_bytes: int) -> bool:
+        """Move a file here; False if there is no room, or it is on another disk."""
         sizes = []
         for spare in self._files():
             with suppress(FileNotFoundError):
                 sizes.append(spare.stat().st_size)
-        return len(sizes) < SPARES_MAX and sum(sizes) + size_bytes <= SPARES_BYTES_MAX
+        if len(sizes) >= SPARES_MAX or sum(sizes) + size_bytes > SPARES_BYTES_MAX:
+            return False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.rename(self._folder / path.name)
+        except OSError:
+            return False
+        return True
 
 
 def open_held(path: Path, flags: int = 0) -> int:

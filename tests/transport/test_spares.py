@@ -181,3 +181,12 @@ def test_a_replaced_file_is_opened_again(tmp_path: Path, monkeypatch: pytest.Mon
     fd = open_held(path)
     assert os.read(fd, 3) == NEW[:3]
     os.close(fd)
+
+
+def test_another_disk(tmp_path: Path) -> None:
+    """A file that cannot be moved to the spare ones is deleted."""
+    (tmp_path / "spare").write_text("no folder")
+    spares = Spares(tmp_path / "spare")
+    spares.keep(file_of(tmp_path / "a"))
+    assert not (tmp_path / "a").exists()
+    assert spares.take(tmp_path / "b", SIZE) is None
