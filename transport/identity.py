@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Final, Literal
 
 from cryptography import x509
@@ -36,6 +37,7 @@ __all__ = [
 Role = Literal["client", "admin", "server"]
 
 PEM_BYTES_MAX: Final = 16_384
+IDENTITIES_KEPT: Final = 1024
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -110,6 +112,7 @@ def match_fingerprint(certificate_pem: bytes, fingerprint: str) -> None:
         raise IdentityError(f"the authority's fingerprint is {found}, expected {wanted}")
 
 
+@lru_cache(maxsize=IDENTITIES_KEPT)  # a server asks at every call of every client
 def identity_of(certificate_pem: bytes) -> Identity:
     """Read who a certificate is for; whether it is genuine, TLS or `Authority.verify` says.
 
