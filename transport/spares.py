@@ -56,10 +56,11 @@ class Spares:
             raise StoreError(f"{path} cannot be deleted: {error.strerror}") from error
 
     def keep_all(self, folder: Path) -> None:
-        """Take all files of a folder that nobody needs any more, and delete it."""
-        with suppress(FileNotFoundError):
-            for path in folder.iterdir():
-                self.keep(path)
+        """Take all files of a folder that nobody needs any more, and delete what can be deleted."""
+        with suppress(OSError):
+            for path in list(folder.iterdir()):
+                with suppress(StoreError):
+                    self.keep(path)
         shutil.rmtree(folder, ignore_errors=True)
 
     def take(self, path: Path, size_bytes: int) -> int | None:

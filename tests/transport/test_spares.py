@@ -190,3 +190,15 @@ def test_another_disk(tmp_path: Path) -> None:
     spares.keep(file_of(tmp_path / "a"))
     assert not (tmp_path / "a").exists()
     assert spares.take(tmp_path / "b", SIZE) is None
+
+
+def test_a_whole_folder(tmp_path: Path, spares: Spares) -> None:
+    """Its large files are kept and the rest is gone; what is in the way does not raise."""
+    folder = tmp_path / "reply"
+    (folder / "0-folder").mkdir(parents=True)
+    file_of(folder / "large")
+    file_of(folder / "small", b"s")
+    spares.keep_all(folder)
+    spares.keep_all(folder)
+    assert sorted(os.listdir(tmp_path)) == ["spare"]
+    assert os.listdir(tmp_path / "spare") == ["large"]
