@@ -6,12 +6,12 @@ import asyncio
 
 from ..errors import IdentityError, MeadowError, UnreachableError
 from ..privacy.secure_kinds import is_talk
-from ..transport.blobs import blob_path
+from ..transport.blobs import blob_path, blobs_of
 from ..transport.fleet_pb2 import AgentMessage, AppError, Reply
 from .connection import Connection
 from .events import Event, Report, size_text
 from .rpc_errors import GoneError
-from .state import State, blobs_of
+from .state import State
 from .training import REPLY_UNAVAILABLE
 from .uplink import Uplink
 
@@ -90,10 +90,10 @@ class Deliveries:
                 await asyncio.wait((confirmed, connection.lost), return_when="FIRST_COMPLETED")
         self._state.acknowledge(reply.instruction_id)
         failed = bool(reply.refused) or reply.envelope.HasField("error")
-        blobs = blobs_of(reply.envelope)
-        told = bool(blobs) or not is_talk(reply.envelope.metadata.message_type)
+        updates = any(record.HasField("arrays") for record in reply.envelope.records)
+        told = updates or not is_talk(reply.envelope.metadata.message_type)
         if confirmed.done() and told and not failed:
-            what = "update" if blobs else "answer"
+            what = "update" if updates else "answer"
             text = f"{label}: {what} sent {size_text(size)}"
             self._report(Event(kind="sent", text=text, detail={"bytes": size}))
 

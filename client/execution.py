@@ -19,7 +19,7 @@ from ..errors import (
     UnreachableError,
 )
 from ..privacy.secure_kinds import is_talk
-from ..transport.blobs import blob_path, check_blob_id
+from ..transport.blobs import blob_path, blobs_of, check_blob_id
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
 from .budget import announced_noise, announced_steps, check_budget
 from .events import Event, Report
@@ -27,7 +27,7 @@ from .ledger import Ledger, content_of
 from .owner import Owner
 from .policy import check, is_training
 from .rpc_errors import GoneError
-from .state import State, blobs_of
+from .state import State
 from .training import APP_NOT_LOADED, Trainer, failure
 from .uplink import Uplink
 

@@ -17,12 +17,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
-from ..transport.blobs import blob_path
-from ..transport.fleet_pb2 import Blob, Envelope, Instruction
+from ..transport.blobs import blob_path, blobs_of
+from ..transport.fleet_pb2 import Envelope, Instruction
 from ..transport.spares import Spares
 from .database import Database
 
-__all__ = ["Recorded", "State", "blobs_of"]
+__all__ = ["Recorded", "State"]
 
 RUNS_MAX = 64
 """How many runs are remembered; the one used longest ago is forgotten first."""
@@ -156,14 +156,3 @@ class State:
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name not in kept:
                 path.unlink(missing_ok=True)
-
-
-def blobs_of(envelope: Envelope) -> list[Blob]:
-    """Return the files that a message refers to, each once, in its order."""
-    return list(
-        {
-            record.arrays.blob.id: record.arrays.blob
-            for record in envelope.records
-            if record.HasField("arrays") and record.arrays.HasField("blob")
-        }.values()
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from ..errors import StoreError
@@ -56,6 +56,7 @@ class Database:
         except sqlite3.DatabaseError as error:
             raise StoreError(f"the journal {path} cannot be opened: {error}") from None
         self._lock = threading.RLock()
+        self._together = self._lost = False
 
     def close(self) -> None:
         """Close the file; the last committed transaction stays."""
@@ -63,19 +64,55 @@ class Database:
             self._db.close()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def together(self) -> Iterator[None]:
+        """Make one of the block's transactions: durable at its end, all those that did not fail.
+
+        Raises:
+            StoreError: none of them is there: the disk is full or fails.
+        """
         with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
+            self._together, self._lost = True, False
+            try:
+                with self._typed():
+                    try:
+                        yield
+                        if self._db.in_transaction:
+                            self._db.execute("COMMIT")
+                    finally:
+                        if self._db.in_transaction:
+                            self._db.execute("ROLLBACK")
+            finally:
+                self._together = False
+            self._refuse_if_lost()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run the block in a transaction: all of it is there afterwards, or nothing."""
+        with self._lock, nullcontext() if self._together else self.together(), self._typed():
+            self._refuse_if_lost()
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("SAVEPOINT part")
             try:
                 yield self._db
+                self._db.execute("RELEASE part")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                self._lost = not self._db.in_transaction  # the disk failed, and took the rest along
+                if not self._lost:
+                    self._db.execute("ROLLBACK TO part")
+                    self._db.execute("RELEASE part")
                 raise
-            try:
-                self._db.execute("COMMIT")
-            except sqlite3.OperationalError as error:  # a full disk, for instance
-                self._db.execute("ROLLBACK")
-                raise StoreError(f"the journal could not be written: {error}") from None
+
+    def _refuse_if_lost(self) -> None:
+        if self._lost:
+            raise StoreError("the journal could not be written: see the first error")
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:  # a full disk, for instance
+            raise StoreError(f"the journal could not be written: {error}") from error
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
         with self._lock:

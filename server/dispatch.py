@@ -12,11 +12,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
 from ..transport import fleet_pb2 as pb
+from ..transport.blobs import blobs_of, packed_bytes_in
 from .journal import Journal
 from .links import AgentLink, Links
 from .run_table import RunRow
 from .spool import Spool
-from .steps import NODE_UNAVAILABLE, Pending, Step, accepted, addressed, failed
+from .step_table import InstructionRow
+from .steps import NODE_UNAVAILABLE, Pending, Step, accepted, addressed, failed, instruction_of
 from .threads import JournalThread
 
 __all__ = ["Dispatcher"]
@@ -63,56 +65,59 @@ class Dispatcher:
 
     async def tidy(self, run_id: int) -> None:
         """Before a worker starts anew: delete the files that a crash left unused."""
-        blobs = {
-            record.arrays.blob.id
-            for step in self._steps.values()
-            if step.run_id == run_id
-            for item in step.pending.values()
-            for record in item.instruction.envelope.records
-            if record.HasField("arrays")
-        }
+        steps = [step for step in self._steps.values() if step.run_id == run_id]
+        blobs = {blob_id for step in steps for blob_id in step.blob_ids()}
         known = await self._thread(self._journal.steps.instruction_ids, run_id)
         await asyncio.to_thread(self._spool.tidy, run_id, blobs=blobs, instructions=known)
 
     async def restore(self, run: RunRow) -> None:
         """Take up a run's open steps from the journal after a restart of the daemon."""
         for row in await self._thread(self._journal.steps.unfinished, run.id):
-            await self._open(run, row["key"], row["group_id"], row["quorum"], row["deadline_s"])
+            rows = await self._thread(self._journal.steps.instructions, run.id, row["key"])
+            self._open(run, row["key"], row["group_id"], row["quorum"], row["deadline_s"], rows)
 
-    async def open_step(self, run: RunRow, request: pb.Step) -> None:
+    async def open_step(self, run_id: int, request: pb.Step) -> None:
         """Begin a step, or, if it is in the journal already, go on with it as it was recorded."""
         instructions = [
             (item.metadata.message_id, item.metadata.dst_node_id, item.SerializeToString())
             for item in request.envelopes
         ]
         group_id = request.envelopes[0].metadata.group_id if request.envelopes else ""
-        await self._thread(
-            lambda: self._journal.steps.open(
-                run.id,
-                request.key,
-                group_id,
-                quorum=request.quorum,
-                deadline_s=request.deadline_s,
-                instructions=instructions,
-            )
-        )
-        step = self._steps.get((run.id, request.key))
-        if step is None:
-            step = await self._open(run, request.key, group_id, request.quorum, request.deadline_s)
+        key, quorum, deadline_s = request.key, request.quorum, request.deadline_s
+
+        def record() -> tuple[RunRow | None, list[InstructionRow], bool]:
+            steps = self._journal.steps
+            rows = steps.open(
+                run_id, key, group_id,
+                quorum=quorum, deadline_s=deadline_s, instructions=instructions,
+            )  # fmt: skip
+            return self._journal.runs.get(run_id), rows, steps.is_over(run_id, key)
+
+        run, rows, ended = await self._thread(record)
+        assert run is not None, f"run {run_id} is not in the journal"
+        known = self._steps.get((run_id, key))
+        step = known or self._open(run, key, group_id, quorum, deadline_s, rows, ended=ended)
         async with step.lock:
-            rows = await self._thread(self._journal.steps.instructions, run.id, request.key)
+            if known is not None:
+                rows = await self._thread(self._journal.steps.instructions, run_id, key)
             for row in rows:
                 if row.state == "answered":
-                    await self._forward(step, row.id, row.node_id, row.reply or b"")
+                    reply = pb.Envelope.FromString(row.reply or b"")
+                    await self._forward(step, row.id, row.node_id, reply)
             step.attached = True
         await self._tell_end(step)
 
-    async def _open(
-        self, run: RunRow, key: str, group_id: str, quorum: int, deadline_s: float
+    def _open(
+        self,
+        run: RunRow,
+        key: str,
+        group_id: str,
+        quorum: int,
+        deadline_s: float,
+        rows: list[InstructionRow],
+        *,
+        ended: bool = False,
     ) -> Step:
-        ready = pb.WorkerReady.FromString(run.ready or b"")
-        rows = await self._thread(self._journal.steps.instructions, run.id, key)
-        ended = await self._thread(self._journal.steps.is_over, run.id, key)
         now_s = self._clock()
         step = Step(
             run_id=run.id,
@@ -127,19 +132,10 @@ class Dispatcher:
             if row.state == "answered":
                 step.updates += not pb.Envelope.FromString(row.reply or b"").HasField("error")
             elif row.state == "pending":
-                instruction = pb.Instruction(
-                    id=row.id,
-                    run_id=run.id,
-                    app=pb.App(name=run.app, sha256=run.sha256),
-                    envelope=pb.Envelope.FromString(row.envelope),
-                    cohort_clients=len(rows),
-                    sites=self._links.enrolled,
-                    run_config=ready.run_config,
-                    secure_aggregation=ready.secure_aggregation,
-                    differential_privacy=ready.differential_privacy,
-                )
                 item = Pending(
-                    instruction=instruction,
+                    instruction=instruction_of(
+                        run, row, clients=len(rows), sites=self._links.enrolled
+                    ),
                     node_id=row.node_id,
                     step=step,
                     lease_until_s=now_s + self._lease_s,
@@ -153,7 +149,11 @@ class Dispatcher:
     def _send_instruction(self, item: Pending) -> None:
         link = self._links.get(item.node_id)
         if link is not None:
-            link.send(pb.ServerMessage(instruction=item.instruction))
+            self._give(item, link)
+
+    def _give(self, item: Pending, link: AgentLink) -> None:
+        self._spool.count(item.step.run_id, sent=packed_bytes_in(item.instruction.envelope))
+        link.send(pb.ServerMessage(instruction=item.instruction))
 
     def _cancel(self, item: Pending, reason: str) -> None:
         link = self._links.get(item.node_id)
@@ -174,6 +174,8 @@ class Dispatcher:
             except TimeoutError:
                 continue
         async with step.lock:
+            if step.ended:  # with its last answer
+                return
             step.ended = True
             await self._thread(self._journal.steps.end, step.run_id, step.key)
             for item in list(step.pending.values()):
@@ -194,14 +196,14 @@ class Dispatcher:
         item.step.pending.pop(item.instruction.id, None)
         self._by_node.get(item.node_id, {}).pop(item.instruction.id, None)
 
-    async def _forward(self, step: Step, id_: str, node_id: int, reply: bytes) -> None:
+    async def _forward(self, step: Step, id_: str, node_id: int, reply: pb.Envelope) -> None:
         send = self._workers.get(step.run_id)
         if send is None:
             return
         message = pb.StepReply(
             key=step.key,
             node_id=node_id,
-            envelope=pb.Envelope.FromString(reply),
+            envelope=reply,
             blob_dir=str(self._spool.replies(step.run_id, id_)),
         )
         await send(pb.DaemonMessage(reply=message))
@@ -233,7 +235,7 @@ class Dispatcher:
         """Give a client that has just connected everything that it still owes."""
         for item in self._by_node.get(link.node_id, {}).values():
             item.lease_until_s = self._clock() + self._lease_s
-            link.send(pb.ServerMessage(instruction=item.instruction))
+            self._give(item, link)
 
     def renew_lease(self, node_id: int, instruction_id: str) -> None:
         """A client shows progress: its lease runs anew."""
@@ -244,9 +246,9 @@ class Dispatcher:
     def blob(self, node_id: int, blob_id: str) -> tuple[int, pb.Blob] | None:
         """Return the run and blob that this client was told to fetch, if it was."""
         for item in self._by_node.get(node_id, {}).values():
-            for record in item.instruction.envelope.records:
-                if record.HasField("arrays") and record.arrays.blob.id == blob_id:
-                    return item.instruction.run_id, record.arrays.blob
+            for blob in blobs_of(item.instruction.envelope):
+                if blob.id == blob_id:
+                    return item.instruction.run_id, blob
         return None
 
     def run_of(self, node_id: int, instruction_id: str) -> int | None:
@@ -260,6 +262,7 @@ class Dispatcher:
         item = self._by_node.get(node_id, {}).get(reply.instruction_id)
         if item is None:
             return  # answered before, or too late: acknowledged so that the client moves on
+        self._spool.count(item.step.run_id, received=packed_bytes_in(reply.envelope))
         # Once begun it is carried through: the client may hang up while it is written down.
         task = asyncio.create_task(
             self._answer(item, accepted(item, reply, self._spool, now_s=self._clock()))
@@ -283,12 +286,15 @@ class Dispatcher:
             await self._answer(item, envelope)
 
     async def _answer(self, item: Pending, envelope: pb.Envelope) -> None:
-        id_, body = item.instruction.id, envelope.SerializeToString()
-        async with item.step.lock:
-            if not await self._thread(self._journal.steps.answer, id_, body):
+        id_, step, body = item.instruction.id, item.step, envelope.SerializeToString()
+        async with step.lock:
+            ends = (step.run_id, step.key) if step.pending.keys() == {id_} else None
+            if not await self._thread(self._journal.steps.answer, id_, body, ends=ends):
                 return
             self._drop(item)
-            item.step.updates += not envelope.HasField("error")
-            if item.step.attached:
-                await self._forward(item.step, id_, item.node_id, body)
-        item.step.changed.set()
+            step.updates += not envelope.HasField("error")
+            if step.attached:
+                await self._forward(step, id_, item.node_id, envelope)
+            step.ended = step.ended or ends is not None
+        step.changed.set()
+        await self._tell_end(step)

@@ -17,8 +17,9 @@ from flwr.app import Error, Message, RecordDict
 from ..flower import rebuild_message, set_message_id
 from ..run_grid import RunGrid
 from ..transport import fleet_pb2 as pb
-from ..transport.blobs import blob_path
+from ..transport.blobs import blob_path, blobs_of
 from ..transport.codec import BlobWriter, decode, encode
+from ..transport.packed import PACKED_BYTES_MAX
 from .channel import Channel
 
 __all__ = ["FleetGrid"]
@@ -27,6 +28,8 @@ NO_DEADLINE_S = 30 * 86400.0
 REPLY_UNREADABLE = 4
 """Flower's code for a reply that is not available. Source: flwr 1.41, ErrorCode."""
 REASON_CHARS_MAX = 500
+PACKED_TOGETHER_MAX = 1 << 20
+"""A small model travels in the messages of a step while all of them take no more than this."""
 
 
 class FleetGrid(RunGrid):
@@ -153,6 +156,7 @@ class FleetGrid(RunGrid):
         key = f"{head.group_id}/{head.message_type}/{self._pushes[name]}"
         self._pushes[name] += 1
         stem = f"{self._run.run_id}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        self._writer.packed_bytes_max = min(PACKED_BYTES_MAX, PACKED_TOGETHER_MAX // len(batch))
         envelopes, ids = [], []
         for index, message in enumerate(batch):
             set_message_id(message, f"{stem}-{index}")
@@ -165,8 +169,7 @@ class FleetGrid(RunGrid):
 
     def _remember(self, group_id: str, envelopes: list[pb.Envelope]) -> None:
         self._newest = group_id
-        records = (record for envelope in envelopes for record in envelope.records)
-        found = {record.arrays.blob.id for record in records if record.HasField("arrays")}
+        found = {blob.id for envelope in envelopes for blob in blobs_of(envelope)}
         self._blobs.setdefault(group_id, set()).update(found)
 
     def _arrive(self, key: str, reply: Message) -> None:

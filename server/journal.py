@@ -6,6 +6,7 @@ off the event loop.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from .database import Database
@@ -31,6 +32,10 @@ class Journal:
         self.runs = RunTable(self._db)
         self.steps = StepTable(self._db)
         self.events = EventTable(self._db)
+
+    def together(self) -> AbstractContextManager[None]:
+        """As `Database.together`."""
+        return self._db.together()
 
     def close(self) -> None:
         """Close the file; the last committed transaction stays."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import LimitError, ProtocolError
 from ..transport import fleet_pb2 as pb
-from ..transport.blobs import blob_path, check_blob_id
+from ..transport.blobs import blob_path, blobs_of, check_blob_id
 from ..transport.spares import Spares
 
 __all__ = ["BLOBS_PER_REPLY_MAX", "Spool"]
@@ -68,7 +68,7 @@ class Spool:
             LimitError: the reply names too many blobs.
             ProtocolError: a blob is missing or has another size.
         """
-        blobs = [r.arrays.blob for r in envelope.records if r.HasField("arrays")]
+        blobs = blobs_of(envelope)
         if len(blobs) > BLOBS_PER_REPLY_MAX:
             raise LimitError(f"a reply names {len(blobs)} blobs; at most {BLOBS_PER_REPLY_MAX}")
         folder = self.replies(run_id, instruction_id)

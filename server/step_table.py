@@ -41,11 +41,11 @@ class StepTable:
         quorum: int,
         deadline_s: float,
         instructions: Sequence[tuple[str, int, bytes]],
-    ) -> bool:
-        """Record a step and its instructions (id, node, envelope) in one transaction.
+    ) -> list[InstructionRow]:
+        """Record a step and its instructions (id, node, envelope), and return them as they are.
 
-        Returns False, and changes nothing, if the step is already there: a restarted worker
-        repeats itself, and what was recorded first counts.
+        If the step is there already nothing changes: a restarted worker repeats itself, and what
+        was recorded first counts.
         """
         with self._db.transaction() as db:
             fresh = db.execute(
@@ -59,7 +59,7 @@ class StepTable:
                     " VALUES (?, ?, ?, ?, ?, 'pending')",
                     [(id_, run_id, key, node, envelope) for id_, node, envelope in instructions],
                 )
-        return bool(fresh)
+        return self.instructions(run_id, key)
 
     def instructions(self, run_id: int, step_key: str) -> list[InstructionRow]:
         """Return a step's instructions in the order in which they were given."""
@@ -100,14 +100,19 @@ class StepTable:
             cohorts.setdefault(row["group_id"], []).append(row["node_id"])
         return cohorts
 
-    def answer(self, instruction_id: str, reply: bytes) -> bool:
-        """Take a reply. False if this instruction needs none (any more): nothing changes."""
+    def answer(self, instruction_id: str, reply: bytes, *, ends: tuple[int, str] | None) -> bool:
+        """Take a reply. False if this instruction needs none (any more): nothing changes.
+
+        `ends` is the step (run and key) that is over with it.
+        """
         with self._db.transaction() as db:
             changed = db.execute(
                 "UPDATE instructions SET state = 'answered', reply = ?"
                 " WHERE id = ? AND state = 'pending'",
                 (reply, instruction_id),
             ).rowcount
+            if changed and ends is not None:
+                db.execute("UPDATE steps SET ended = 1 WHERE run_id = ? AND key = ?", ends)
         return changed > 0
 
     def end(self, run_id: int, key: str) -> list[str]:

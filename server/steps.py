@@ -7,10 +7,21 @@ from dataclasses import dataclass, field
 
 from ..errors import ProtocolError
 from ..transport import fleet_pb2 as pb
+from ..transport.blobs import blobs_of
 from ..transport.codec import check_size
+from .run_table import RunRow
 from .spool import Spool
+from .step_table import InstructionRow
 
-__all__ = ["NODE_UNAVAILABLE", "Pending", "Step", "accepted", "addressed", "failed"]
+__all__ = [
+    "NODE_UNAVAILABLE",
+    "Pending",
+    "Step",
+    "accepted",
+    "addressed",
+    "failed",
+    "instruction_of",
+]
 
 REPLY_UNUSABLE, NODE_UNAVAILABLE = 4, 5
 """Flower's error codes. Source: flwr 1.41, common/constant.py, ErrorCode."""
@@ -47,6 +58,11 @@ class Step:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watcher: asyncio.Task[None] | None = None
 
+    def blob_ids(self) -> set[str]:
+        """Return the blobs that clients may still fetch."""
+        pending = self.pending.values()
+        return {blob.id for item in pending for blob in blobs_of(item.instruction.envelope)}
+
     def next_check_s(self, now_s: float) -> float | None:
         """Return when to look again, or None if the step is over now."""
         if not self.pending:
@@ -56,6 +72,22 @@ class Step:
             return None
         future = [at for at in (self.deadline_at_s, max(missing)) if at > now_s]
         return min(future, default=now_s + 3600.0)
+
+
+def instruction_of(run: RunRow, row: InstructionRow, *, clients: int, sites: int) -> pb.Instruction:
+    """Return what a client is told: one of `clients` in this step, of the `sites` enrolled."""
+    ready = pb.WorkerReady.FromString(run.ready or b"")
+    return pb.Instruction(
+        id=row.id,
+        run_id=run.id,
+        app=pb.App(name=run.app, sha256=run.sha256),
+        envelope=pb.Envelope.FromString(row.envelope),
+        cohort_clients=clients,
+        sites=sites,
+        run_config=ready.run_config,
+        secure_aggregation=ready.secure_aggregation,
+        differential_privacy=ready.differential_privacy,
+    )
 
 
 def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> pb.Envelope:

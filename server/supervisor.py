@@ -17,10 +17,10 @@ from ..errors import MeadowError
 from ..transport import fleet_pb2 as pb
 from ..transport.durable import write_file
 from ..transport.pipe import AsyncPipe
+from .background import Background
 from .dispatch import Dispatcher
 from .journal import Journal
 from .links import Links
-from .run_table import RunRow
 from .spool import Spool
 from .threads import JournalThread
 
@@ -29,6 +29,8 @@ __all__ = ["DEATHS_MAX", "Supervisor"]
 DEATHS_MAX = 5
 """A worker that dies this often without committing a round in between fails its run."""
 STOP_WAIT_S = 15.0
+TOLD_MAX = 64
+"""How much of what a worker has told may be on its way to the journal."""
 LOG = logging.getLogger("meadow.server")
 
 WorkerPipe = AsyncPipe[pb.WorkerMessage, pb.DaemonMessage]
@@ -241,18 +243,19 @@ class Supervisor:
     async def _pump(
         self, run_id: int, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]
     ) -> pb.Finished | None:
-        forgetting: set[asyncio.Task[None]] = set()
+        told = Background(TOLD_MAX)
         while (message := await pipe.receive()) is not None:
             kind = message.WhichOneof("kind")
             if kind == "finished":
+                await told.finish()
                 return message.finished
             if kind == "step":
-                await self._dispatcher.open_step(await self._row(run_id), message.step)
+                await self._dispatcher.open_step(run_id, message.step)
             elif kind == "note":
-                await self.record(run_id, message.note.kind, message.note.json)
+                await told.begin(self.record(run_id, message.note.kind, message.note.json))
                 if message.note.kind == "update_refused":
-                    told = json.loads(message.note.json)
-                    self._dispatcher.refused(run_id, str(told["round"]), told["client"])
+                    detail = json.loads(message.note.json)
+                    self._dispatcher.refused(run_id, str(detail["round"]), detail["client"])
             elif kind == "ready":
                 body = message.ready.SerializeToString()
                 rounds = message.ready.rounds
@@ -262,15 +265,8 @@ class Supervisor:
                 await self.record(run_id, "ready", json.dumps({"rounds": rounds}))
             elif kind == "forget":
                 group_id, blobs = message.forget.group_id, message.forget.blob_ids
-                task = asyncio.create_task(self._dispatcher.forget(run_id, group_id, blobs))
-                forgetting.add(task)
-                task.add_done_callback(forgetting.discard)
+                await told.begin(self._dispatcher.forget(run_id, group_id, blobs))
         return None
-
-    async def _row(self, run_id: int) -> RunRow:
-        run = await self._thread(self._journal.runs.get, run_id)
-        assert run is not None
-        return run
 
 
 async def _tell(pipe: WorkerPipe, message: pb.DaemonMessage) -> None:

@@ -3,26 +3,100 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+from .journal import Journal
 
 __all__ = ["JournalThread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+TOGETHER_MAX = 256
+
+
+@dataclass(slots=True)
+class _Call:
+    work: Callable[[], Any]
+    done: asyncio.Future[Any]
+    value: Any = None
+    error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.value = self.work()
+        except BaseException as error:
+            self.error = error
+
+    def settle(self) -> None:
+        if self.done.done():  # whoever waited was cancelled
+            return
+        if self.error is None:
+            self.done.set_result(self.value)
+        else:
+            self.done.set_exception(self.error)
+
 
 class JournalThread:
-    """Runs journal calls one after another, off the event loop: `await thread(method, ...)`."""
+    """Runs journal calls one after another, off the event loop: `await thread(method, ...)`.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="journal")
+    Calls that have come while the disk was busy become durable together: a round's replies from
+    hundreds of clients cost a few waits for it, not hundreds.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
 
     async def __call__(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, lambda: method(*args, **kwargs))
+        """Return what the method returns, once it is durable.
+
+        It is carried through even if whoever waits for it is cancelled.
+
+        Raises:
+            StoreError: the disk is full or fails.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._calls.put(_Call(lambda: method(*args, **kwargs), done))
+        return await done
 
     def close(self) -> None:
         """Finish what was begun and stop."""
-        self._pool.shutdown()
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            batch, closing = [call], False
+            with suppress(queue.Empty):
+                while len(batch) < TOGETHER_MAX and not closing:
+                    following = self._calls.get_nowait()
+                    if closing := following is None:
+                        break
+                    batch.append(following)
+            self._execute(batch)
+            if closing:
+                return
+
+    def _execute(self, batch: list[_Call]) -> None:
+        try:
+            with self._journal.together():
+                for call in batch:
+                    call.run()
+        except Exception as error:  # none of it is there
+            for call in batch:
+                call.error = call.error or error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            batch[0].done.get_loop().call_soon_threadsafe(_settle, batch)
+
+
+def _settle(batch: list[_Call]) -> None:
+    for call in batch:
+        call.settle()

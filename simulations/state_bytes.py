@@ -13,7 +13,7 @@ from flwr.app import RecordDict
 from google.protobuf.message import DecodeError
 
 from ..errors import ProtocolError
-from ..transport.blobs import blob_path
+from ..transport.blobs import blob_path, blobs_of
 from ..transport.content import pack_content, unpack_content
 from ..transport.fleet_pb2 import Blob, Envelope
 from ..transport.writer import BlobWriter
@@ -67,8 +67,6 @@ def unpack_state(data: bytes, scratch: Path) -> RecordDict:
 def _blobs_of(packed: bytes) -> list[Blob]:
     """Return the files that an envelope names, each once."""
     try:
-        records = Envelope.FromString(packed).records
+        return blobs_of(Envelope.FromString(packed))
     except DecodeError as error:
         raise ProtocolError(f"a client's state cannot be read: {error}") from None
-    blobs = [record.arrays.blob for record in records if record.HasField("arrays")]
-    return list({blob.id: blob for blob in blobs}.values())

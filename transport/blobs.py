@@ -21,7 +21,7 @@ from zlib_ng.zlib_ng import crc32 as crc32_of
 from ..errors import LimitError, ProtocolError, StoreError
 from .chunk_reader import CHUNK_BYTES_MAX, ChunkReader
 from .chunk_wire import Piece
-from .fleet_pb2 import Blob, Chunk
+from .fleet_pb2 import Blob, Chunk, Envelope
 from .part import Part
 from .spares import Spares
 from .tensors import checksum
@@ -31,9 +31,11 @@ __all__ = [
     "CHUNK_BYTES_MAX",
     "Receiver",
     "blob_path",
+    "blobs_of",
     "check_blob_id",
     "chunks",
     "new_blob_id",
+    "packed_bytes_in",
 ]
 
 CHUNK_BYTES: Final = 1 << 20
@@ -63,6 +65,22 @@ def blob_path(folder: Path, blob_id: str) -> Path:
         ProtocolError: as `check_blob_id`.
     """
     return folder / f"{check_blob_id(blob_id)}.safetensors"
+
+
+def blobs_of(envelope: Envelope) -> list[Blob]:
+    """Return the blobs that a message refers to, each once, in its order."""
+    return list(
+        {
+            record.arrays.blob.id: record.arrays.blob
+            for record in envelope.records
+            if record.HasField("arrays") and record.arrays.HasField("blob")
+        }.values()
+    )
+
+
+def packed_bytes_in(envelope: Envelope) -> int:
+    """Return how large the files of tensors are that a message has inside."""
+    return sum(len(record.arrays.packed) for record in envelope.records)
 
 
 def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:

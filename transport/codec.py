@@ -1,6 +1,6 @@
 """Flower messages to envelopes and back: tensors become blobs, the rest small protobufs.
 
-An `ArrayRecord` becomes one file in a folder of blobs. Arrays that are no tensors (another
+An `ArrayRecord` becomes one file in a folder of blobs, or in the envelope if it is small. Arrays that are no tensors (another
 library's bytes, or a dtype that files of tensors lack) travel in the same file as plain bytes
 and come back as the same Flower `Array`. Nothing names a type that the other side would load.
 """
@@ -8,7 +8,7 @@ and come back as the same Flower `Array`. Nothing names a type that the other si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, cast
 
@@ -16,12 +16,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.app import Metadata as FlowerMetadata
 
 from ..errors import LimitError, ProtocolError
-from ..flower import NUMPY_STYPE, TensorArray, rebuild_message, record_of, tensor_of
+from ..flower import NUMPY_STYPE, FlatTensor, TensorArray, rebuild_message, record_of, tensor_of
 from .blobs import check_blob_id
 from .entries import EntryValue, pack_entries, unpack_entries
 from .fleet_pb2 import AppError, ArrayInfo, Arrays, Blob, Entries, Envelope, Metadata, Record
 from .header import CODES, DIMENSIONS_MAX, NAME_BYTES_MAX, TENSORS_MAX, check_name
-from .tensors import FileTensor, TensorFile
+from .packed import PACKED_BYTES_MAX, unpack_tensors
+from .tensors import TensorFile
 from .writer import BlobWriter
 
 __all__ = [
@@ -110,6 +111,10 @@ def check_size(envelope: Envelope) -> None:
     Raises:
         LimitError: it is.
     """
+    for record in envelope.records:
+        if len(record.arrays.packed) > PACKED_BYTES_MAX:
+            size = len(record.arrays.packed)
+            raise LimitError(f"{size} bytes of tensors in a message, more than {PACKED_BYTES_MAX}")
     whole = envelope.ByteSize()
     arrays = sum(record.arrays.ByteSize() for record in envelope.records)
     if whole - arrays > ENTRIES_BYTES_MAX:
@@ -203,22 +208,29 @@ def _unpack(
 
 
 def _unpack_arrays(name: str, arrays: Arrays, open_blob: Callable[[Blob], Path]) -> ArrayRecord:
-    blob = arrays.blob
-    check_blob_id(blob.id)
-    file = TensorFile.open(open_blob(blob), size_max=blob.size_bytes)
-    if file.size_bytes != blob.size_bytes:
-        raise ProtocolError(f"blob {blob.id} has {file.size_bytes} bytes, not {blob.size_bytes}")
-    if file.names != tuple(info.name for info in arrays.infos):
-        raise ProtocolError(f"blob {blob.id} holds other arrays than the record {name!r} says")
-    tensors = file.tensors.values()
+    found = (
+        unpack_tensors(arrays.packed) if arrays.HasField("packed") else _in_file(arrays, open_blob)
+    )
+    if tuple(found) != tuple(info.name for info in arrays.infos):
+        raise ProtocolError(f"the record {name!r} holds other arrays than it says")
+    tensors = found.values()
     pairs = zip(arrays.infos, tensors, strict=True)
-    plain_bytes = sum(tensor.size for info, tensor in pairs if not _is_tensor(info))
+    plain_bytes = sum(math.prod(tensor.shape) for info, tensor in pairs if not _is_tensor(info))
     if plain_bytes > PLAIN_BYTES_MAX:  # they would be read, where tensors stay in their file
         raise LimitError(f"arrays of {plain_bytes} plain bytes, more than {PLAIN_BYTES_MAX}")
     return record_of(dict(_unpack_array(*pair) for pair in zip(arrays.infos, tensors, strict=True)))
 
 
-def _unpack_array(info: ArrayInfo, tensor: FileTensor) -> tuple[str, Array]:
+def _in_file(arrays: Arrays, open_blob: Callable[[Blob], Path]) -> Mapping[str, FlatTensor]:
+    blob = arrays.blob
+    check_blob_id(blob.id)
+    file = TensorFile.open(open_blob(blob), size_max=blob.size_bytes)
+    if file.size_bytes != blob.size_bytes:
+        raise ProtocolError(f"blob {blob.id} has {file.size_bytes} bytes, not {blob.size_bytes}")
+    return file.tensors
+
+
+def _unpack_array(info: ArrayInfo, tensor: FlatTensor) -> tuple[str, Array]:
     shape = tuple(info.shape)
     if len(shape) > DIMENSIONS_MAX:
         raise LimitError(f"array {info.name!r} has {len(shape)} dimensions, > {DIMENSIONS_MAX}")

@@ -97,12 +97,14 @@ class ArrayInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., stype: _Optional[str] = ...) -> None: ...
 
 class Arrays(_message.Message):
-    __slots__ = ("blob", "infos")
-    BLOB_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("infos", "blob", "packed")
     INFOS_FIELD_NUMBER: _ClassVar[int]
-    blob: Blob
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     infos: _containers.RepeatedCompositeFieldContainer[ArrayInfo]
-    def __init__(self, blob: _Optional[_Union[Blob, _Mapping]] = ..., infos: _Optional[_Iterable[_Union[ArrayInfo, _Mapping]]] = ...) -> None: ...
+    blob: Blob
+    packed: bytes
+    def __init__(self, infos: _Optional[_Iterable[_Union[ArrayInfo, _Mapping]]] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., packed: _Optional[bytes] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("name", "arrays", "metrics", "configs")

@@ -9,23 +9,24 @@ Source: Hugging Face, safetensors 0.8, README "Format".
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import stat
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from zlib_ng.zlib_ng import crc32 as crc32_of
 
 from ..errors import ProtocolError, StoreError
-from ..flower import FlatTensor, TensorArray, dtype_of
+from ..flower import FlatTensor, dtype_of
 from .durable import Writeback, replacing, write_all
-from .header import CODES, Extent, build_header, parse_header, read_length
+from .header import CODES, Extent, parse_header, read_length
+from .layout import BLOCK_BYTES, Layout
 from .spares import Spares, open_held
 
 __all__ = [
@@ -34,10 +35,9 @@ __all__ = [
     "TensorFile",
     "checksum",
     "holds",
+    "write_layout",
     "write_tensors",
 ]
-
-BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,48 +70,27 @@ def write_tensors(
         ProtocolError: a name is too long, or the format has no such dtype.
         StoreError: the file cannot be written.
     """
-    flats = {name: _flat(tensor) for name, tensor in tensors.items()}
-    layout = {name: (flat.dtype, flat.shape) for name, flat in flats.items()}
-    header = build_header(layout, metadata or {})
-    size, crc = len(header), crc32_of(header)
-    whole = size + sum(_count(flat.shape) * flat.dtype.itemsize for flat in flats.values())
-    with replacing(path, fsync=fsync, spares=spares, size_bytes=whole) as fd:
+    return write_layout(path, Layout(tensors, metadata), fsync=fsync, spares=spares)
+
+
+def write_layout(
+    path: Path, layout: Layout, *, fsync: bool, spares: Spares | None = None
+) -> FileInfo:
+    """As `write_tensors`.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    size = crc = 0
+    with replacing(path, fsync=fsync, spares=spares, size_bytes=layout.size_bytes) as fd:
         writeback = Writeback(fd)
-        write_all(fd, header)
-        for flat in flats.values():
-            for block in _blocks(flat):
-                crc = crc32_of(block, crc)
-                write_all(fd, block)
-                size += len(block)
-                if fsync:
-                    writeback.wrote(size)
+        for block in layout.blocks():
+            crc = crc32_of(block, crc)
+            write_all(fd, block)
+            size += len(block)
+            if fsync:
+                writeback.wrote(size)
     return FileInfo(size_bytes=size, crc32=crc)
-
-
-def _flat(tensor: FlatTensor | NDArray[np.generic] | bytes) -> FlatTensor:
-    if isinstance(tensor, bytes):
-        return TensorArray(np.frombuffer(tensor, np.uint8)).tensor
-    return TensorArray(tensor).tensor if isinstance(tensor, np.ndarray) else tensor
-
-
-def _blocks(tensor: FlatTensor) -> Iterator[memoryview]:
-    dtype = tensor.dtype
-    count = _count(tensor.shape)
-    step = max(1, BLOCK_BYTES // dtype.itemsize)
-    for start in range(0, count, step):
-        stop = min(start + step, count)
-        block = tensor[start:stop]
-        if dtype.byteorder == ">":
-            block = block.astype(dtype.newbyteorder("<"))
-        assert block.shape == (stop - start,), "a tensor gave fewer values than its shape says"
-        yield np.ascontiguousarray(block).view(np.uint8).data
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 class FileTensor:
@@ -124,7 +103,7 @@ class FileTensor:
         self.name = name
         self.dtype = dtype_of(extent.dtype)
         self.shape = extent.shape
-        self.size = _count(extent.shape)
+        self.size = math.prod(extent.shape)
         self._offset = extent.begin
 
     def __getitem__(self, values: slice) -> NDArray[np.generic]:

@@ -1,4 +1,4 @@
-"""Writes records of arrays as blobs, each one once."""
+"""Writes records of arrays as blobs, each one once; small ones go into their messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .blobs import blob_path, new_blob_id
 from .durable import sync_folder
 from .fleet_pb2 import ArrayInfo, Arrays, Blob
 from .header import check_name
+from .layout import Layout
+from .packed import PACKED_BYTES_MAX, pack_tensors
 from .spares import Spares
-from .tensors import FileInfo, FileTensor, TensorFile, holds, write_tensors
+from .tensors import FileInfo, FileTensor, TensorFile, holds, write_layout
 
 __all__ = ["BlobWriter"]
 
@@ -33,6 +35,8 @@ class _Written:
 class BlobWriter:
     """A folder that takes records of arrays, each as one blob; made when it is needed.
 
+    A record of at most `packed_bytes_max` bytes becomes no blob: it travels in its message.
+
     It remembers the last records that it wrote, by identity and without keeping them alive, so
     that a round's thousand messages with the same params cost one file. Arrays must not change
     in place meanwhile: use one writer per round, or call `forget` between rounds.
@@ -42,10 +46,11 @@ class BlobWriter:
         self._folder = folder
         self._spares = spares
         self._fsync = fsync
+        self.packed_bytes_max = PACKED_BYTES_MAX
         self._written: OrderedDict[tuple[tuple[str, int], ...], _Written] = OrderedDict()
 
     def put(self, record: ArrayRecord) -> Arrays:
-        """Return what describes `record` on the wire; its blob is in the folder then.
+        """Return what is `record` on the wire; its blob, if it needs one, is in the folder then.
 
         A record that is exactly one file of tensors is linked, not copied, where the disk can.
 
@@ -70,16 +75,20 @@ class BlobWriter:
         self._written.clear()
 
     def _put(self, record: ArrayRecord) -> Arrays:
+        parts = {name: _part(name, array) for name, array in record.items()}
+        tensors = {name: tensor for name, (tensor, _) in parts.items()}
+        infos = [info for _, info in parts.values()]
+        layout = Layout(tensors)
+        if layout.size_bytes <= self.packed_bytes_max:
+            return Arrays(packed=pack_tensors(layout), infos=infos)
         blob_id = new_blob_id()
         path = blob_path(self._folder, blob_id)
         self._folder.mkdir(parents=True, exist_ok=True)
-        parts = {name: _part(name, array) for name, array in record.items()}
-        tensors = {name: tensor for name, (tensor, _) in parts.items()}
-        info = self._link(tensors, path) or write_tensors(
-            path, tensors, fsync=self._fsync, spares=self._spares
+        info = self._link(tensors, path) or write_layout(
+            path, layout, fsync=self._fsync, spares=self._spares
         )
         blob = Blob(id=blob_id, size_bytes=info.size_bytes, crc32=info.crc32)
-        return Arrays(blob=blob, infos=[info for _, info in parts.values()])
+        return Arrays(blob=blob, infos=infos)
 
     def _link(self, tensors: Mapping[str, FlatTensor | bytes], path: Path) -> FileInfo | None:
         file = _whole_file(tensors)

@@ -18,9 +18,14 @@ from meadow.client.training import Trainer
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.blobs import blob_path
 from meadow.transport.entries import pack_entries
+from meadow.transport.layout import Layout
+from meadow.transport.packed import pack_tensors, unpack_tensors
 from meadow.transport.tensors import TensorFile, write_tensors
 
 from .fake_fleet import PATIENCE_S, FakeFleet
+
+BLOB_VALUES = 10_000
+"""So many values are too many to travel inside a message."""
 
 COUNTING_APP = '''
 """Counts how often it was executed, in Context.state, and adds that to the params."""
@@ -143,16 +148,18 @@ class Client:
         finally:
             await self.fleet.stop()
 
-    def instruction(self, id_: str, values: int = 3, **changes: object) -> pb.Instruction:
-        """Make a train instruction whose params are zeros, and its blob."""
-        self._blobs += 1
-        blob_id = f"global-{self._blobs}"
+    def instruction(self, id_: str, values: int = BLOB_VALUES, **changes: object) -> pb.Instruction:
+        """Make a train instruction whose params are zeros, and its blob if they are that many."""
         tensors = {"0": np.zeros(values, np.float32)}
-        info = write_tensors(blob_path(self.fleet.blobs, blob_id), tensors, fsync=False)
-        arrays = pb.Arrays(
-            blob=pb.Blob(id=blob_id, size_bytes=info.size_bytes, crc32=info.crc32),
-            infos=[pb.ArrayInfo(name="0", dtype="float32", shape=[values], stype="numpy.ndarray")],
-        )
+        infos = [pb.ArrayInfo(name="0", dtype="float32", shape=[values], stype="numpy.ndarray")]
+        if values < BLOB_VALUES:
+            arrays = pb.Arrays(packed=pack_tensors(Layout(tensors)), infos=infos)
+        else:
+            self._blobs += 1
+            blob_id = f"global-{self._blobs}"
+            info = write_tensors(blob_path(self.fleet.blobs, blob_id), tensors, fsync=False)
+            blob = pb.Blob(id=blob_id, size_bytes=info.size_bytes, crc32=info.crc32)
+            arrays = pb.Arrays(blob=blob, infos=infos)
         made = pb.Instruction(
             id=id_,
             run_id=7,
@@ -182,8 +189,11 @@ class Client:
         assert not reply.refused
         arrays, metrics = reply.envelope.records
         values = {entry.key: entry.value.integer for entry in metrics.metrics.entries}
-        path = blob_path(self.fleet.received, arrays.arrays.blob.id)
-        (tensor,) = TensorFile.open(path, size_max=1 << 40).tensors.values()
+        if arrays.arrays.packed:
+            (tensor,) = unpack_tensors(arrays.arrays.packed).values()
+        else:
+            path = blob_path(self.fleet.received, arrays.arrays.blob.id)
+            (tensor,) = TensorFile.open(path, size_max=1 << 40).tensors.values()
         assert np.all(tensor.numpy() == values["count"])
         return values["count"]
 

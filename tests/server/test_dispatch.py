@@ -50,7 +50,7 @@ class Desk:
             for node in (1, 2, 3)
         ]
         step = pb.Step(key="1/train/0", envelopes=envelopes, quorum=quorum, deadline_s=deadline_s)
-        await self.dispatcher.open_step(self.run, step)
+        await self.dispatcher.open_step(self.run.id, step)
 
     async def answer(self, node: int, *, loss: float = 1.0) -> None:
         """Answer as a client."""
@@ -88,7 +88,8 @@ def at_a_desk(tmp_path: Path, scenario: Callable[[Desk], Awaitable[None]]) -> No
     """Run a scenario."""
 
     async def main() -> None:
-        journal, thread = Journal(tmp_path / "journal.sqlite"), JournalThread()
+        journal = Journal(tmp_path / "journal.sqlite")
+        thread = JournalThread(journal)
         for node in (1, 2, 3):
             journal.sites.invite(f"client-{node}", f"hash-{node}", expires_at_s=1e12)
         run_id = journal.runs.submit("app", "sha", "[]", now_s=0.0)

@@ -17,7 +17,7 @@ from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, encode
 
 identify_process(run_id=1, node_id=0)
-PARAMS = params_to_arrays({"w": np.arange(3, dtype=np.float32)})
+PARAMS = params_to_arrays({"w": np.arange(10_000, dtype=np.float32)})
 
 
 class Desk:
@@ -123,7 +123,7 @@ def test_params_are_kept_while_a_group_needs_them(
     (blob,) = {step.envelopes[0].records[0].arrays.blob.id for step in desk.steps}
     grid.forget("i1")
     grid.forget("i2")
-    other = params_to_arrays({"w": np.ones(3, np.float32)})
+    other = params_to_arrays({"w": np.ones(10_000, np.float32)})
     grid.push_messages([Message(RecordDict({"arrays": other}), 1, "train", group_id="i3")])
     push(grid, "i4")
     grid.forget("i3")

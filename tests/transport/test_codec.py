@@ -33,6 +33,8 @@ from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode
 from meadow.transport.entries import pack_entries, unpack_entries
 from meadow.transport.fleet_pb2 import Blob, Entry, Envelope, Value
+from meadow.transport.layout import Layout
+from meadow.transport.packed import PACKED_BYTES_MAX, pack_tensors, unpack_tensors
 from meadow.transport.tensors import FileTensor, TensorFile, checksum, write_tensors
 
 FOLDER_ONCE = settings(
@@ -56,9 +58,16 @@ def message_of(content: RecordDict | Error, **changes: object) -> Message:
     return rebuild_message(Metadata(**{**said, **changes}), content)  # type: ignore[arg-type]
 
 
-def through(message: Message, folder: Path) -> Message:
+def writer(folder: Path, *, packed: bool = False) -> BlobWriter:
+    """Write every record as a blob, or small ones into their messages."""
+    blobs = BlobWriter(folder, fsync=False)
+    blobs.packed_bytes_max = PACKED_BYTES_MAX if packed else 0
+    return blobs
+
+
+def through(message: Message, folder: Path, *, packed: bool = False) -> Message:
     """Send a message over bytes and files."""
-    wire = encode(message, BlobWriter(folder, fsync=False)).SerializeToString()
+    wire = encode(message, writer(folder, packed=packed)).SerializeToString()
     return decode(Envelope.FromString(wire), opener(folder))
 
 
@@ -91,11 +100,11 @@ records = st.one_of(
 )
 
 
-@given(content=st.dictionaries(names, records, max_size=4).map(RecordDict))
+@given(content=st.dictionaries(names, records, max_size=4).map(RecordDict), packed=st.booleans())
 @FOLDER_ONCE
-def test_content_round_trips(tmp_path: Path, content: RecordDict) -> None:
+def test_content_round_trips(tmp_path: Path, content: RecordDict, packed: bool) -> None:
     """Records, their order, names, values and the types of their values are kept."""
-    got = through(message_of(content), tmp_path).content
+    got = through(message_of(content), tmp_path, packed=packed).content
     assert list(got) == list(content)
     for name, record in content.items():
         assert type(got[name]) is type(record)
@@ -156,7 +165,8 @@ def test_values_that_cannot_travel_are_refused(value: object) -> None:
         pack_entries({"key": value})  # type: ignore[dict-item]
 
 
-def test_plain_flower_arrays_become_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_plain_flower_arrays_become_tensors(tmp_path: Path, packed: bool) -> None:
     """What Flower serialised itself travels as tensors, whatever its byte and memory order."""
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     record = record_of(
@@ -168,8 +178,9 @@ def test_plain_flower_arrays_become_tensors(tmp_path: Path) -> None:
             "scalar": Array(np.array(2.0, np.float32)),
         }
     )
-    got = through(message_of(RecordDict({"a": record})), tmp_path).content["a"]
-    assert [type(array.tensor) for array in got.values()] == [FileTensor] * 5
+    got = through(message_of(RecordDict({"a": record})), tmp_path, packed=packed).content["a"]
+    if not packed:
+        assert [type(array.tensor) for array in got.values()] == [FileTensor] * 5
     for name in ("plain", "fortran", "big", "bfloat16"):
         assert np.array_equal(got[name].numpy().astype(np.float32), values)
     assert got["bfloat16"].dtype == "bfloat16"
@@ -177,7 +188,8 @@ def test_plain_flower_arrays_become_tensors(tmp_path: Path) -> None:
     assert np.array_equal(np.load(io.BytesIO(got["plain"].data)), values)
 
 
-def test_what_is_no_tensor_travels_as_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_no_tensor_travels_as_bytes(tmp_path: Path, packed: bool) -> None:
     """Other libraries' bytes and dtypes that files lack come back as the same Flower Array."""
     record = record_of(
         {
@@ -188,7 +200,7 @@ def test_what_is_no_tensor_travels_as_bytes(tmp_path: Path) -> None:
             "tensor": TensorArray(np.ones(2)),
         }
     )
-    got = through(message_of(RecordDict({"a": record})), tmp_path).content["a"]
+    got = through(message_of(RecordDict({"a": record})), tmp_path, packed=packed).content["a"]
     for name in ("other", "empty", "complex", "text"):
         assert type(got[name]) is Array
         assert (
@@ -241,7 +253,7 @@ def blobs_in(folder: Path) -> int:
 def test_a_rounds_messages_share_one_blob(tmp_path: Path) -> None:
     """The same arrays are written once, in the same record or in another one with them."""
     record = params_to_arrays({"w": np.ones(5), "b": np.zeros(2)})
-    blobs = BlobWriter(tmp_path, fsync=False)
+    blobs = writer(tmp_path)
     envelopes = [encode(message_of(RecordDict({"a": record, "b": record})), blobs)]
     envelopes += [encode(message_of(RecordDict({"a": record.copy()})), blobs) for _ in range(3)]
     assert {rec.arrays.blob.id for env in envelopes for rec in env.records} == {
@@ -260,7 +272,7 @@ def test_a_rounds_messages_share_one_blob(tmp_path: Path) -> None:
 
 def test_the_writer_keeps_nothing_alive(tmp_path: Path) -> None:
     """Records that are gone leave no memory behind, and their successors are written."""
-    blobs = BlobWriter(tmp_path, fsync=False)
+    blobs = writer(tmp_path)
     for index in range(100):
         values = np.full(3, index)
         arrays = blobs.put(params_to_arrays({"x": values}))
@@ -277,17 +289,17 @@ def test_a_whole_file_is_linked(tmp_path: Path) -> None:
     tensors = TensorFile.open(source, size_max=1000, crc32=info.crc32).tensors
     folder = tmp_path / "blobs"
     folder.mkdir()
-    arrays = BlobWriter(folder).put(params_to_arrays(tensors))
+    arrays = writer(folder).put(params_to_arrays(tensors))
     blob = blob_path(folder, arrays.blob.id)
     assert blob.samefile(source)
     assert (arrays.blob.size_bytes, arrays.blob.crc32) == (info.size_bytes, info.crc32)
     source.unlink()
-    again = BlobWriter(folder).put(params_to_arrays(tensors))
+    again = writer(folder).put(params_to_arrays(tensors))
     copy = blob_path(folder, again.blob.id)
     assert not copy.samefile(blob)
     assert copy.read_bytes() == blob.read_bytes()
     write_tensors(source, {"x": np.zeros(4), "y": np.ones(3)}, fsync=False)
-    other = BlobWriter(folder).put(params_to_arrays(tensors))
+    other = writer(folder).put(params_to_arrays(tensors))
     assert blob_path(folder, other.blob.id).read_bytes() == blob.read_bytes()
 
 
@@ -297,7 +309,7 @@ def test_parts_of_a_file_are_written(tmp_path: Path, pick: list[str]) -> None:
     source = tmp_path / "source"
     write_tensors(source, {"x": np.arange(4.0), "y": np.ones(3)}, fsync=False)
     tensors = {**TensorFile.open(source, size_max=1000).tensors, "z": np.zeros(1)}
-    arrays = BlobWriter(tmp_path).put(params_to_arrays({name: tensors[name] for name in pick}))
+    arrays = writer(tmp_path).put(params_to_arrays({name: tensors[name] for name in pick}))
     path = blob_path(tmp_path, arrays.blob.id)
     assert TensorFile.open(path, size_max=1000).names == tuple(pick)
     assert checksum(path).crc32 == arrays.blob.crc32
@@ -308,12 +320,36 @@ def test_renamed_tensors_are_written(tmp_path: Path) -> None:
     source = tmp_path / "source"
     write_tensors(source, {"x": np.zeros(2), "y": np.ones(2)}, fsync=False)
     tensors = TensorFile.open(source, size_max=1000).tensors
-    arrays = BlobWriter(tmp_path).put(params_to_arrays({"x": tensors["y"], "y": tensors["x"]}))
+    arrays = writer(tmp_path).put(params_to_arrays({"x": tensors["y"], "y": tensors["x"]}))
     file = TensorFile.open(blob_path(tmp_path, arrays.blob.id), size_max=1000)
     assert file.tensors["x"].numpy().tolist() == [1, 1]
 
 
-def sample(folder: Path) -> Envelope:
+def test_small_records_travel_inside(tmp_path: Path) -> None:
+    """A record of at most the bound needs no file, and one that is larger does."""
+    blobs = writer(tmp_path, packed=True)
+    (header,) = list(Layout({"w": np.zeros(0, np.uint8)}).blocks())
+    values = np.zeros(PACKED_BYTES_MAX - 8 - len(header), np.uint8)
+    arrays = blobs.put(params_to_arrays({"w": values}))
+    assert not arrays.HasField("blob") and blobs_in(tmp_path) == 0
+    assert PACKED_BYTES_MAX - 16 < len(arrays.packed) <= PACKED_BYTES_MAX
+    larger = blobs.put(params_to_arrays({"w": np.zeros(PACKED_BYTES_MAX, np.uint8)}))
+    assert larger.HasField("blob") and blobs_in(tmp_path) == 1
+
+
+def test_packed_bytes_are_the_files(tmp_path: Path) -> None:
+    """The same tensors are the same bytes inside a message and in a file."""
+    tensors = {"b": np.ones(3, bool), "x": np.arange(4.0), "none": np.zeros((0, 2), np.float32)}
+    write_tensors(tmp_path / "file", tensors, fsync=False)
+    packed = pack_tensors(Layout(tensors))
+    assert packed == (tmp_path / "file").read_bytes()
+    for name, tensor in unpack_tensors(packed).items():
+        assert np.array_equal(tensor.numpy(), tensors[name])
+        assert tensor.numpy().dtype == tensors[name].dtype
+        assert tensor.numpy().flags.aligned and not tensor.numpy().flags.writeable
+
+
+def sample(folder: Path, *, packed: bool = False) -> Envelope:
     """Make an envelope with some of everything."""
     content = RecordDict(
         {
@@ -322,13 +358,13 @@ def sample(folder: Path) -> Envelope:
             "config": ConfigRecord({"flag": True, "name": "x", "raw": b"yz", "all": ["a", "b"]}),
         }
     )
-    return encode(message_of(content), BlobWriter(folder, fsync=False))
+    return encode(message_of(content), writer(folder, packed=packed))
 
 
 def spoil(change: str, envelope: Envelope, folder: Path) -> None:
     """Do to an envelope what an adversary might."""
     arrays = envelope.records[0].arrays
-    path = blob_path(folder, arrays.blob.id)
+    path = blob_path(folder, arrays.blob.id or "none")
     match change:
         case "a record twice":
             envelope.records[1].name = "arrays"
@@ -382,6 +418,16 @@ def spoil(change: str, envelope: Envelope, folder: Path) -> None:
             path.write_bytes(b"\xff" * arrays.blob.size_bytes)
         case "a missing blob":
             path.unlink()
+        case "packed bytes that are damaged":
+            arrays.packed = arrays.packed[:9] + b"\xff" + arrays.packed[10:]
+        case "packed bytes that are cut short":
+            arrays.packed = arrays.packed[:-1]
+        case "packed bytes that are too long":
+            arrays.packed += b"\0"
+        case "no packed bytes":
+            arrays.packed = b""
+        case "many packed bytes":
+            arrays.packed = bytes(PACKED_BYTES_MAX + 1)
         case "many records":
             for index in range(codec.RECORDS_MAX):
                 envelope.records.add(name=str(index)).metrics.SetInParent()
@@ -392,42 +438,55 @@ def spoil(change: str, envelope: Envelope, folder: Path) -> None:
                 arrays.infos.add()
 
 
+OF_ARRAYS = [
+    "another name",
+    "another order",
+    "another dtype",
+    "another shape",
+    "one array less",
+    "a tensor as bytes",
+    "many arrays",
+]
+OF_PACKED = [
+    "packed bytes that are damaged",
+    "packed bytes that are cut short",
+    "packed bytes that are too long",
+    "no packed bytes",
+    "many packed bytes",
+]
+OF_FILES = [
+    "a record twice",
+    "a value twice",
+    "an empty record",
+    "an empty value",
+    "a text metric",
+    "a boolean metric",
+    "records and an error",
+    "a long name",
+    "a long key",
+    "a long group",
+    "a long type",
+    "an endless life",
+    "an unknown message type",
+    "another size",
+    "a smaller size",
+    "a traversal",
+    "no blob",
+    "a damaged blob",
+    "a missing blob",
+    "many records",
+    "many bytes",
+]
+
+
 @pytest.mark.parametrize(
-    "change",
-    [
-        "a record twice",
-        "a value twice",
-        "an empty record",
-        "an empty value",
-        "a text metric",
-        "a boolean metric",
-        "records and an error",
-        "a long name",
-        "a long key",
-        "a long group",
-        "a long type",
-        "an endless life",
-        "an unknown message type",
-        "another name",
-        "another order",
-        "another dtype",
-        "another shape",
-        "one array less",
-        "a tensor as bytes",
-        "another size",
-        "a smaller size",
-        "a traversal",
-        "no blob",
-        "a damaged blob",
-        "a missing blob",
-        "many records",
-        "many bytes",
-        "many arrays",
-    ],
+    ("change", "packed"),
+    [(change, False) for change in OF_FILES + OF_ARRAYS]
+    + [(change, True) for change in OF_ARRAYS + OF_PACKED],
 )
-def test_spoilt_envelopes_are_refused(tmp_path: Path, change: str) -> None:
+def test_spoilt_envelopes_are_refused(tmp_path: Path, change: str, packed: bool) -> None:
     """Each thing that an envelope must not say is refused with a typed, short error."""
-    envelope = sample(tmp_path)
+    envelope = sample(tmp_path, packed=packed)
     decode(envelope, opener(tmp_path))
     before = envelope.SerializeToString()
     spoil(change, envelope, tmp_path)
@@ -453,7 +512,7 @@ def test_ids_are_checked_before_anybody_opens_them(tmp_path: Path) -> None:
 
 def test_senders_keep_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What no receiver would take is refused where it is made."""
-    blobs = BlobWriter(tmp_path, fsync=False)
+    blobs = writer(tmp_path)
     for content in (
         RecordDict({"c": ConfigRecord({"x": bytes(codec.ENTRIES_BYTES_MAX)})}),
         RecordDict({str(index): MetricRecord() for index in range(codec.RECORDS_MAX + 1)}),
@@ -474,7 +533,8 @@ def test_senders_keep_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @settings(parent=FOLDER_ONCE, max_examples=400)
 def test_mutated_envelopes_raise_typed_errors_only(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever bytes are changed: a message comes out, or a typed error."""
-    wire = bytearray(sample(tmp_path).SerializeToString())
+    packed = data.draw(st.booleans())
+    wire = bytearray(sample(tmp_path, packed=packed).SerializeToString())
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, len(wire)))
         cut = data.draw(st.integers(0, 3))
