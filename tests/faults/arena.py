@@ -22,7 +22,9 @@ from meadow.transport.tensors import TensorFile
 from .live_server import CALL_S, LiveServer
 from .raw_client import RawClient, Stream
 
-SLOTS = 8
+SLOTS = 10_000
+"""Too many to travel inside a message: they are a blob."""
+SHOWN = 8
 TASK = f'''
 """A model that is one vector; its loss is never computed."""
 import meadow, torch
@@ -58,8 +60,8 @@ class Played:
 
     @property
     def counted(self) -> list[float]:
-        """How often each slot's client counted."""
-        return [round(float(value), 4) for value in self.change * self.clients]
+        """How often the first slots' clients counted."""
+        return [round(float(value), 4) for value in self.change[:SHOWN] * self.clients]
 
     def told(self, kind: str) -> dict[str, Any]:
         """Return the one event of a kind."""

@@ -54,8 +54,8 @@ def other(change: Callable[[Params], object]) -> Callable[[Params], Params]:
 
 
 MISSHAPEN = {
-    "shape": (other(lambda p: p.update(slots=p["slots"][:4])), "'slots'", "must be float32 (8,)"),
-    "rank": (other(lambda p: p.update(slots=p["slots"][None])), "'slots'", "must be float32 (8,)"),
+    "shape": (other(lambda p: p.update(slots=p["slots"][:4])), "'slots'", f"must be float32 ({SLOTS},)"),
+    "rank": (other(lambda p: p.update(slots=p["slots"][None])), "'slots'", f"must be float32 ({SLOTS},)"),
     "turned": (other(lambda p: p.update(counts=p["counts"].T.copy())), "'counts'", "(3, 2)"),
     "empty": (other(lambda p: p.update(slots=p["slots"][:0])), "'slots'", "is float32 (0,)"),
     "double": (other(lambda p: p.update(slots=p["slots"].astype(float))), "'slots'", "is float64"),

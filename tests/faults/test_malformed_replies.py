@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from meadow.transport import fleet_pb2 as pb
+from meadow.transport.packed import PACKED_BYTES_MAX
 
 from .arena import Arena, Played
 from .raw_client import RawClient, arrays_of, blob_of, metrics_of
@@ -29,6 +30,17 @@ def raw_blob(data: bytes) -> Say:
 
     def say(client: RawClient, id_: str, params: dict[str, np.ndarray]) -> None:
         client.reply(id_, arrays_of(client.upload(id_, data), **params), metrics_of(ONE))
+
+    return say
+
+
+def raw_packed(data: bytes) -> Say:
+    """Reply with any bytes in the message where tensors should be."""
+
+    def say(client: RawClient, id_: str, params: dict[str, np.ndarray]) -> None:
+        record = arrays_of(blob_of(b""), **params)
+        record.arrays.packed = data
+        client.reply(id_, record, metrics_of(ONE))
 
     return say
 
@@ -178,6 +190,14 @@ MALFORMED: dict[str, Say] = {
     "data outside": raw_blob(claims(data_offsets=[1 << 40, (1 << 40) + 32])),
     "unknown dtype": raw_blob(claims(dtype="PY")),
     "negative": raw_blob(claims(shape=[-8])),
+    "packed: no safetensors": raw_packed(b"not a file of tensors at all"),
+    "packed: empty": raw_packed(b""),
+    "packed: lying header length": raw_packed(header("{}", length=(1 << 63) - 1)),
+    "packed: deep header": raw_packed(header("[" * 30_000)),
+    "packed: infinite shape": raw_packed(claims(shape=[1 << 62, 1 << 62])),
+    "packed: data outside": raw_packed(claims(data_offsets=[1 << 40, (1 << 40) + 32])),
+    "packed: too much": raw_packed(bytes(PACKED_BYTES_MAX + 1)),
+    "packed: megabytes": raw_packed(bytes(8 << 20)),
     **{
         say.__name__.replace("_", " "): say
         for say in (

@@ -159,8 +159,10 @@ def refuse_all(live: LiveServer, arena: Arena, folder: Path) -> dict[str, Site]:
 def test_refuses(sites: dict[str, Site], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The client does not train, tells the server why in a line, and its owner reads it later."""
     site = sites[name]
+    assert site.played is not None
     assert site.trainer.asked == []
-    said = [event.text for event in site.events if event.kind == "refused"]
+    refused = [event.text for event in site.events if event.kind == "refused"]
+    said = [text for text in refused if text.startswith(f"round {site.played.number}:")]
     assert len(said) == 1 and site.reason in said[0]
     node_id = IdentityFolder(site.directory).load().node_id
     told = [d for k, d in site.played.events if k == "client_failed" and d["client"] == node_id]
