@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .arena import Arena, Played
+from .arena import SLOTS, Arena, Played
 from .live_server import LiveServer
 from .raw_client import RawClient
 
@@ -54,8 +54,16 @@ def other(change: Callable[[Params], object]) -> Callable[[Params], Params]:
 
 
 MISSHAPEN = {
-    "shape": (other(lambda p: p.update(slots=p["slots"][:4])), "'slots'", f"must be float32 ({SLOTS},)"),
-    "rank": (other(lambda p: p.update(slots=p["slots"][None])), "'slots'", f"must be float32 ({SLOTS},)"),
+    "shape": (
+        other(lambda p: p.update(slots=p["slots"][:4])),
+        "'slots'",
+        f"must be float32 ({SLOTS},)",
+    ),
+    "rank": (
+        other(lambda p: p.update(slots=p["slots"][None])),
+        "'slots'",
+        f"must be float32 ({SLOTS},)",
+    ),
     "turned": (other(lambda p: p.update(counts=p["counts"].T.copy())), "'counts'", "(3, 2)"),
     "empty": (other(lambda p: p.update(slots=p["slots"][:0])), "'slots'", "is float32 (0,)"),
     "double": (other(lambda p: p.update(slots=p["slots"].astype(float))), "'slots'", "is float64"),
