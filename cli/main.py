@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_threads, "1")  # before NumPy: a run's sums must not depend on threads
+from ..process_limits import begin_with_one_thread, share_cores
+
+begin_with_one_thread()  # before NumPy is imported
 
 import click
 import typer
@@ -15,7 +15,6 @@ from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
 from ..errors import ConfigError, MeadowError
-from ..process_limits import share_cores
 from . import client, demo, new, partition, privacy, report, run, server, simulate, site, sweep
 from .output import Format, fail
 

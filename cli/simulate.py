@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, MeadowError
-from ..process_limits import keep_freed_memory
+from ..process_limits import keep_freed_memory, wait_for_threads
 from .live import RunView
 from .output import Format, FormatOption, say
 
@@ -42,6 +42,7 @@ def simulate(
             "--resume goes on with the settings that the run began with; give no more"
         )
     keep_freed_memory()
+    wait_for_threads()
     from ..simulations import run  # imports torch; the command's help need not
 
     about = folder if resume is None else resume

@@ -8,29 +8,28 @@ from contextlib import contextmanager
 import torch
 
 from ...client.training_settings import TrainingSettings
+from ...process_limits import threads_at_most
 from .cohort_data import CohortData
 from .stacked_module import StackedModule
 
 __all__ = ["step_threads"]
 
-SECOND_THREAD_FLOPS = 80e6
-"""Below so many operations a step, waking another thread costs more than it does."""
+THREAD_FLOPS = 14e6
+"""Below so many operations a step each, threads cost more than they do."""
 
 
 @contextmanager
 def step_threads(
     stacked: StackedModule, data: CohortData, settings: TrainingSettings
 ) -> Iterator[None]:
-    """Train with one thread where another would not pay, else with as many as there are."""
-    threads = torch.get_num_threads()
-    if threads == 1 or _flops(stacked, data, settings) >= SECOND_THREAD_FLOPS:
-        yield
-        return
-    torch.set_num_threads(1)
+    """Train with as many threads as pay, of those that there may be."""
+    before = torch.get_num_threads()
+    worth = int(_flops(stacked, data, settings) / THREAD_FLOPS)
+    torch.set_num_threads(max(1, min(threads_at_most(before), worth)))
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _flops(stacked: StackedModule, data: CohortData, settings: TrainingSettings) -> int:
