@@ -12,6 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from io import BytesIO
 from typing import Protocol, cast, runtime_checkable
 
@@ -94,7 +95,7 @@ class TensorArray(Array):
     def __init__(self, tensor: FlatTensor | NDArray[np.generic]) -> None:
         held = MemoryTensor(tensor) if isinstance(tensor, np.ndarray) else tensor
         self.__dict__["tensor"] = held
-        self.__dict__["dtype"] = held.dtype.name
+        self.__dict__["dtype"] = _name_of(held.dtype)
         self.__dict__["shape"] = tuple(held.shape)
         self.__dict__["stype"] = NUMPY_STYPE
 
@@ -125,6 +126,11 @@ class TensorArray(Array):
             np.save(buffer, self.tensor.numpy(), allow_pickle=False)
             self.__dict__["_data"] = buffer.getvalue()
         return cast(bytes, self.__dict__["_data"])
+
+
+@lru_cache(maxsize=64)  # NumPy makes the name anew each time
+def _name_of(dtype: np.dtype[np.generic]) -> str:
+    return dtype.name
 
 
 def dtype_of(name: str) -> np.dtype[np.generic]:
@@ -200,10 +206,10 @@ def params_to_arrays(params: Mapping[str, NDArray[np.generic] | FlatTensor]) -> 
 
 
 def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
-    """Return a record of these very arrays; Flower's constructor would serialise and copy them."""
+    """Return a record of these very arrays; Flower's constructor would serialise and copy them, and
+    its item by item looks at each several times."""
     record = ArrayRecord()
-    for name, array in arrays.items():
-        record[name] = array
+    record.__dict__["_data"].update(arrays)
     return record
 
 

@@ -29,6 +29,9 @@ class ClientLinear(nn.Module):
     first.
     """
 
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
+    """Nothing in it is for torch to find, which would look at each value for microseconds."""
+
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.layer = layer
