@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .local_site import LocalSite
     from .local_training import LocalTraining
 
-__all__ = ["client_app", "site_of"]
+__all__ = ["client_app", "site_in", "site_of"]
 
 SITES_KEPT_MAX = 1024
 DEVICE_VARIABLE = "MEADOW_DEVICE"
@@ -114,7 +114,11 @@ def site_of(context: Context) -> Site:
     Raises:
         ProtocolError: the Context names no site.
     """
-    node, run = context.node_config, context.run_config
+    return site_in(context.node_config, context.run_config)
+
+
+def site_in(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
+    """Return the site that a node's and a run's configuration are of; raises as `site_of`."""
     index = node.get("site-index", node.get("partition-id"))
     count = node.get("site-count", node.get("num-partitions"))
     if type(index) is not int or type(count) is not int or not 0 <= index < count:

@@ -43,20 +43,28 @@ class SimulatedClients:
         self._scratch_folder: SharedFolder | None = None
         self._disk_folder: SharedFolder | None = None
 
-    def context_of(self, node_id: int) -> Context:
-        """Return a client's Context, its own copy of the state included.
+    def node_config_of(self, node_id: int) -> dict[str, Any]:
+        """Return what a client's Context says of its node.
 
         Raises:
             ValueError: there is no such client.
         """
         if not 1 <= node_id <= self.count:
             raise ValueError(f"there is no client {node_id}; there are 1 to {self.count}")
-        node_config: dict[str, Any] = {
+        return {
             "site-index": node_id - 1,
             "site-count": self.count,
             "partition-id": node_id - 1,
             "num-partitions": self.count,
         }
+
+    def context_of(self, node_id: int) -> Context:
+        """Return a client's Context, its own copy of the state included.
+
+        Raises:
+            ValueError: there is no such client.
+        """
+        node_config = self.node_config_of(node_id)
         kept = self.packed_state(node_id)
         return Context(
             run_id=self.run_id,

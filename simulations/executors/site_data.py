@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...batches import in_pool, samples_in
-from ...client.app import site_of
+from ...client.app import site_in
 from ...errors import DataError
 from ...task import ClientData, Task
 from ..clients import SimulatedClients
@@ -87,7 +87,9 @@ class SiteData:
         kept = self._kept.get(client)
         if kept is not None:
             return kept[0]
-        data = self._task.client_data(site_of(self._clients.context_of(client)))
+        data = self._task.client_data(
+            site_in(self._clients.node_config_of(client), self._clients.run_config)
+        )
         if not isinstance(data, ClientData):
             raise DataError(
                 f"client_data must return a meadow.ClientData, got a {type(data).__name__}"
