@@ -266,6 +266,7 @@ class Supervisor:
             elif kind == "forget":
                 group_id, blobs = message.forget.group_id, message.forget.blob_ids
                 await told.begin(self._dispatcher.forget(run_id, group_id, blobs))
+        await told.finish()
         return None
 
 
