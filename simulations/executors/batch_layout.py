@@ -39,7 +39,7 @@ class BatchLayout:
     places: Indices
     row_weights: torch.Tensor
     """`weights` of `places`."""
-    _placed: dict[tuple[Step, ...], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _sources: dict[tuple[Step, ...], torch.Tensor] = field(default_factory=dict)
 
     def in_steps(self, rows: torch.Tensor) -> list[torch.Tensor]:
         """Cut what is given for `places` into steps: (clients, batch, ...) each."""
@@ -68,22 +68,23 @@ class BatchLayout:
             included; the result is (kinds, clients).
         """
         key = tuple(steps)
-        if key not in self._placed:
-            self._placed.clear()
-            self._placed[key] = self._places_of(key)
-        places, own = self._placed[key]
-        table = torch.zeros(len(values), self.own.numel(), device=values.device)
-        table[:, places] = values.float().where(own, 0.0)
+        if key not in self._sources:
+            self._sources.clear()
+            self._sources[key] = self._sources_of(key)
+        table = values.float().index_select(1, self._sources[key])
+        table = table.where(self.own.flatten(), 0.0)
         return table.view(len(values), len(self.sizes), -1).sum(2, dtype=torch.float64)
 
-    def _places_of(self, steps: Sequence[Step]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where in a table like `own` the values of these steps belong, and whether they
-        are samples'."""
+    def _sources_of(self, steps: Sequence[Step]) -> torch.Tensor:
+        """Return where among the values of these steps that of each place in `own` is, and 0
+        where there is none."""
         numbers = torch.arange(self.own.numel(), device=self.own.device).view(self.own.shape)
         places = torch.cat(
             [numbers[low : low + rows, step, :batch].flatten() for step, low, rows, batch in steps]
         )
-        return places, self.own.flatten()[places]
+        sources = torch.zeros_like(numbers).flatten()
+        sources[places] = numbers.flatten()[: len(places)]
+        return sources
 
 
 def layout_of(
