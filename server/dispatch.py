@@ -118,7 +118,7 @@ class Dispatcher:
         *,
         ended: bool = False,
     ) -> Step:
-        now_s = self._clock()
+        ready, now_s = pb.WorkerReady.FromString(run.ready or b""), self._clock()
         step = Step(
             run_id=run.id,
             key=key,
@@ -134,7 +134,7 @@ class Dispatcher:
             elif row.state == "pending":
                 item = Pending(
                     instruction=instruction_of(
-                        run, row, clients=len(rows), sites=self._links.enrolled
+                        run, ready, row, clients=len(rows), sites=self._links.enrolled
                     ),
                     node_id=row.node_id,
                     step=step,

@@ -74,9 +74,10 @@ class Step:
         return min(future, default=now_s + 3600.0)
 
 
-def instruction_of(run: RunRow, row: InstructionRow, *, clients: int, sites: int) -> pb.Instruction:
+def instruction_of(
+    run: RunRow, ready: pb.WorkerReady, row: InstructionRow, *, clients: int, sites: int
+) -> pb.Instruction:
     """Return what a client is told: one of `clients` in this step, of the `sites` enrolled."""
-    ready = pb.WorkerReady.FromString(run.ready or b"")
     return pb.Instruction(
         id=row.id,
         run_id=run.id,

@@ -73,17 +73,19 @@ class JournalThread:
         self._thread.join()
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            batch, closing = [call], False
-            with suppress(queue.Empty):
-                while len(batch) < TOGETHER_MAX and not closing:
-                    following = self._calls.get_nowait()
-                    if closing := following is None:
-                        break
-                    batch.append(following)
+        while batch := self._next_batch():
             self._execute(batch)
-            if closing:
-                return
+
+    def _next_batch(self) -> list[_Call]:
+        """Wait for a call, and return it with those that came meanwhile; nothing at the end."""
+        batch: list[_Call] = []
+        while (call := self._calls.get()) is not None:
+            batch.append(call)
+            if len(batch) == TOGETHER_MAX or self._calls.empty():
+                return batch
+        if batch:
+            self._calls.put(None)
+        return batch
 
     def _execute(self, batch: list[_Call]) -> None:
         try:

@@ -80,6 +80,6 @@ def instruction_for_all(
     extra: Mapping[str, float | int | str | bool],
 ) -> Broadcast:
     """Return a round's instruction of one kind: `config`, and what the algorithm says beside."""
-    settings = ConfigRecord({**dict(config.items()), **extra, "server-round": number})
+    settings = ConfigRecord({**config, **extra, "server-round": number})
     content = RecordDict({"arrays": arrays, "config": settings})
     return Broadcast(content, kind, clients, group_id=str(number))

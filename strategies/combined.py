@@ -8,7 +8,6 @@ values, as a `ClientTable`; they never travel.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -82,11 +81,6 @@ class CombinedRecord(MetricRecord):
 
 
 def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float:
-    """Return the weighted mean of the values that are there and finite, NaN if none is."""
-    if None not in values:  # as a rule: nothing to leave out, and a quick look at all of them
-        products = list(map(operator.mul, weights, values))
-        if all(map(math.isfinite, products)) and (total := math.fsum(weights)):
-            return math.fsum(products) / total
     terms = [
         (weight, weight * value)
         for weight, value in zip(weights, values, strict=True)

@@ -1,8 +1,9 @@
 """Flower messages to envelopes and back: tensors become blobs, the rest small protobufs.
 
-An `ArrayRecord` becomes one file in a folder of blobs, or in the envelope if it is small. Arrays that are no tensors (another
-library's bytes, or a dtype that files of tensors lack) travel in the same file as plain bytes
-and come back as the same Flower `Array`. Nothing names a type that the other side would load.
+An `ArrayRecord` becomes one file in a folder of blobs, or in the envelope if it is small. Arrays
+that are no tensors (another library's bytes, or a dtype that files of tensors lack) travel in the
+same file as plain bytes and come back as the same Flower `Array`. Nothing names a type that the
+other side would load.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..flower import FlatTensor, TensorArray
 from .header import build_header
 
-__all__ = ["Layout"]
+__all__ = ["BLOCK_BYTES", "Layout"]
 
 BLOCK_BYTES: Final = 1 << 20
 

@@ -60,7 +60,8 @@ class BlobWriter:
         """
         key = tuple((name, id(array)) for name, array in record.items())
         known = self._written.get(key)
-        if known and all(ref() is not None for ref in known.held):
+        fits = known is not None and len(known.arrays.packed) <= self.packed_bytes_max
+        if known and fits and all(ref() is not None for ref in known.held):
             self._written.move_to_end(key)
             return known.arrays
         arrays = self._put(record)

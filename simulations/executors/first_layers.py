@@ -22,8 +22,7 @@ class FirstOnce(ClientLinear):
     def begin_samples(self, samples: torch.Tensor, layout: BatchLayout) -> None:
         """Take the samples (rows, features), as `layout.places` has them."""
         self._layout, self._flat = layout, samples
-        # Every step fills its own rows.
-        self._errors = torch.empty(len(samples), self.layer.out_features, device=samples.device)
+        self._errors = torch.zeros(len(samples), self.layer.out_features, device=samples.device)
         self._samples_in, self._errors_in = layout.in_steps(samples), layout.in_steps(self._errors)
         self._outputs_in = layout.in_steps(samples @ self.layer.weight.detach().T)
 

@@ -99,11 +99,9 @@ class CohortReplies:
         assert self._stacked is not None
         record = self._table.record()
         total = float(record[EXAMPLES_KEY])  # type: ignore[arg-type]
-        before = arrays_to_params(self.arrays)
-        if not before.keys() >= self._stacked.owners.keys():
-            before.update(params_of_module(self._module))
+        before = params_of_module(self._module)
         params = {}
-        for name, values in before.items():
+        for name, values in {**arrays_to_params(self.arrays), **before}.items():
             change = self._sums.get(self._stacked.owners.get(name, name))
             params[name] = values if change is None else _moved(values, change, total)
         yield self._reply(self._table.clients[0], params, record)

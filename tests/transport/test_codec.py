@@ -33,8 +33,7 @@ from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode
 from meadow.transport.entries import pack_entries, unpack_entries
 from meadow.transport.fleet_pb2 import Blob, Entry, Envelope, Value
-from meadow.transport.layout import Layout
-from meadow.transport.packed import PACKED_BYTES_MAX, pack_tensors, unpack_tensors
+from meadow.transport.packed import PACKED_BYTES_MAX
 from meadow.transport.tensors import FileTensor, TensorFile, checksum, write_tensors
 
 FOLDER_ONCE = settings(
@@ -323,30 +322,6 @@ def test_renamed_tensors_are_written(tmp_path: Path) -> None:
     arrays = writer(tmp_path).put(params_to_arrays({"x": tensors["y"], "y": tensors["x"]}))
     file = TensorFile.open(blob_path(tmp_path, arrays.blob.id), size_max=1000)
     assert file.tensors["x"].numpy().tolist() == [1, 1]
-
-
-def test_small_records_travel_inside(tmp_path: Path) -> None:
-    """A record of at most the bound needs no file, and one that is larger does."""
-    blobs = writer(tmp_path, packed=True)
-    (header,) = list(Layout({"w": np.zeros(0, np.uint8)}).blocks())
-    values = np.zeros(PACKED_BYTES_MAX - 8 - len(header), np.uint8)
-    arrays = blobs.put(params_to_arrays({"w": values}))
-    assert not arrays.HasField("blob") and blobs_in(tmp_path) == 0
-    assert PACKED_BYTES_MAX - 16 < len(arrays.packed) <= PACKED_BYTES_MAX
-    larger = blobs.put(params_to_arrays({"w": np.zeros(PACKED_BYTES_MAX, np.uint8)}))
-    assert larger.HasField("blob") and blobs_in(tmp_path) == 1
-
-
-def test_packed_bytes_are_the_files(tmp_path: Path) -> None:
-    """The same tensors are the same bytes inside a message and in a file."""
-    tensors = {"b": np.ones(3, bool), "x": np.arange(4.0), "none": np.zeros((0, 2), np.float32)}
-    write_tensors(tmp_path / "file", tensors, fsync=False)
-    packed = pack_tensors(Layout(tensors))
-    assert packed == (tmp_path / "file").read_bytes()
-    for name, tensor in unpack_tensors(packed).items():
-        assert np.array_equal(tensor.numpy(), tensors[name])
-        assert tensor.numpy().dtype == tensors[name].dtype
-        assert tensor.numpy().flags.aligned and not tensor.numpy().flags.writeable
 
 
 def sample(folder: Path, *, packed: bool = False) -> Envelope:
