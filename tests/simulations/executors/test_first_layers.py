@@ -31,3 +31,19 @@ def test_squares_are_those_of_the_changes(counts: tuple[int, ...], shape: tuple[
     for client in range(len(counts)):
         change = layer.change_of_weight([client], torch.ones(1))
         assert float(found[client]) == pytest.approx(float(change.square().sum()), rel=1e-4)
+
+
+def test_a_layer_that_the_loss_does_not_see_does_not_change() -> None:
+    """It is never asked for a step: whatever was in memory before is no change."""
+    waste = [torch.full((60, 32), float("nan")) for _ in range(8)]
+    del waste  # what the allocator gives next
+    layer = FirstOnce(torch.nn.Linear(64, 32))
+    layout = layout_of(np.array([20, 20, 20]), batch_size=10, epochs=1, device=torch.device("cpu"))
+    layer.begin(3, 0.1)
+    samples = torch.randn(60, 64)
+    layer.begin_samples(samples, layout)
+    for step, seen in enumerate(layout.in_steps(samples)):
+        layer.select(step)
+        layer.outputs(seen)
+    assert not layer.change_of_weight(None, torch.ones(3)).any()
+    assert not layer.squares_of_weight().any()
