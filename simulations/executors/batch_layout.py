@@ -46,10 +46,6 @@ class BatchLayout:
         parts = torch.split(rows, [active * self.width for active in self.active])
         return [part.view(-1, self.width, *part.shape[1:]) for part in parts]
 
-    def by_row(self, values: torch.Tensor) -> torch.Tensor:
-        """Return each client's value (clients,) for every one of `places`."""
-        return torch.cat([values[:active].repeat_interleave(self.width) for active in self.active])
-
     def runs(self, step: int) -> list[tuple[int, int, int]]:
         """Return (low, high, size): neighbouring clients with batches of the same size."""
         sizes = self.sizes[: self.active[step], step]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
-from .batch_layout import BatchLayout
 from .linear_layers import ClientLinear, rows_of
 
 __all__ = ["FirstOnce", "FirstRepeated"]
@@ -19,69 +19,69 @@ class FirstOnce(ClientLinear):
     """The layer that sees the samples themselves, in a single epoch: a batch is met once, and
     only the batches before it have changed the weight."""
 
-    def begin_samples(self, samples: torch.Tensor, layout: BatchLayout) -> None:
-        """Take the samples (rows, features), as `layout.places` has them."""
-        self._layout, self._flat = layout, samples
-        self._errors = torch.zeros(len(samples), self.layer.out_features, device=samples.device)
-        self._samples_in, self._errors_in = layout.in_steps(samples), layout.in_steps(self._errors)
-        self._outputs_in = layout.in_steps(samples @ self.layer.weight.detach().T)
-
-    def select(self, step: int) -> None:
-        """Let the next step be that of each client's batch of this number."""
-        self._step = step
+    def begin(self, clients: int, rate: float) -> None:
+        super().begin(clients, rate)
+        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """The samples of each step so far, and the errors that they made: (clients, rows, ...)."""
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        made = self._outputs_in[self._step]
-        biases = self._biases()
-        made = made.clone() if biases is None else made + biases
-        for before in range(self._step):
-            known = torch.bmm(inputs, self._samples_in[before][: self.active].mT)
-            made.baddbmm_(known, self._errors_in[before][: self.active])
+        weight, biases = self.layer.weight.detach(), self._biases()
+        if not self._seen:
+            return nn.functional.linear(inputs, weight, biases)
+        made = torch.matmul(inputs, weight.T)
+        if biases is not None:
+            made += biases
+        for samples, errors in self._seen:
+            known = torch.bmm(inputs, samples[: self.active].mT)
+            made.baddbmm_(known, errors[: self.active], alpha=-self.rate)
         return made
 
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
-        torch.mul(errors, -self.rate, out=self._errors_in[self._step])
+        self._seen.append((inputs, errors))
         self._step_bias(errors)
         return None
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        every = weights.to(self._errors.device)
+        change = torch.zeros_like(self.layer.weight, requires_grad=False)
+        every = weights.to(change) if good is None else change.new_zeros(self.clients)
         if good is not None:
-            every = torch.zeros(self.clients, device=self._errors.device)
-            every[good] = weights.to(every.device)
-        by_row = self._layout.by_row(every)[:, None]
-        scaled = self._errors * by_row
-        if good is not None:
-            scaled.masked_fill_(by_row == 0, 0.0)  # those of the others need not be finite
-        return scaled.T @ self._flat
+            every[good] = weights.to(change)
+        every = (every * -self.rate)[:, None, None]
+        for samples, errors in self._seen:
+            by_client = every[: len(errors)]
+            scaled = errors * by_client
+            if good is not None:
+                scaled.masked_fill_(by_client == 0, 0.0)  # those of the others need not be finite
+            change.addmm_(scaled.flatten(0, 1).T, samples.flatten(0, 1))
+        return change
 
     def squares_of_weight(self) -> torch.Tensor:
+        if not self._seen:
+            return torch.zeros(self.clients, device=self.layer.weight.device)
         inputs, outputs = self.layer.in_features, self.layer.out_features
-        if self._batch_rows() * (inputs + outputs) >= inputs * outputs:
+        rows = sum(samples.shape[1] for samples, _ in self._seen)
+        if rows * (inputs + outputs) >= inputs * outputs:
             return self._squares_of_changes()
         # |sum e x'|^2 = sum (e e')(x x'): the change itself never exists
-        errors, samples = self._by_client(self._errors_in), self._by_client(self._samples_in)
+        samples, errors = (self._by_client([pair[part] for pair in self._seen]) for part in (0, 1))
         products = torch.bmm(errors, errors.mT)
         products *= torch.bmm(samples, samples.mT)
-        return products.sum((1, 2), dtype=torch.float64).clamp(min=0)
+        return products.sum((1, 2), dtype=torch.float64).clamp(min=0) * self.rate**2
 
     def _squares_of_changes(self) -> torch.Tensor:
         """Make the changes, where they are no larger than what they are made of."""
-        shape = (self.clients, self.layer.out_features, self.layer.in_features)
-        changes = torch.zeros(shape, device=self._flat.device)
-        for errors, samples in zip(self._errors_in, self._samples_in, strict=True):
-            changes[: len(errors)].baddbmm_(errors.mT, samples)
+        changes = self.layer.weight.new_zeros(self.clients, *self.layer.weight.shape)
+        for samples, errors in self._seen:
+            changes[: len(errors)].baddbmm_(errors.mT, samples, alpha=-self.rate)
         norms: torch.Tensor = torch.linalg.vector_norm(changes.flatten(1), dim=1)
         return norms.square()
-
-    def _batch_rows(self) -> int:
-        return sum(samples.shape[1] for samples in self._samples_in)
 
     def _by_client(self, in_steps: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the rows of all steps, client by client; zeros where a client had no step."""
         if all(len(each) == self.clients for each in in_steps):
             return torch.cat(list(in_steps), 1)
-        made = in_steps[0].new_zeros(self.clients, self._batch_rows(), in_steps[0].shape[2])
+        rows = sum(each.shape[1] for each in in_steps)
+        made = in_steps[0].new_zeros(self.clients, rows, in_steps[0].shape[2])
         start = 0
         for each in in_steps:
             made[: len(each), start : start + each.shape[1]] = each
@@ -89,10 +89,11 @@ class FirstOnce(ClientLinear):
         return made
 
     def weight_of(self, row: int) -> torch.Tensor:
-        steps = [step for step, active in enumerate(self._layout.active) if row < active]
-        errors = torch.cat([self._errors_in[step][row] for step in steps])
-        samples = torch.cat([self._samples_in[step][row] for step in steps])
-        return self.layer.weight.detach() + errors.T @ samples
+        weight = self.layer.weight.detach().clone()
+        for samples, errors in self._seen:
+            if row < len(errors):
+                weight.addmm_(errors[row].T, samples[row], alpha=-self.rate)
+        return weight
 
 
 class FirstRepeated(ClientLinear):

@@ -64,7 +64,7 @@ class LinearModule:
         """Let the next step be that of the first clients."""
         for layer in self.layers.values():
             layer.active = clients
-        if self.first is not None:
+        if isinstance(self.first, FirstRepeated):
             self.first.select(step)
 
 
@@ -217,23 +217,17 @@ def train_linear(
     device, layout = data.inputs.device, plan.layout
     values = ExampleValues(task, layout)
     rows = torch.from_numpy(plan.rows.reshape(-1)[layout.places]).to(device)
-    inputs, targets = data.inputs.index_select(0, rows), data.targets.index_select(0, rows)
     linear.begin(len(clients), settings.learning_rate_now())
-    if isinstance(linear.first, FirstOnce):
-        linear.first.begin_samples(inputs.flatten(1), layout)
-    elif linear.first is not None:
+    if isinstance(linear.first, FirstRepeated):
         samples = data.inputs[torch.from_numpy(data.rows).to(device)].flatten(2)
         linear.first.begin_samples(samples, torch.from_numpy(plan.places).to(device))
-    in_steps = (
-        layout.in_steps(inputs),
-        layout.in_steps(targets),
-        layout.in_steps(layout.row_weights),
-    )
-    for step, (seen, wanted, weights) in enumerate(zip(*in_steps, strict=True)):
+    in_steps = layout.in_steps(rows), layout.in_steps(layout.row_weights)
+    for step, (chosen, weights) in enumerate(zip(*in_steps, strict=True)):
         active, width = weights.shape
         linear.activate(active, step)
-        wanted = wanted.flatten(0, 1)
-        outputs = linear.module(seen.flatten(0, 1))
+        chosen = chosen.flatten()
+        wanted = data.targets.index_select(0, chosen)
+        outputs = linear.module(data.inputs.index_select(0, chosen))
         losses = task.loss(outputs, wanted)
         if losses.shape != (active * width,):
             raise DataError(

@@ -22,10 +22,8 @@ def test_squares_are_those_of_the_changes(counts: tuple[int, ...], shape: tuple[
     layout = layout_of(np.array(counts), batch_size=10, epochs=1, device=torch.device("cpu"))
     layer.begin(len(counts), 0.1)
     samples = torch.randn(len(layout.places), shape[0])
-    layer.begin_samples(samples, layout)
-    for step, seen in enumerate(layout.in_steps(samples)):
+    for seen in layout.in_steps(samples):
         layer.active = len(seen)
-        layer.select(step)
         layer.step(seen, torch.randn(*seen.shape[:2], shape[1]), False)
     found = layer.squares_of_weight()
     for client in range(len(counts)):
@@ -34,16 +32,12 @@ def test_squares_are_those_of_the_changes(counts: tuple[int, ...], shape: tuple[
 
 
 def test_a_layer_that_the_loss_does_not_see_does_not_change() -> None:
-    """It is never asked for a step: whatever was in memory before is no change."""
-    waste = [torch.full((60, 32), float("nan")) for _ in range(8)]
-    del waste  # what the allocator gives next
+    """It is never asked for a step."""
     layer = FirstOnce(torch.nn.Linear(64, 32))
     layout = layout_of(np.array([20, 20, 20]), batch_size=10, epochs=1, device=torch.device("cpu"))
     layer.begin(3, 0.1)
     samples = torch.randn(60, 64)
-    layer.begin_samples(samples, layout)
-    for step, seen in enumerate(layout.in_steps(samples)):
-        layer.select(step)
+    for seen in layout.in_steps(samples):
         layer.outputs(seen)
     assert not layer.change_of_weight(None, torch.ones(3)).any()
     assert not layer.squares_of_weight().any()
