@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import datasets
+    from .classification import accuracy, cross_entropy
     from .client.app import client_app
     from .config import Config, load_config, make_config
     from .errors import MeadowError
@@ -46,9 +47,11 @@ __all__ = [
     "MeadowError",
     "Site",
     "Task",
+    "accuracy",
     "afl",
     "analytics",
     "client_app",
+    "cross_entropy",
     "datasets",
     "ditto",
     "fedasync",
@@ -80,9 +83,11 @@ _HOMES = {
     "MeadowError": ".errors",
     "Site": ".task",
     "Task": ".task",
+    "accuracy": ".classification",
     "afl": ".strategies.afl",
     "analytics": ".strategies.analytics",
     "client_app": ".client.app",
+    "cross_entropy": ".classification",
     "ditto": ".strategies.ditto",
     "fedasync": ".strategies.fedasync",
     "fedavg": ".strategies.fedavg",

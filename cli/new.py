@@ -23,14 +23,6 @@ def build_model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(dim=1) == targets).float()
-
-
 def samples(seed: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(count, 8, generator=generator)
@@ -48,8 +40,8 @@ def load_holdout() -> tuple[torch.Tensor, torch.Tensor]:
 
 task = meadow.Task(
     model=build_model,
-    loss=cross_entropy,
-    metrics={"accuracy": accuracy},
+    loss=meadow.cross_entropy,  # or any function that gives a value an example
+    metrics={"accuracy": meadow.accuracy},
     client_data=load_client,
     server_data=load_holdout,
 )

@@ -40,7 +40,7 @@ LAYERS: list[set[str]] = [
         "simulations.partition_shift",
     },
     {"task", "strategies"},
-    {"batches", "datasets", "evaluation", "module_params", "randomness"},
+    {"batches", "classification", "datasets", "evaluation", "module_params", "randomness"},
     {"compression", "privacy"},
     {
         "apps",

@@ -23,6 +23,7 @@ ROOT_MODULES = {
     "__main__",
     "apps",
     "batches",
+    "classification",
     "client_config",
     "config",
     "config_builders",

@@ -15,14 +15,6 @@ def build_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(dim=1) == targets).float()
-
-
 @cache
 def images() -> tuple[torch.Tensor, torch.Tensor]:
     digits = load_digits()
@@ -46,8 +38,8 @@ def load_holdout() -> tuple[torch.Tensor, torch.Tensor]:
 
 task = meadow.Task(
     model=build_model,
-    loss=cross_entropy,
-    metrics={"accuracy": accuracy},
+    loss=meadow.cross_entropy,
+    metrics={"accuracy": meadow.accuracy},
     client_data=load_client,
     server_data=load_holdout,
 )

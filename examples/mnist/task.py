@@ -21,14 +21,6 @@ def build_model() -> nn.Module:
     )
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(dim=1) == targets).float()
-
-
 @cache  # reading the file takes seconds: once a process
 def images(*, holdout: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The images are sorted by digit; every fifth is nobody's: the server evaluates on those."""
@@ -50,8 +42,8 @@ def load_client(site: meadow.Site) -> meadow.ClientData:
 
 task = meadow.Task(
     model=build_model,
-    loss=cross_entropy,
-    metrics={"accuracy": accuracy},
+    loss=meadow.cross_entropy,
+    metrics={"accuracy": meadow.accuracy},
     client_data=load_client,
     server_data=lambda: images(holdout=True),
 )

@@ -11,14 +11,6 @@ import meadow
 HOLDOUT = 119  # the last samples are no hospital's: the server evaluates on them
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(dim=1) == targets).float()
-
-
 @cache
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
     data = load_breast_cancer()
@@ -43,8 +35,8 @@ def load_holdout() -> tuple[torch.Tensor, torch.Tensor]:
 
 task = meadow.Task(
     model=lambda: nn.Linear(30, 2),
-    loss=cross_entropy,
-    metrics={"accuracy": accuracy},
+    loss=meadow.cross_entropy,
+    metrics={"accuracy": meadow.accuracy},
     client_data=load_client,
     server_data=load_holdout,
 )

@@ -12,15 +12,13 @@ from .conftest import Meadow
 INTERRUPTING = """
 import os, signal
 
-accuracy_alone = accuracy
-
 
 def accuracy(outputs, targets):
     left = int(os.environ.get("BATCHES_UNTIL_CTRL_C", 0))
     os.environ["BATCHES_UNTIL_CTRL_C"] = str(left - 1)
     if left == 1:
         signal.raise_signal(signal.SIGINT)
-    return accuracy_alone(outputs, targets)
+    return meadow.accuracy(outputs, targets)
 """
 BATCHES_A_ROUND = 5 * (200 // 20) + 5 + 2
 """Five clients train in batches of 20 and evaluate once; the server has two batches, and evaluates
@@ -32,6 +30,7 @@ def interruptible(sequential_app: Path) -> Path:
     """An app that can press Ctrl-C itself, in the middle of a round."""
     path = sequential_app / "task.py"
     before, after = path.read_text().split("\n\ntask = ")
+    after = after.replace("meadow.accuracy", "accuracy")
     path.write_text(f"{before}{INTERRUPTING}\n\ntask = {after}")
     return sequential_app
 
@@ -128,13 +127,13 @@ FAULTS = {
         "the app raised ValueError: no such layer (task.py, line 9)",
     ),
     "the loss is one number": (
-        ', reduction="none"',
-        "",
+        "loss=meadow.cross_entropy,",
+        "loss=lambda out, want: meadow.cross_entropy(out, want).mean(),",
         "loss must give one value per example, shape (256,), got (); for torch's losses say",
     ),
     "training diverges": (
-        "nn.functional.cross_entropy(",
-        "float('inf') * nn.functional.cross_entropy(",
+        "loss=meadow.cross_entropy,",
+        "loss=lambda out, want: float('inf') * meadow.cross_entropy(out, want),",
         "the training loss is",
     ),
 }

@@ -13,14 +13,6 @@ def build_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 26), nn.ReLU(), nn.Linear(26, 10))
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(dim=1) == targets).float()
-
-
 @cache
 def images() -> tuple[torch.Tensor, torch.Tensor]:
     digits = load_digits()
@@ -39,7 +31,7 @@ def load_client(site: meadow.Site) -> meadow.ClientData:
 
 task = meadow.Task(
     model=build_model,
-    loss=cross_entropy,
-    metrics={"accuracy": accuracy},
+    loss=meadow.cross_entropy,
+    metrics={"accuracy": meadow.accuracy},
     client_data=load_client,
 )

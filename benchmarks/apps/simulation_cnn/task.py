@@ -36,8 +36,4 @@ def build_model() -> nn.Module:
     return layers
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-task = meadow.Task(model=build_model, loss=cross_entropy, client_data=load_client)
+task = meadow.Task(model=build_model, loss=meadow.cross_entropy, client_data=load_client)

@@ -36,18 +36,10 @@ def build_model() -> nn.Module:
     return network
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(dim=1) == targets).float()
-
-
 task = meadow.Task(
     model=build_model,
-    loss=cross_entropy,
-    metrics={"accuracy": accuracy},
+    loss=meadow.cross_entropy,
+    metrics={"accuracy": meadow.accuracy},
     client_data=load_client,
     server_data=load_server,
 )

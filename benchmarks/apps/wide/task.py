@@ -18,10 +18,6 @@ def build_model() -> nn.Module:
     )
 
 
-def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
 def load_client(site: meadow.Site) -> meadow.ClientData:
     generator = torch.Generator().manual_seed(site.index)
     inputs = torch.randn(EXAMPLES, FEATURES, generator=generator)
@@ -30,4 +26,4 @@ def load_client(site: meadow.Site) -> meadow.ClientData:
     )
 
 
-task = meadow.Task(model=build_model, loss=cross_entropy, client_data=load_client)
+task = meadow.Task(model=build_model, loss=meadow.cross_entropy, client_data=load_client)
