@@ -20,7 +20,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 import ml_dtypes
 import numpy as np
-from flwr.app import Array, ArrayRecord, Error, Message, Metadata, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
@@ -32,6 +32,7 @@ __all__ = [
     "TensorArray",
     "arrays_to_params",
     "dtype_of",
+    "extended",
     "identify_process",
     "params_to_arrays",
     "rebuild_message",
@@ -210,6 +211,16 @@ def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
     its item by item looks at each several times."""
     record = ArrayRecord()
     record.__dict__["_data"].update(arrays)
+    return record
+
+
+def extended(config: ConfigRecord, more: Mapping[str, float | int | str | bool]) -> ConfigRecord:
+    """Return a record of what `config` has, and of `more` beside or instead; Flower's constructor
+    would look at each of its values again."""
+    record = ConfigRecord()
+    record.__dict__["_data"].update(config.__dict__["_data"])
+    for key, value in more.items():
+        record[key] = value
     return record
 
 

@@ -87,7 +87,7 @@ def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> 
             if missing or extra
             else "the params are not in this model's order"
         )
-    load_some(module, params)
+    _copy_into(targets, params)
 
 
 @torch.no_grad()
@@ -97,7 +97,10 @@ def load_some(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> No
     Raises:
         ProtocolError: a name, a shape or a dtype is not the module's; nothing is set then.
     """
-    targets = module.state_dict()
+    _copy_into(module.state_dict(), params)
+
+
+def _copy_into(targets: Mapping[str, torch.Tensor], params: Mapping[str, NDArray[Any]]) -> None:
     sources = {name: to_tensor(array) for name, array in params.items()}
     for name, source in sources.items():
         if name not in targets:

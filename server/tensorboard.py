@@ -66,8 +66,8 @@ class EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(folder.glob("events.out.tfevents.*.meadow"))
         made = folder / f"events.out.tfevents.{int(created_at_s)}.meadow"
-        self._path = there[0] if there else made
-        if not self._path.exists():
+        self._file = (there[0] if there else made).open("ab")
+        if not there:
             version = _bytes_field(3, b"brain.Event:2")
             self._append(struct.pack("<Bd", 0x09, created_at_s) + version)
 
@@ -81,5 +81,5 @@ class EventFile:
         self._append(event)
 
     def _append(self, data: bytes) -> None:
-        with self._path.open("ab") as file:
-            file.write(_record(data))
+        self._file.write(_record(data))
+        self._file.flush()

@@ -7,6 +7,8 @@ from typing import overload
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
+from ..flower import extended
+
 __all__ = ["Broadcast", "instruction_for_all"]
 
 
@@ -80,6 +82,6 @@ def instruction_for_all(
     extra: Mapping[str, float | int | str | bool],
 ) -> Broadcast:
     """Return a round's instruction of one kind: `config`, and what the algorithm says beside."""
-    settings = ConfigRecord({**config, **extra, "server-round": number})
+    settings = extended(config, {**extra, "server-round": number})
     content = RecordDict({"arrays": arrays, "config": settings})
     return Broadcast(content, kind, clients, group_id=str(number))

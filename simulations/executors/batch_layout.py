@@ -27,8 +27,10 @@ class BatchLayout:
         steps, batch): whether there is a sample, and what its loss counts in its step: the inverse
         of its batch's size, and 0 for padding; `active` (steps,): how many clients make a step.
         Clients come in the order of their counts, the largest first: so those that still train
-        are always the first ones. `places` (rows,): where in (clients, steps, batch) the batches
-        of all that train lie, step after step.
+        are always the first ones. `positions` (clients, steps, batch): which sample it is, of a
+        table (epochs, clients, largest count) of all clients' orders; for padding one of the
+        client's own. `in_order` (rows,): those of the clients that train, step after step;
+        `step_weights`: likewise their weights, (clients, batch) for each step.
     """
 
     sizes: Indices
@@ -36,15 +38,14 @@ class BatchLayout:
     weights: torch.Tensor
     active: list[int]
     width: int
-    places: Indices
-    row_weights: torch.Tensor
-    """`weights` of `places`."""
+    positions: Indices
+    in_order: Indices
+    step_weights: list[torch.Tensor]
     _sources: dict[tuple[Step, ...], torch.Tensor] = field(default_factory=dict)
 
     def in_steps(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Cut what is given for `places` into steps: (clients, batch, ...) each."""
-        parts = torch.split(rows, [active * self.width for active in self.active])
-        return [part.view(-1, self.width, *part.shape[1:]) for part in parts]
+        """Cut what is given for `in_order` into steps: (clients * batch, ...) each."""
+        return list(torch.split(rows, [active * self.width for active in self.active]))
 
     def runs(self, step: int) -> list[tuple[int, int, int]]:
         """Return (low, high, size): neighbouring clients with batches of the same size."""
@@ -96,21 +97,28 @@ def _layout(counts_: bytes, batch_size: int, epochs: int, device: torch.device) 
     batches = -(-counts // batch_size)
     most, width = int(batches.max()), min(batch_size, int(counts.max()))
     in_epoch = np.clip(counts[:, None] - np.arange(most) * batch_size, 0, width)
+    places = np.arange(most)[:, None] * batch_size + np.arange(width)
+    firsts = np.arange(len(counts))[:, None, None] * int(counts.max())
+    numbers = firsts + np.where(places < counts[:, None, None], places, 0)
     sizes = np.zeros((len(counts), epochs * most), np.int64)
+    positions = np.zeros((len(counts), epochs * most, width), np.int64)
     for count in set(batches.tolist()):  # clients with as many batches are in step
         alike = np.flatnonzero(batches == count)
-        sizes[alike, : epochs * count] = np.tile(in_epoch[alike, :count], epochs)
+        for epoch in range(epochs):
+            steps = slice(epoch * count, (epoch + 1) * count)
+            sizes[alike, steps] = in_epoch[alike, :count]
+            positions[alike, steps] = numbers[alike, :count] + epoch * counts.max() * len(counts)
     own = torch.from_numpy(np.arange(width) < sizes[:, :, None]).to(device)
-    trains = np.broadcast_to(sizes[:, :, None] > 0, own.shape)
-    numbers = np.arange(own.numel()).reshape(own.shape)
-    places = numbers.transpose(1, 0, 2)[trains.transpose(1, 0, 2)]
     weights = own.float() / own.sum(2, keepdim=True).clamp(min=1)
+    active = np.count_nonzero(sizes, axis=0).tolist()
+    in_order = [positions[:clients, step].reshape(-1) for step, clients in enumerate(active)]
     return BatchLayout(
         sizes=sizes,
         own=own,
         weights=weights,
-        active=np.count_nonzero(sizes, axis=0).tolist(),
+        active=active,
         width=width,
-        places=places,
-        row_weights=weights.flatten()[torch.from_numpy(places).to(device)],
+        positions=positions,
+        in_order=np.concatenate(in_order),
+        step_weights=[weights[:clients, step].clone() for step, clients in enumerate(active)],
     )

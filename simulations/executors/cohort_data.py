@@ -129,15 +129,31 @@ def _padded(rows: Sequence[Indices], counts: Indices) -> Indices:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Which rows every client's every step trains on.
+    """Which samples every client's every step trains on.
 
-    Shapes: `rows` (clients, steps, batch) of the pool, and `places` among the client's own
-        samples, 0 where there is nothing.
+    Shapes: `orders` (epochs, clients, largest count): each client's samples in their order, and
+        what is beyond its count is of no meaning; `chosen`, likewise, which rows of the pool they
+        are. The layout says which step takes what.
     """
 
-    rows: Indices
-    places: Indices
+    orders: Indices
+    chosen: Indices
     layout: BatchLayout
+
+    @property
+    def places(self) -> Indices:
+        """Each step's samples among the client's own: (clients, steps, batch)."""
+        return self.orders.reshape(-1)[self.layout.positions]
+
+    @property
+    def rows(self) -> Indices:
+        """Each step's rows of the pool: (clients, steps, batch)."""
+        return self.chosen.reshape(-1)[self.layout.positions]
+
+    @property
+    def rows_in_order(self) -> Indices:
+        """The rows of those that train, step after step: (rows,)."""
+        return self.chosen.reshape(-1)[self.layout.in_order]
 
 
 def plan_batches(
@@ -149,27 +165,6 @@ def plan_batches(
     """
     counts = data.counts
     layout = layout_of(counts, batch_size=batch_size, epochs=epochs, device=data.inputs.device)
-    batches = -(-counts // batch_size)
-    most = int(batches.max())
-    shape = (*layout.sizes.shape, layout.width)
-    rows, places = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for epoch in range(epochs):
-        orders = epoch_orders(seeds, counts, epoch)
-        orders[np.arange(orders.shape[1]) >= counts[:, None]] = 0
-        chosen = data.epoch_rows(orders, epoch)
-        for count in set(batches.tolist()):  # clients with as many batches are in step
-            alike = (
-                slice(None) if count == most == batches.min() else np.flatnonzero(batches == count)
-            )
-            steps = slice(epoch * count, (epoch + 1) * count)
-            places[alike, steps] = _cut(orders[alike], count, batch_size, layout.width)
-            rows[alike, steps] = _cut(chosen[alike], count, batch_size, layout.width)
-    return BatchPlan(rows, places, layout)
-
-
-def _cut(orders: Indices, count: int, batch_size: int, width: int) -> Indices:
-    """Return the first `count` batches of each row, the last one filled up with 0."""
-    whole = np.zeros((len(orders), count * batch_size), np.int64)
-    kept = min(whole.shape[1], orders.shape[1])
-    whole[:, :kept] = orders[:, :kept]
-    return whole.reshape(len(orders), count, batch_size)[:, :, :width]
+    orders = [epoch_orders(seeds, counts, epoch) for epoch in range(epochs)]
+    chosen = [data.epoch_rows(order, epoch) for epoch, order in enumerate(orders)]
+    return BatchPlan(np.stack(orders), np.stack(chosen), layout)

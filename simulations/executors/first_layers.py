@@ -25,7 +25,7 @@ class FirstOnce(ClientLinear):
         """The samples of each step so far, and the errors that they made: (clients, rows, ...)."""
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        weight, biases = self.layer.weight.detach(), self._biases()
+        weight, biases = self.before, self._biases()
         if not self._seen:
             return nn.functional.linear(inputs, weight, biases)
         made = torch.matmul(inputs, weight.T)
@@ -42,7 +42,7 @@ class FirstOnce(ClientLinear):
         return None
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        change = torch.zeros_like(self.layer.weight, requires_grad=False)
+        change = torch.zeros_like(self.before)
         every = weights.to(change) if good is None else change.new_zeros(self.clients)
         if good is not None:
             every[good] = weights.to(change)
@@ -57,8 +57,8 @@ class FirstOnce(ClientLinear):
 
     def squares_of_weight(self) -> torch.Tensor:
         if not self._seen:
-            return torch.zeros(self.clients, device=self.layer.weight.device)
-        inputs, outputs = self.layer.in_features, self.layer.out_features
+            return torch.zeros(self.clients, device=self.before.device)
+        outputs, inputs = self.before.shape
         rows = sum(samples.shape[1] for samples, _ in self._seen)
         if rows * (inputs + outputs) >= inputs * outputs:
             return self._squares_of_changes()
@@ -70,7 +70,7 @@ class FirstOnce(ClientLinear):
 
     def _squares_of_changes(self) -> torch.Tensor:
         """Make the changes, where they are no larger than what they are made of."""
-        changes = self.layer.weight.new_zeros(self.clients, *self.layer.weight.shape)
+        changes = self.before.new_zeros(self.clients, *self.before.shape)
         for samples, errors in self._seen:
             changes[: len(errors)].baddbmm_(errors.mT, samples, alpha=-self.rate)
         norms: torch.Tensor = torch.linalg.vector_norm(changes.flatten(1), dim=1)
@@ -89,7 +89,7 @@ class FirstOnce(ClientLinear):
         return made
 
     def weight_of(self, row: int) -> torch.Tensor:
-        weight = self.layer.weight.detach().clone()
+        weight = self.before.clone()
         for samples, errors in self._seen:
             if row < len(errors):
                 weight.addmm_(errors[row].T, samples[row], alpha=-self.rate)
@@ -104,7 +104,7 @@ class FirstRepeated(ClientLinear):
         """Take the samples (clients, samples, features), and which of them are in which batch:
         (clients, steps, batch)."""
         self._samples = samples
-        self._outputs = samples @ self.layer.weight.detach().T
+        self._outputs = samples @ self.before.T
         self._errors = torch.zeros_like(self._outputs)
         starts = torch.arange(len(samples), device=places.device) * samples.shape[1]
         self._rows = (places + starts[:, None, None]).transpose(0, 1).flatten(1)
@@ -145,4 +145,4 @@ class FirstRepeated(ClientLinear):
         return (errors * samples).sum((1, 2), dtype=torch.float64).clamp(min=0)
 
     def weight_of(self, row: int) -> torch.Tensor:
-        return self.layer.weight.detach() + self._errors[row].T @ self._samples[row]
+        return self.before + self._errors[row].T @ self._samples[row]

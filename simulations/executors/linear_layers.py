@@ -38,12 +38,17 @@ class ClientLinear(nn.Module):
         self.rate, self.clients, self.active = 0.0, 0, 0
         self._anchor = torch.zeros((), device=layer.weight.device, requires_grad=True)
         """Something to differentiate by, so that the layer is asked for its gradient."""
+        self.before = layer.weight.detach()
+        """The weight that a round begins with."""
+        self.bias_before = None if layer.bias is None else layer.bias.detach()
         self._bias: torch.Tensor | None = None
         """One a client, after the first step."""
 
     def begin(self, clients: int, rate: float) -> None:
         """Begin a round of so many clients with the layer's own params."""
         self.clients, self.active, self.rate = clients, clients, rate
+        weight, bias = self.layer.weight, self.layer.bias
+        self.before, self.bias_before = weight.detach(), None if bias is None else bias.detach()
         self._bias = None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -70,7 +75,7 @@ class ClientLinear(nn.Module):
         """Return the weighted sum of the biases' changes, likewise."""
         change = self._bias_change()
         if change is None:
-            return torch.zeros_like(self.layer.bias)
+            return torch.zeros_like(self.bias_before)
         return weights.to(change.device) @ rows_of(change, good)
 
     def squares_of_weight(self) -> torch.Tensor:
@@ -81,13 +86,13 @@ class ClientLinear(nn.Module):
         """Return the squared norm of each client's change of the bias."""
         change = self._bias_change()
         if change is None:
-            return torch.zeros(self.clients, device=self.layer.bias.device)
+            return torch.zeros(self.clients, device=self.before.device)
         norms: torch.Tensor = torch.linalg.vector_norm(change, dim=1)
         return norms.square()
 
     def _bias_change(self) -> torch.Tensor | None:
         """Return every client's change, None before the first step."""
-        return None if self._bias is None else self._bias[:, 0] - self.layer.bias.detach()
+        return None if self._bias is None else self._bias[:, 0] - self.bias_before
 
     def weight_of(self, row: int) -> torch.Tensor:
         """Return one client's weight."""
@@ -95,18 +100,17 @@ class ClientLinear(nn.Module):
 
     def bias_of(self, row: int) -> torch.Tensor:
         """Return one client's bias."""
-        return self.layer.bias.detach() if self._bias is None else self._bias[row, 0]
+        return self.bias_before if self._bias is None else self._bias[row, 0]
 
     def _biases(self) -> torch.Tensor | None:
         """Return what is added to the outputs: (features,), or (clients, 1, features)."""
-        own = self.layer.bias
-        return own if own is None or self._bias is None else self._bias[: self.active]
+        return self.bias_before if self._bias is None else self._bias[: self.active]
 
     def _step_bias(self, errors: torch.Tensor) -> None:
-        if self.layer.bias is None:
+        if self.bias_before is None:
             return
         if self._bias is None:
-            self._bias = torch.sub(self.layer.bias, errors.sum(1, keepdim=True), alpha=self.rate)
+            self._bias = torch.sub(self.bias_before, errors.sum(1, keepdim=True), alpha=self.rate)
         else:
             self._bias[: self.active].sub_(errors.sum(1, keepdim=True), alpha=self.rate)
 
@@ -121,7 +125,7 @@ class InnerLinear(ClientLinear):
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         if self._weight is None:
-            return nn.functional.linear(inputs, self.layer.weight, self._biases())
+            return nn.functional.linear(inputs, self.before, self._biases())
         transposed = self._weight[: self.active].mT
         biases = self._biases()
         if biases is None:
@@ -130,9 +134,8 @@ class InnerLinear(ClientLinear):
 
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
         if self._weight is None:
-            before = self.layer.weight.detach()
-            gradient = errors @ before if wanted else None
-            self._weight = torch.baddbmm(before, errors.mT, inputs, alpha=-self.rate)
+            gradient = errors @ self.before if wanted else None
+            self._weight = torch.baddbmm(self.before, errors.mT, inputs, alpha=-self.rate)
         else:
             active = self._weight[: self.active]
             gradient = torch.bmm(errors, active) if wanted else None
@@ -142,7 +145,7 @@ class InnerLinear(ClientLinear):
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         change = rows_of(self._changes(), good)
-        return (weights.to(change.device) @ change.flatten(1)).view(self.layer.weight.shape)
+        return (weights.to(change.device) @ change.flatten(1)).view(self.before.shape)
 
     def squares_of_weight(self) -> torch.Tensor:
         norms: torch.Tensor = torch.linalg.vector_norm(self._changes().flatten(1), dim=1)
@@ -151,18 +154,16 @@ class InnerLinear(ClientLinear):
     def _changes(self) -> torch.Tensor:
         """Return every client's change, once its training is over: it takes the weights' place."""
         if self._change is None:
-            before = self.layer.weight.detach()
             if self._weight is None:
-                self._change = torch.zeros_like(before).expand(self.clients, -1, -1)
+                self._change = torch.zeros_like(self.before).expand(self.clients, -1, -1)
             else:
-                self._change, self._weight = self._weight.sub_(before), None
+                self._change, self._weight = self._weight.sub_(self.before), None
         return self._change
 
     def weight_of(self, row: int) -> torch.Tensor:
-        before = self.layer.weight.detach()
         if self._change is not None:
-            return before + self._change[row]
-        return before if self._weight is None else self._weight[row]
+            return self.before + self._change[row]
+        return self.before if self._weight is None else self._weight[row]
 
 
 def rows_of(rows: torch.Tensor, good: list[int] | None) -> torch.Tensor:

@@ -22,7 +22,7 @@ from .linear_layers import ClientLinear, InnerLinear
 from .stacked_module import StackedModule
 from .stacked_training import plan_of
 
-__all__ = ["LinearModules", "is_linear", "train_linear"]
+__all__ = ["LinearModules", "is_plain", "train_linear"]
 
 
 First = type[FirstOnce] | type[FirstRepeated] | None
@@ -69,10 +69,19 @@ class LinearModule:
 
 
 class LinearModules:
-    """A module's copies as linear layers, made when they are first of use.
+    """A module's copies as linear layers, made when they are first of use."""
 
-    `is_linear` must hold before `choose` is asked.
-    """
+    @classmethod
+    def of(cls, stacked: StackedModule) -> LinearModules | None:
+        """Return those of a module, or None if more than linear layers learns or remembers."""
+        if stacked.mixes_examples or stacked.drops_out or stacked.buffers:
+            return None
+        names = {
+            f"{name}.{param}"
+            for name, layer in _linear_layers(stacked.module).items()
+            for param, _ in layer.named_parameters()
+        }
+        return cls(stacked) if names == set(stacked.trained) else None
 
     def __init__(self, stacked: StackedModule) -> None:
         self._module = stacked.module
@@ -99,23 +108,15 @@ class LinearModules:
         return self._made[kind]
 
 
-def is_linear(stacked: StackedModule, settings: TrainingSettings) -> bool:
-    """Return whether training with these settings is a matter of linear layers alone."""
+def is_plain(settings: TrainingSettings) -> bool:
+    """Return whether a step follows the gradient, and nothing else."""
     plain = settings.optimizer == "sgd" and settings.precision == "fp32"
-    corrected = (
+    return plain and not (
         settings.momentum
         or settings.weight_decay
         or settings.proximal_mu
         or settings.gradient_clip_norm
     )
-    if not plain or corrected or stacked.mixes_examples or stacked.drops_out or stacked.buffers:
-        return False
-    names = {
-        f"{name}.{param}"
-        for name, layer in _linear_layers(stacked.module).items()
-        for param, _ in layer.named_parameters()
-    }
-    return names == set(stacked.trained)
 
 
 def _linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
@@ -216,16 +217,15 @@ def train_linear(
     plan = plan_of(data, settings, clients)
     device, layout = data.inputs.device, plan.layout
     values = ExampleValues(task, layout)
-    rows = torch.from_numpy(plan.rows.reshape(-1)[layout.places]).to(device)
+    rows = torch.from_numpy(plan.rows_in_order).to(device)
     linear.begin(len(clients), settings.learning_rate_now())
     if isinstance(linear.first, FirstRepeated):
         samples = data.inputs[torch.from_numpy(data.rows).to(device)].flatten(2)
         linear.first.begin_samples(samples, torch.from_numpy(plan.places).to(device))
-    in_steps = layout.in_steps(rows), layout.in_steps(layout.row_weights)
-    for step, (chosen, weights) in enumerate(zip(*in_steps, strict=True)):
+    in_steps = zip(layout.in_steps(rows), layout.step_weights, strict=True)
+    for step, (chosen, weights) in enumerate(in_steps):
         active, width = weights.shape
         linear.activate(active, step)
-        chosen = chosen.flatten()
         wanted = data.targets.index_select(0, chosen)
         outputs = linear.module(data.inputs.index_select(0, chosen))
         losses = task.loss(outputs, wanted)
@@ -234,6 +234,6 @@ def train_linear(
                 f"loss must give one value per example, shape ({active * width},), got "
                 f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
             )
-        torch.dot(losses, weights.flatten()).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(losses, weights.flatten())
         values.take(step, 0, losses.detach().view(active, width), outputs.detach(), wanted)
     return LinearTrained(linear, values.means())

@@ -99,9 +99,8 @@ class CohortReplies:
         assert self._stacked is not None
         record = self._table.record()
         total = float(record[EXAMPLES_KEY])  # type: ignore[arg-type]
-        before = params_of_module(self._module)
         params = {}
-        for name, values in {**arrays_to_params(self.arrays), **before}.items():
+        for name, values in arrays_to_params(self.arrays).items():
             change = self._sums.get(self._stacked.owners.get(name, name))
             params[name] = values if change is None else _moved(values, change, total)
         yield self._reply(self._table.clients[0], params, record)

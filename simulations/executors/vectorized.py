@@ -29,7 +29,7 @@ from .cohort_data import CohortData
 from .contract import Executor, Teller, error_reply
 from .example_values import Trained
 from .known_cohort import KnownCohort, Loaded
-from .linear_training import LinearModules, is_linear, train_linear
+from .linear_training import LinearModules, is_plain, train_linear
 from .site_data import SiteData
 from .stacked_evaluation import evaluate_stacked
 from .stacked_module import StackedModule
@@ -78,7 +78,7 @@ class VectorizedExecutor:
         self._other = other
         self._teller = teller or Teller()
         self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
-        self._linear: dict[StackedModule, LinearModules] = {}
+        self._linear: dict[StackedModule, LinearModules | None] = {}
         self._told = False
 
     def close(self) -> None:
@@ -197,13 +197,13 @@ class VectorizedExecutor:
         *,
         norms: bool,
     ) -> Trained:
-        linear = None
-        if is_linear(stacked, settings):
-            if stacked not in self._linear:
-                self._linear[stacked] = LinearModules(stacked)
-            linear = self._linear[stacked].choose(data, settings, norms=norms)
-        if linear is not None:
-            return train_linear(self._task, linear, data, settings, clients=clients)
+        if stacked not in self._linear:
+            self._linear[stacked] = LinearModules.of(stacked)
+        modules = self._linear[stacked]
+        if modules is not None and is_plain(settings):
+            linear = modules.choose(data, settings, norms=norms)
+            if linear is not None:
+                return train_linear(self._task, linear, data, settings, clients=clients)
         return train_stacked(self._task, stacked, data, settings, clients=clients)
 
     def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings) -> int:

@@ -21,8 +21,9 @@ def test_squares_are_those_of_the_changes(counts: tuple[int, ...], shape: tuple[
     layer = FirstOnce(torch.nn.Linear(*shape))
     layout = layout_of(np.array(counts), batch_size=10, epochs=1, device=torch.device("cpu"))
     layer.begin(len(counts), 0.1)
-    samples = torch.randn(len(layout.places), shape[0])
-    for seen in layout.in_steps(samples):
+    samples = torch.randn(len(layout.in_order), shape[0])
+    for rows in layout.in_steps(samples):
+        seen = rows.view(-1, layout.width, shape[0])
         layer.active = len(seen)
         layer.step(seen, torch.randn(*seen.shape[:2], shape[1]), False)
     found = layer.squares_of_weight()
@@ -37,7 +38,7 @@ def test_a_layer_that_the_loss_does_not_see_does_not_change() -> None:
     layout = layout_of(np.array([20, 20, 20]), batch_size=10, epochs=1, device=torch.device("cpu"))
     layer.begin(3, 0.1)
     samples = torch.randn(60, 64)
-    for seen in layout.in_steps(samples):
-        layer.outputs(seen)
+    for rows in layout.in_steps(samples):
+        layer.outputs(rows.view(3, 10, 64))
     assert not layer.change_of_weight(None, torch.ones(3)).any()
     assert not layer.squares_of_weight().any()
