@@ -14,7 +14,7 @@ from .stacked_module import StackedModule
 
 __all__ = ["step_threads"]
 
-THREAD_FLOPS = 14e6
+THREAD_FLOPS = 40e6
 """Below so many operations a step each, threads cost more than they do."""
 
 

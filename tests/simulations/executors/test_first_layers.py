@@ -42,3 +42,7 @@ def test_a_layer_that_the_loss_does_not_see_does_not_change() -> None:
         layer.outputs(rows.view(3, 10, 64))
     assert not layer.change_of_weight(None, torch.ones(3)).any()
     assert not layer.squares_of_weight().any()
+    assert not layer.change_of_bias(None, torch.ones(3)).any()
+    assert not layer.squares_of_bias().any()
+    assert torch.equal(layer.weight_of(1), layer.before)
+    assert torch.equal(layer.bias_of(1), layer.layer.bias)
