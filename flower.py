@@ -14,13 +14,22 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from io import BytesIO
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 import ml_dtypes
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
@@ -37,10 +46,13 @@ __all__ = [
     "params_to_arrays",
     "rebuild_message",
     "record_of",
+    "records_in",
     "set_message_id",
     "tensor_of",
     "tensors_of",
 ]
+
+Record = TypeVar("Record", ArrayRecord, MetricRecord, ConfigRecord)
 
 NUMPY_STYPE = "numpy.ndarray"
 """Flower's name for an array that NumPy can read."""
@@ -222,6 +234,11 @@ def extended(config: ConfigRecord, more: Mapping[str, float | int | str | bool])
     for key, value in more.items():
         record[key] = value
     return record
+
+
+def records_in(content: RecordDict, kind: type[Record]) -> list[Record]:
+    """Return a content's records of one kind; Flower's own views of them copy what they show."""
+    return [record for record in content.values() if isinstance(record, kind)]
 
 
 def identify_process(*, run_id: int, node_id: int) -> None:

@@ -98,8 +98,9 @@ class WarmModule:
                 for name, buffer in self._module.named_buffers()
                 if name not in sent
             }
-        for name, buffer in self._module.named_buffers():
-            if name in self._unsent:
-                buffer.copy_(self._unsent[name])
+        if self._unsent:
+            for name, buffer in self._module.named_buffers():
+                if name in self._unsent:
+                    buffer.copy_(self._unsent[name])
         self._module.zero_grad(set_to_none=True)
         return self._module

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord, Message
 
-from ..flower import TensorArray, set_message_id
+from ..flower import TensorArray, records_in, set_message_id
 from ..run_grid import RunGrid
 from ..strategies.broadcast import Broadcast
 from ..strategies.combined import clients_of
@@ -172,7 +172,7 @@ def content_bytes(message: Message) -> int:
     """Return the bytes of the tensors in a message."""
     if not message.has_content():
         return 0
-    return sum(_record_size(record) for record in message.content.array_records.values())
+    return sum(_record_size(record) for record in records_in(message.content, ArrayRecord))
 
 
 def _record_size(record: ArrayRecord) -> int:

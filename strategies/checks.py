@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from ..errors import ProtocolError, UpdateError
-from ..flower import NUMPY_STYPE, FlatTensor, TensorArray, tensors_of
+from ..flower import NUMPY_STYPE, FlatTensor, TensorArray, records_in, tensors_of
 from .algorithm import Params
 from .combined import CLIENTS_KEY, EXAMPLES_KEY, columns_in, metrics_of_one
 from .metrics import Metrics, scalars_of
@@ -141,7 +141,7 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
 
 
 def _only(client: int, message: Message, kind: type[Any], name: str) -> Any:
-    records = [record for record in message.content.values() if isinstance(record, kind)]
+    records = records_in(message.content, kind)
     if len(records) != 1:
         raise ReplyError(client, "content", f"must have one {name}, has {len(records)}")
     return records[0]

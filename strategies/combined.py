@@ -14,6 +14,7 @@ from typing import cast
 
 from flwr.app import Message, MetricRecord
 
+from ..flower import records_in
 from .metrics import Metrics
 
 __all__ = ["CLIENTS_KEY", "EXAMPLES_KEY", "ClientTable", "clients_of", "columns_in"]
@@ -86,8 +87,9 @@ def _mean(values: Sequence[float | None], weights: Sequence[float]) -> float:
         for weight, value in zip(weights, values, strict=True)
         if value is not None and math.isfinite(value)
     ]
-    total = math.fsum(weight for weight, _ in terms)
-    return math.fsum(term for _, term in terms) / total if total else math.nan
+    counted, products = zip(*terms, strict=True) if terms else ((), ())
+    total = math.fsum(counted)
+    return math.fsum(products) / total if total else math.nan
 
 
 def columns_in(metrics: MetricRecord) -> dict[str, Sequence[float | None]]:
@@ -101,7 +103,7 @@ def columns_in(metrics: MetricRecord) -> dict[str, Sequence[float | None]]:
 def clients_of(reply: Message) -> Sequence[int]:
     """Return the node ids that a reply of our own grid stands for."""
     if reply.has_content():
-        for metrics in reply.content.metric_records.values():
+        for metrics in records_in(reply.content, MetricRecord):
             found = metrics.get(CLIENTS_KEY)
             if isinstance(found, list):
                 return cast(Sequence[int], found)

@@ -85,7 +85,8 @@ class LinearModules:
 
     def __init__(self, stacked: StackedModule) -> None:
         self._module = stacked.module
-        self._used, self._first = _use_of(stacked.module, stacked.probe)
+        self._used, first = _use_of(stacked.module, stacked.probe)
+        self._first = None if first is None else (first, _linear_layers(stacked.module)[first])
         self._made: dict[First, LinearModule] = {}
 
     def choose(
@@ -98,13 +99,13 @@ class LinearModules:
         if any(count != 1 for count in self._used.values()):
             return None
         kind: First = None
-        if self._first is not None:
-            layer = _linear_layers(self._module)[self._first]
+        name, layer = self._first or (None, None)
+        if layer is not None:
             size_bytes = 4 * layer.weight.numel() * len(data.rows)
             if not norms or size_bytes > CACHED_BYTES:
                 kind = _kind_of(layer, data, settings)
         if kind not in self._made:
-            self._made[kind] = LinearModule(self._module, self._first, kind)
+            self._made[kind] = LinearModule(self._module, name, kind)
         return self._made[kind]
 
 

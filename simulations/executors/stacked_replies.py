@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from ...client.clipped_reply import clipped_reply
@@ -51,9 +51,9 @@ class CohortReplies:
         self._order = order
         self._places = {client: place for place, client in enumerate(order.clients)}
         self._module = module
-        self.arrays = order.content.array_records["arrays"]
+        self.arrays = cast(ArrayRecord, order.content["arrays"])
         self._settings = settings
-        self.config = order.content.config_records["config"]
+        self.config = cast(ConfigRecord, order.content["config"])
         self.clipping, self._noise = Clipping.of(self.config), AnnouncedNoise.of(self.config)
         self._combine = combine and not (self._noise is not None and self._noise.is_local)
         self._teller = teller

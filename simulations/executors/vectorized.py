@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
-from flwr.app import Error, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
 
 from ...client.local_algorithms import local_algorithm
 from ...client.local_session import without_companions
@@ -96,12 +97,13 @@ class VectorizedExecutor:
     # ------------------------------------------------------------------ training
 
     def _train(self, order: Broadcast) -> Iterator[Message]:
-        settings = TrainingSettings.of(order.content.config_records["config"])
+        settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
         if why := _personal(settings):
             self._tell(DataError(why))
             yield from self._other.execute(order)
             return
-        arrays, algorithm = order.content.array_records["arrays"], local_algorithm(settings)
+        arrays = cast(ArrayRecord, order.content["arrays"])
+        algorithm = local_algorithm(settings)
         module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
         loaded = self._known.find(order.clients)
@@ -219,12 +221,12 @@ class VectorizedExecutor:
     # ------------------------------------------------------------------ evaluation
 
     def _evaluate(self, order: Broadcast) -> Iterator[Message]:
-        settings = TrainingSettings.of(order.content.config_records["config"])
+        settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
         if why := _personal(settings):
             self._tell(DataError(why))
             yield from self._other.execute(order)
             return
-        arrays = order.content.array_records["arrays"]
+        arrays = cast(ArrayRecord, order.content["arrays"])
         module = self._module.with_params(arrays, seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
         loaded: Loaded = []
