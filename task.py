@@ -104,8 +104,10 @@ class Task:
 
     Attributes:
         model: builds the torch module; called with torch's generator already seeded.
-        loss: (outputs, targets) -> per-example losses, shape (batch,).
-        metrics: name -> (outputs, targets) -> per-example values, shape (batch,).
+        loss: (outputs, targets) -> per-example losses, shape (batch,); `meadow.cross_entropy`, for
+            instance.
+        metrics: name -> (outputs, targets) -> per-example values, shape (batch,);
+            `meadow.accuracy`, for instance.
         client_data: loads one site's data; called once per site and process.
         server_data: loads data for central evaluation, if the server has any.
         columns: a site's data as named columns of numbers, one value a row, NaN where there is
