@@ -5,11 +5,11 @@ its rows belong to different clients. Each makes its own SGD step while the loss
 
 - A layer in the middle holds a weight per client from the first step on, and a step is one matrix
   product added in place.
-- The first layer sees the same samples again and again. It keeps no weight per client but, for
-  each sample, what the steps so far add to the weight along that sample: with step size r, errors
-  e and samples x, W = W0 - r sum e x', so W x = W0 x - r sum e (x' x). The products x' x of a
-  client's samples with each other, and W0 x, are computed once a round; the change of all clients
-  together is one matrix product at its end.
+- The first layer sees the samples themselves. It keeps no weight per client but, for each sample,
+  what the steps so far add to the weight along that sample: with step size r, errors e and samples
+  x, W = W0 - r sum e x', so W x = W0 x - r sum e (x' x). The products x' x of a client's samples
+  with each other are fewer than its weights; W0 x, and the change of all clients together, are one
+  matrix product each.
 """
 
 from __future__ import annotations
