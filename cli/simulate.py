@@ -47,7 +47,6 @@ def simulate(
     from ..simulations import run  # imports torch; the command's help need not
 
     gc.freeze()  # 300,000 objects of libraries, which stay: to look at them all takes 0.2 s
-    gc.set_threshold(10_000)  # a round makes some 4,000, and few of them are cycles
 
     about = folder if resume is None else resume
     assert about is not None
