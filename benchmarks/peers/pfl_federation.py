@@ -42,6 +42,7 @@ def arguments_of(program: str, parser: argparse.ArgumentParser) -> argparse.Name
     """
     parser.add_argument("--threads", type=int, default=1, help="torch threads of a process")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the cohorts and the batches")
     parser.add_argument("--fused", action="store_true", help="torch's fused SGD")
     parser.add_argument("--compile", action="store_true", help="pfl's use_torch_compile")
     arguments = parser.parse_args()
@@ -85,8 +86,8 @@ def simulate(
     from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(arguments.threads)
-    np.random.seed(0)  # pfl draws the seeds of everything from it
-    torch.manual_seed(int(os.environ.get("PFL_WORKER_RANK", "0")))
+    np.random.seed(arguments.seed)  # pfl draws the seeds of everything from it
+    torch.manual_seed(100 * arguments.seed + int(os.environ.get("PFL_WORKER_RANK", "0")))
     clock = Rounds(several_processes=arguments.processes > 1)
     model = PyTorchModel(
         model=network,
@@ -94,7 +95,7 @@ def simulate(
         central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
         use_torch_compile=arguments.compile,
     )
-    data = _federated(clients, cohort)
+    data = _federated(clients, cohort, arguments.seed)
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=rounds,
@@ -159,12 +160,12 @@ def accuracy_on(network: nn.Module, examples: Examples) -> Callable[[], float]:
     return accuracy
 
 
-def _users(clients: int, cohort: int) -> Iterator[int]:
-    for drawn in cohorts(clients, cohort):
+def _users(clients: int, cohort: int, seed: int) -> Iterator[int]:
+    for drawn in cohorts(clients, cohort, seed):
         yield from drawn.tolist()
 
 
-def _federated(clients: list[Examples], cohort: int) -> FederatedDataset:
+def _federated(clients: list[Examples], cohort: int, seed: int) -> FederatedDataset:
     import torch
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.pytorch import PyTorchTensorDataset
@@ -178,7 +179,7 @@ def _federated(clients: list[Examples], cohort: int) -> FederatedDataset:
             return zip(*(column.split(batch_size or len(self)) for column in columns), strict=True)
 
     tensors = [tuple(map(torch.from_numpy, examples)) for examples in clients]
-    users = _users(len(clients), cohort)
+    users = _users(len(clients), cohort, seed)
     return FederatedDataset(lambda user: Shuffled(tensors[user]), lambda: next(users))
 
 

@@ -97,9 +97,9 @@ def image_clients(clients: int = 50, images: int = 50) -> list[Examples]:
     ]
 
 
-def cohorts(clients: int, cohort: int) -> Iterator[np.ndarray]:
+def cohorts(clients: int, cohort: int, seed: int = 0) -> Iterator[np.ndarray]:
     """Draw a cohort without replacement for each round, forever; all clients in order if all."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     while True:
         everybody = cohort == clients
         yield np.arange(clients) if everybody else generator.choice(clients, cohort, replace=False)

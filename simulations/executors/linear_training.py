@@ -22,7 +22,7 @@ from .linear_layers import ClientLinear, InnerLinear
 from .stacked_module import StackedModule
 from .stacked_training import plan_of
 
-__all__ = ["LinearModules", "is_plain", "train_linear"]
+__all__ = ["LinearModule", "LinearModules", "is_plain", "train_linear"]
 
 
 First = type[FirstOnce] | type[FirstRepeated] | None
@@ -54,6 +54,12 @@ class LinearModule:
             self.layers[name] = made
             parent, _, child = name.rpartition(".")
             setattr(self.module.get_submodule(parent), child, made)
+
+    @property
+    def step_params(self) -> int:
+        """How many params a step multiplies by: `FirstRepeated` has its products beforehand."""
+        used = [each for each in self.layers.values() if not isinstance(each, FirstRepeated)]
+        return sum(each.before.numel() for each in used)
 
     def begin(self, clients: int, rate: float) -> None:
         """Begin a round of so many clients."""

@@ -30,7 +30,7 @@ from .cohort_data import CohortData
 from .contract import Executor, Teller, error_reply
 from .example_values import Trained
 from .known_cohort import KnownCohort, Loaded
-from .linear_training import LinearModules, is_plain, train_linear
+from .linear_training import LinearModule, LinearModules, is_plain, train_linear
 from .site_data import SiteData
 from .stacked_evaluation import evaluate_stacked
 from .stacked_module import StackedModule
@@ -134,15 +134,19 @@ class VectorizedExecutor:
     ) -> Iterator[Message]:
         clients = [client for client, _ in chunk]
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
-        with step_threads(stacked, data, settings):
-            records, clips = RecordTerms.of(replies.config), replies.clipping is not None
-            session, losses = self._session_of(chunk, stacked, settings, replies)
+        records, clips = RecordTerms.of(replies.config), replies.clipping is not None
+        linear, params = None, sum(tensor.numel() for tensor in stacked.trained.values())
+        if records is None and settings.algorithm == "plain":
+            linear = self._linear_module(stacked, data, settings, norms=clips)
+            params = params if linear is None else linear.step_params
+        with step_threads(params, data, settings):
             trained: Trained
             if records is not None:
                 trained = train_stacked_records(stacked, data, settings, records, clients=clients)
-            elif session is None:
-                trained = self._train_on(data, stacked, settings, clients, norms=clips)
+            elif linear is not None:
+                trained = train_linear(self._task, linear, data, settings, clients=clients)
             else:
+                session, losses = self._session_of(chunk, stacked, settings, replies)
                 trained = train_stacked(
                     self._task,
                     stacked,
@@ -152,7 +156,8 @@ class VectorizedExecutor:
                     session=session,
                     losses=losses,
                 )
-                session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
+                if session is not None:
+                    session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
             answers = replies.add(stacked, trained, clients, data.counts.tolist())
             if self.combines:  # it adds everything up now, and yields only what failed
                 answers = iter(list(answers))
@@ -190,23 +195,16 @@ class VectorizedExecutor:
         _refuse(self._stacked[key], settings)
         return self._stacked[key]
 
-    def _train_on(
-        self,
-        data: CohortData,
-        stacked: StackedModule,
-        settings: TrainingSettings,
-        clients: Sequence[int],
-        *,
-        norms: bool,
-    ) -> Trained:
+    def _linear_module(
+        self, stacked: StackedModule, data: CohortData, settings: TrainingSettings, *, norms: bool
+    ) -> LinearModule | None:
+        """Return the module as linear layers, if that is all there is to train."""
         if stacked not in self._linear:
             self._linear[stacked] = LinearModules.of(stacked)
         modules = self._linear[stacked]
-        if modules is not None and is_plain(settings):
-            linear = modules.choose(data, settings, norms=norms)
-            if linear is not None:
-                return train_linear(self._task, linear, data, settings, clients=clients)
-        return train_stacked(self._task, stacked, data, settings, clients=clients)
+        if modules is None or not is_plain(settings):
+            return None
+        return modules.choose(data, settings, norms=norms)
 
     def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings) -> int:
         """Return how many clients fit into memory at once."""
