@@ -1,6 +1,7 @@
 """The layer that sees the samples themselves, of many clients: it keeps no weight per client.
 
-`linear_layers` says how that can be.
+`linear_layers` says how that can be. A bias is the weight of an input that is always 1: it adds 1 to
+the products of samples.
 """
 
 from __future__ import annotations
@@ -23,22 +24,17 @@ class FirstOnce(ClientLinear):
         super().begin(clients, rate)
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         """The samples of each step so far, and the errors that they made: (clients, rows, ...)."""
+        self._one = self.before.new_full((1, 1, 1), self.bias_before is not None)
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
-        weight, biases = self.before, self._biases()
-        if not self._seen:
-            return nn.functional.linear(inputs, weight, biases)
-        made = torch.matmul(inputs, weight.T)
-        if biases is not None:
-            made += biases
+        made = nn.functional.linear(inputs, self.before, self.bias_before)
         for samples, errors in self._seen:
-            known = torch.bmm(inputs, samples[: self.active].mT)
+            known = torch.baddbmm(self._one, inputs, samples[: self.active].mT)
             made.baddbmm_(known, errors[: self.active], alpha=-self.rate)
         return made
 
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
         self._seen.append((inputs, errors))
-        self._step_bias(errors)
         return None
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
@@ -54,6 +50,23 @@ class FirstOnce(ClientLinear):
                 scaled.masked_fill_(by_client == 0, 0.0)  # those of the others need not be finite
             change.addmm_(scaled.flatten(0, 1).T, samples.flatten(0, 1))
         return change
+
+    def bias_changes(self) -> torch.Tensor | None:
+        made: torch.Tensor | None = None
+        for _, errors in self._seen:
+            added = errors.sum(1).mul_(-self.rate)
+            if made is None:
+                made = added
+            else:
+                made[: len(added)] += added
+        return made
+
+    def bias_of(self, row: int) -> torch.Tensor:
+        bias = self.bias_before.clone()
+        for _, errors in self._seen:
+            if row < len(errors):
+                bias.sub_(errors[row].sum(0), alpha=self.rate)
+        return bias
 
     def squares_of_weight(self) -> torch.Tensor:
         if not self._seen:
@@ -104,12 +117,13 @@ class FirstRepeated(ClientLinear):
         """Take the samples (clients, samples, features), and which of them are in which batch:
         (clients, steps, batch)."""
         self._samples = samples
-        self._outputs = samples @ self.before.T
-        self._errors = torch.zeros_like(self._outputs)
+        outputs = nn.functional.linear(samples, self.before, self.bias_before)
+        self._errors = torch.zeros_like(outputs)
         starts = torch.arange(len(samples), device=places.device) * samples.shape[1]
         self._rows = (places + starts[:, None, None]).transpose(0, 1).flatten(1)
-        self._products = torch.bmm(samples, samples.mT).flatten(0, 1)
-        self._flat_outputs = self._outputs.flatten(0, 1)
+        self._one = samples.new_full((1, 1, 1), self.bias_before is not None)
+        self._products = torch.baddbmm(self._one, samples, samples.mT).flatten(0, 1)
+        self._flat_outputs = outputs.flatten(0, 1)
         self._flat_errors = self._errors.flatten(0, 1)
         self._width = places.shape[2]
 
@@ -120,9 +134,6 @@ class FirstRepeated(ClientLinear):
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         made = self._flat_outputs.index_select(0, self._chosen)
         made = made.view(self.active, -1, made.shape[-1])
-        biases = self._biases()
-        if biases is not None:
-            made += biases
         known = self._products.index_select(0, self._chosen)
         return made.baddbmm_(
             known.view(self.active, -1, known.shape[-1]), self._errors[: self.active]
@@ -130,8 +141,13 @@ class FirstRepeated(ClientLinear):
 
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
         self._flat_errors.index_add_(0, self._chosen, errors.flatten(0, 1), alpha=-self.rate)
-        self._step_bias(errors)
         return None
+
+    def bias_changes(self) -> torch.Tensor | None:
+        return self._errors.sum(1)
+
+    def bias_of(self, row: int) -> torch.Tensor:
+        return self.bias_before + self._errors[row].sum(0)
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         scaled = weights.to(self._errors.device)[:, None, None]
@@ -141,7 +157,7 @@ class FirstRepeated(ClientLinear):
     def squares_of_weight(self) -> torch.Tensor:
         # |sum e x'|^2 = sum (e e')(x x'): the change itself never exists
         errors = torch.bmm(self._errors, self._errors.mT)
-        samples = self._products.view_as(errors)
+        samples = self._products.view_as(errors) - self._one
         return (errors * samples).sum((1, 2), dtype=torch.float64).clamp(min=0)
 
     def weight_of(self, row: int) -> torch.Tensor:

@@ -73,7 +73,7 @@ class ClientLinear(nn.Module):
 
     def change_of_bias(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the biases' changes, likewise."""
-        change = self._bias_change()
+        change = self.bias_changes()
         if change is None:
             return torch.zeros_like(self.bias_before)
         return weights.to(change.device) @ rows_of(change, good)
@@ -84,14 +84,14 @@ class ClientLinear(nn.Module):
 
     def squares_of_bias(self) -> torch.Tensor:
         """Return the squared norm of each client's change of the bias."""
-        change = self._bias_change()
+        change = self.bias_changes()
         if change is None:
             return torch.zeros(self.clients, device=self.before.device)
         norms: torch.Tensor = torch.linalg.vector_norm(change, dim=1)
         return norms.square()
 
-    def _bias_change(self) -> torch.Tensor | None:
-        """Return every client's change, None before the first step."""
+    def bias_changes(self) -> torch.Tensor | None:
+        """Return every client's change of the bias, None before the first step."""
         return None if self._bias is None else self._bias[:, 0] - self.bias_before
 
     def weight_of(self, row: int) -> torch.Tensor:

@@ -229,11 +229,11 @@ def train_linear(
     if isinstance(linear.first, FirstRepeated):
         samples = data.inputs[torch.from_numpy(data.rows).to(device)].flatten(2)
         linear.first.begin_samples(samples, torch.from_numpy(plan.places).to(device))
-    in_steps = zip(layout.in_steps(rows), layout.step_weights, strict=True)
-    for step, (chosen, weights) in enumerate(in_steps):
+    targets = layout.in_steps(data.targets.index_select(0, rows))
+    in_steps = zip(layout.in_steps(rows), targets, layout.step_weights, strict=True)
+    for step, (chosen, wanted, weights) in enumerate(in_steps):
         active, width = weights.shape
         linear.activate(active, step)
-        wanted = data.targets.index_select(0, chosen)
         outputs = linear.module(data.inputs.index_select(0, chosen))
         losses = task.loss(outputs, wanted)
         if losses.shape != (active * width,):

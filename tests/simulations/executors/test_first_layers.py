@@ -46,3 +46,7 @@ def test_a_layer_that_the_loss_does_not_see_does_not_change() -> None:
     assert not layer.squares_of_bias().any()
     assert torch.equal(layer.weight_of(1), layer.before)
     assert torch.equal(layer.bias_of(1), layer.layer.bias)
+    assert not layer.change_of_bias(None, torch.ones(3)).any()
+    assert not layer.squares_of_bias().any()
+    assert torch.equal(layer.weight_of(1), layer.before)
+    assert torch.equal(layer.bias_of(1), layer.layer.bias)
