@@ -39,16 +39,12 @@ class FirstOnce(ClientLinear):
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         change = torch.zeros_like(self.before)
-        every = weights.to(change) if good is None else change.new_zeros(self.clients)
-        if good is not None:
-            every[good] = weights.to(change)
-        every = (every * -self.rate)[:, None, None]
+        factors = (weights.to(change) * -self.rate)[:, None, None]
         for samples, errors in self._seen:
-            by_client = every[: len(errors)]
-            scaled = errors * by_client
-            if good is not None:
-                scaled.masked_fill_(by_client == 0, 0.0)  # those of the others need not be finite
-            change.addmm_(scaled.flatten(0, 1).T, samples.flatten(0, 1))
+            rows = None if good is None else [row for row in good if row < len(errors)]
+            counted = len(errors) if rows is None else len(rows)
+            scaled = rows_of(errors, rows) * factors[:counted]  # `good` is in order
+            change.addmm_(scaled.flatten(0, 1).T, rows_of(samples, rows).flatten(0, 1))
         return change
 
     def bias_changes(self) -> torch.Tensor | None:

@@ -68,7 +68,8 @@ class ClientLinear(nn.Module):
         raise NotImplementedError
 
     def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of the weights' changes of the clients `good` (None: all)."""
+        """Return the weighted sum of the weights' changes of the clients `good`, in ascending order
+        (None: all); what the others have need not be finite."""
         raise NotImplementedError
 
     def change_of_bias(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:

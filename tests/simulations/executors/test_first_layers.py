@@ -50,3 +50,19 @@ def test_a_layer_that_the_loss_does_not_see_does_not_change() -> None:
     assert not layer.squares_of_bias().any()
     assert torch.equal(layer.weight_of(1), layer.before)
     assert torch.equal(layer.bias_of(1), layer.layer.bias)
+
+
+def test_a_client_whose_numbers_are_not_finite_spoils_nobody_elses_change() -> None:
+    """Neither its samples nor its errors are in the sum of the others."""
+    torch.manual_seed(2)
+    layer = FirstOnce(torch.nn.Linear(6, 3))
+    layer.begin(3, 0.1)
+    for active in (3, 2):
+        samples, errors = torch.randn(active, 4, 6), torch.randn(active, 4, 3)
+        samples[1, 0, 0] = errors[1, 0, 0] = torch.nan
+        layer.active = active
+        layer.step(samples, errors, False)
+    weights = torch.tensor([2.0, 3.0])
+    expected = sum(w * (layer.weight_of(row) - layer.before) for w, row in ((2, 0), (3, 2)))
+    torch.testing.assert_close(layer.change_of_weight([0, 2], weights), expected)
+    assert layer.change_of_bias([0, 2], weights).isfinite().all()
