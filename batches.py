@@ -159,7 +159,7 @@ def _order(count: int, seed: int | None, epoch: int) -> torch.Tensor:
     if seed is None:
         return torch.arange(count)
     seeds, counts = np.array([seed], np.uint64), np.array([count])
-    return torch.from_numpy(epoch_orders(seeds, counts, epoch)[0])
+    return torch.from_numpy(epoch_orders(seeds, counts, [epoch])[0, 0])
 
 
 def _items(samples: Dataset[Batch], places: list[int]) -> list[Batch]:

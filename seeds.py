@@ -6,6 +6,7 @@ pass over arrays, so that a simulation of a large cohort need not visit them one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 
 import numpy as np
@@ -52,15 +53,19 @@ def spread(seed: int, ids: NDArray[np.integer]) -> Words:
     return mix(np.uint64(seed) ^ mix(ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)))
 
 
-def epoch_orders(seeds: Words, counts: NDArray[np.integer], epoch: int) -> NDArray[np.int64]:
-    """Return the order in which each client goes through its samples in an epoch.
+def epoch_orders(
+    seeds: Words, counts: NDArray[np.integer], epochs: Sequence[int]
+) -> NDArray[np.int64]:
+    """Return the order in which each client goes through its samples in each epoch.
 
-    Shapes: `seeds` and `counts` are (clients,); the result is (clients, max(counts)): row i
-        begins with a permutation of 0 to counts[i] - 1, and what follows is of no meaning.
+    Shapes: `seeds` and `counts` are (clients,); the result is (epochs, clients, max(counts)): row
+        i of an epoch begins with a permutation of 0 to counts[i] - 1, and what follows is of no
+        meaning.
     Guarantees: a client's order depends on its seed, its count and the epoch alone.
     """
     places = np.arange(int(counts.max(initial=0)), dtype=np.uint64)
-    keys = mix(mix(seeds + np.uint64(epoch))[:, None] ^ mix(places + np.uint64(1)))
+    in_epochs = mix(seeds + np.array(epochs, np.uint64)[:, None])
+    keys = mix(in_epochs[:, :, None] ^ mix(places + np.uint64(1)))
     keys >>= np.uint64(1)
     keys |= np.where(places >= counts.astype(np.uint64)[:, None], _PADDING, np.uint64(0))
-    return np.argsort(keys, axis=1)
+    return np.argsort(keys, axis=2)

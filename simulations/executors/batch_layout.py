@@ -25,27 +25,31 @@ class BatchLayout:
 
     Shapes: `sizes` (clients, steps), 0 after a client's last step; `own` and `weights` (clients,
         steps, batch): whether there is a sample, and what its loss counts in its step: the inverse
-        of its batch's size, and 0 for padding; `active` (steps,): how many clients make a step.
+        of its batch's size, and 0 for padding; `active` (steps,): how many clients make a step,
+        and `widths` (steps,): the largest of their batches, which others are padded to.
         Clients come in the order of their counts, the largest first: so those that still train
         are always the first ones. `positions` (clients, steps, batch): which sample it is, of a
         table (epochs, clients, largest count) of all clients' orders; for padding one of the
-        client's own. `in_order` (rows,): those of the clients that train, step after step;
-        `step_weights`: likewise their weights, (clients, batch) for each step.
+        client's own. `in_order` (rows,): those of the clients that train, step after step, as
+        many of each client as the step is wide; `step_weights`: likewise their weights,
+        (clients, width) for each step.
     """
 
     sizes: Indices
     own: torch.Tensor
     weights: torch.Tensor
     active: list[int]
-    width: int
+    widths: list[int]
     positions: Indices
     in_order: Indices
     step_weights: list[torch.Tensor]
     _sources: dict[tuple[Step, ...], torch.Tensor] = field(default_factory=dict)
 
     def in_steps(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Cut what is given for `in_order` into steps: (clients * batch, ...) each."""
-        return list(torch.split(rows, [active * self.width for active in self.active]))
+        """Cut what is given for `in_order` into steps: (clients * width, ...) each."""
+        return list(
+            torch.split(rows, [a * w for a, w in zip(self.active, self.widths, strict=True)])
+        )
 
     def runs(self, step: int) -> list[tuple[int, int, int]]:
         """Return (low, high, size): neighbouring clients with batches of the same size."""
@@ -110,15 +114,16 @@ def _layout(counts_: bytes, batch_size: int, epochs: int, device: torch.device) 
             positions[alike, steps] = numbers[alike, :count] + epoch * counts.max() * len(counts)
     own = torch.from_numpy(np.arange(width) < sizes[:, :, None]).to(device)
     weights = own.float() / own.sum(2, keepdim=True).clamp(min=1)
-    active = np.count_nonzero(sizes, axis=0).tolist()
-    in_order = [positions[:clients, step].reshape(-1) for step, clients in enumerate(active)]
+    active, widths = np.count_nonzero(sizes, axis=0).tolist(), sizes.max(axis=0).tolist()
+    shapes = list(enumerate(zip(active, widths, strict=True)))
+    in_order = [positions[:a, step, :w].reshape(-1) for step, (a, w) in shapes]
     return BatchLayout(
         sizes=sizes,
         own=own,
         weights=weights,
         active=active,
-        width=width,
+        widths=widths,
         positions=positions,
         in_order=np.concatenate(in_order),
-        step_weights=[weights[:clients, step].clone() for step, clients in enumerate(active)],
+        step_weights=[weights[:a, step, :w].contiguous() for step, (a, w) in shapes],
     )

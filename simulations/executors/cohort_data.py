@@ -87,11 +87,12 @@ class CohortData:
             probe[2] += 1
         return probe
 
-    def epoch_rows(self, orders: Indices, epoch: int) -> Indices:
-        """Return the rows of an epoch's samples in these orders (clients, largest count)."""
-        chosen = np.take_along_axis(self.rows, orders, axis=1)
+    def rows_of(self, orders: Indices) -> Indices:
+        """Return the rows of the samples in these orders (epochs, clients, largest count)."""
+        chosen = self.rows[np.arange(len(self.rows))[:, None], orders]
         if self.anew.any():
-            chosen += (self.anew * self.counts * epoch)[:, None]
+            epochs = np.arange(len(orders))[:, None]
+            chosen += (epochs * self.anew * self.counts)[:, :, None]
         return chosen
 
 
@@ -165,6 +166,5 @@ def plan_batches(
     """
     counts = data.counts
     layout = layout_of(counts, batch_size=batch_size, epochs=epochs, device=data.inputs.device)
-    orders = [epoch_orders(seeds, counts, epoch) for epoch in range(epochs)]
-    chosen = [data.epoch_rows(order, epoch) for epoch, order in enumerate(orders)]
-    return BatchPlan(np.stack(orders), np.stack(chosen), layout)
+    orders = epoch_orders(seeds, counts, range(epochs))
+    return BatchPlan(orders, data.rows_of(orders), layout)

@@ -41,10 +41,19 @@ class FirstOnce(ClientLinear):
         change = torch.zeros_like(self.before)
         factors = (weights.to(change) * -self.rate)[:, None, None]
         for samples, errors in self._seen:
-            rows = None if good is None else [row for row in good if row < len(errors)]
-            counted = len(errors) if rows is None else len(rows)
-            scaled = rows_of(errors, rows) * factors[:counted]  # `good` is in order
+            rows = _counted(good, errors)
+            counted = rows_of(errors, rows)
+            scaled = counted * factors[: len(counted)]  # `good` is in order
             change.addmm_(scaled.flatten(0, 1).T, rows_of(samples, rows).flatten(0, 1))
+        return change
+
+    def change_of_bias(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
+        change = torch.zeros_like(self.bias_before)
+        factors = weights.to(change) * -self.rate
+        for _, errors in self._seen:
+            rows = _counted(good, errors)
+            summed = rows_of(errors, rows).flatten(1)
+            change += (factors[: len(summed)] @ summed).view(-1, len(change)).sum(0)
         return change
 
     def bias_changes(self) -> torch.Tensor | None:
@@ -105,6 +114,11 @@ class FirstOnce(ClientLinear):
         return weight
 
 
+def _counted(good: list[int] | None, errors: torch.Tensor) -> list[int] | None:
+    """Return which of the clients `good` have made these errors (None: all that have)."""
+    return None if good is None else [row for row in good if row < len(errors)]
+
+
 class FirstRepeated(ClientLinear):
     """The layer that sees the samples themselves, epoch after epoch: any of a client's samples
     may have changed the weight before."""
@@ -116,16 +130,15 @@ class FirstRepeated(ClientLinear):
         outputs = nn.functional.linear(samples, self.before, self.bias_before)
         self._errors = torch.zeros_like(outputs)
         starts = torch.arange(len(samples), device=places.device) * samples.shape[1]
-        self._rows = (places + starts[:, None, None]).transpose(0, 1).flatten(1)
+        self._rows = (places + starts[:, None, None]).transpose(0, 1).contiguous()
         self._one = samples.new_full((1, 1, 1), self.bias_before is not None)
         self._products = torch.baddbmm(self._one, samples, samples.mT).flatten(0, 1)
         self._flat_outputs = outputs.flatten(0, 1)
         self._flat_errors = self._errors.flatten(0, 1)
-        self._width = places.shape[2]
 
-    def select(self, step: int) -> None:
-        """Let the next step be that of each client's batch of this number."""
-        self._chosen = self._rows[step, : self.active * self._width]
+    def select(self, step: int, width: int) -> None:
+        """Let the next step be that of each client's batch of this number, so many rows of it."""
+        self._chosen = self._rows[step, : self.active, :width].reshape(-1)
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         made = self._flat_outputs.index_select(0, self._chosen)

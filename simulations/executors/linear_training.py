@@ -66,12 +66,12 @@ class LinearModule:
         for layer in self.layers.values():
             layer.begin(clients, rate)
 
-    def activate(self, clients: int, step: int) -> None:
-        """Let the next step be that of the first clients."""
+    def activate(self, clients: int, step: int, width: int) -> None:
+        """Let the next step be that of the first clients, with batches of so many rows."""
         for layer in self.layers.values():
             layer.active = clients
         if isinstance(self.first, FirstRepeated):
-            self.first.select(step)
+            self.first.select(step, width)
 
 
 class LinearModules:
@@ -233,7 +233,7 @@ def train_linear(
     in_steps = zip(layout.in_steps(rows), targets, layout.step_weights, strict=True)
     for step, (chosen, wanted, weights) in enumerate(in_steps):
         active, width = weights.shape
-        linear.activate(active, step)
+        linear.activate(active, step, width)
         outputs = linear.module(data.inputs.index_select(0, chosen))
         losses = task.loss(outputs, wanted)
         if losses.shape != (active * width,):

@@ -135,7 +135,7 @@ class _Training:
                 for low, high, size in layout.runs(step):
                     self._step(step, low, high, size)
             else:
-                self._step(step, 0, active, layout.width)
+                self._step(step, 0, active, layout.widths[step])
         starts = {**self._stacked.trained, **self._stacked.buffers}
         rows = {**self._params, **self._buffers}
         if self._session is not None:
