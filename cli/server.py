@@ -104,6 +104,13 @@ def token(
 
 
 @app.command()
+def renew_admin(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
+    """Make a new admin.json; copies of the old one are of no use from now on."""
+    path = ServerHome(dir).renew_admin(datetime.now(UTC))
+    say(format, f"{path} has a new key; every copy of the old one is refused", admin=str(path))
+
+
+@app.command()
 def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Say whether the daemon runs, who is connected, and which runs are under way."""
     home = ServerHome(dir)

@@ -25,6 +25,9 @@ __all__ = ["REVOKED", "Callers", "Context", "abort", "caller"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 REVOKED = "this client was revoked; ask the server's operator for a new token"
+REPLACED = (
+    "this administrator's certificate was replaced; use the admin.json of the server's folder"
+)
 
 
 def caller(context: Context, *, role: Role) -> Identity:
@@ -40,11 +43,20 @@ def caller(context: Context, *, role: Role) -> Identity:
 
 
 class Callers:
-    """Admits enrolled clients, and writes down who was turned away."""
+    """Admits enrolled clients and the administrator, and writes down who was turned away."""
 
-    def __init__(self, links: Links, denials: Denials, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        links: Links,
+        denials: Denials,
+        *,
+        admin_serial: Callable[[], str | None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`admin_serial` says at every call which administrator's certificate counts; None: any."""
         self._links = links
         self._denials = denials
+        self._admin_serial = admin_serial
         self._clock = clock
 
     async def site(self, context: Context, *, claimed: str | None = None) -> SiteRow:
@@ -69,8 +81,10 @@ class Callers:
     async def admin(self, context: Context) -> None:
         """End the call unless an administrator makes it."""
         try:
-            caller(context, role="admin")
-        except IdentityError as error:
+            identity = caller(context, role="admin")
+            if self._admin_serial() not in (None, identity.serial):
+                raise IdentityError(REPLACED)
+        except (IdentityError, StoreError) as error:
             await self._denials.record({"call": "admin", "reason": str(error)})
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
 

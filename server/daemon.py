@@ -114,7 +114,9 @@ class Daemon:
         config = self._home.config
         fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
         denials = Denials(self._journal, self._thread, clock=self._clock)
-        callers = Callers(self._links, denials, clock=self._clock)
+        callers = Callers(
+            self._links, denials, admin_serial=self._home.admin_serial, clock=self._clock
+        )
         service = FleetService(
             self._journal, self._thread, self._links, self._dispatcher, self._issuer, callers,
             lease_s=config.lease_s, clock=self._clock,

@@ -2,6 +2,7 @@
 
 server.toml      ports, limits, lifetimes            ca/            the authority (secret key)
 admin.json       the administrator's identity        journal.sqlite what must not be forgotten
+ca/admin-serial  its certificate, the one in force
 spool/           tensors on their way                runs/<id>/     one run folder each
 listening.json   the addresses in use while running  server.lock    one daemon at a time
 """
@@ -25,6 +26,7 @@ from ..server_config import (
 )
 from ..transport.authority import Authority
 from ..transport.durable import write_file
+from ..transport.identity import identity_of
 from ..transport.keys import KeyPair, create_request, write_key
 from ..transport.tokens import create_token
 from .journal import Journal
@@ -32,6 +34,7 @@ from .journal import Journal
 __all__ = ["AdminIdentity", "ServerHome"]
 
 ADMIN_DAYS = 3650.0
+ADMIN_SERIAL = "ca/admin-serial"
 SERVER_DAYS = 90.0
 LOOPBACK = ("localhost", "127.0.0.1")
 
@@ -123,6 +126,25 @@ class ServerHome:
         write_file(folder / "server.toml", server_config_to_toml(config).encode())
         return cls(folder)
 
+    def renew_admin(self, now: datetime) -> Path:
+        """Make an admin file with a new key, and let no other count from now on; returns it."""
+        return _make_admin(self.folder, self.authority, self.config, now)
+
+    def admin_serial(self) -> str | None:
+        """Return the serial number of the administrator's certificate that counts; None if any
+        does, in a folder of an older version.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        path = self.folder / ADMIN_SERIAL
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+
     def invite(self, client: str, *, hours: float, now_s: float) -> tuple[str, int]:
         """Make a one-time token for a client; returns it and the client's node id."""
         token, token_hash = create_token()
@@ -173,8 +195,9 @@ class ServerHome:
         return lambda: os.close(fd)
 
 
-def _make_admin(folder: Path, authority: Authority, config: ServerConfig, now: datetime) -> None:
-    key_path = folder / "admin-key.pem"
+def _make_admin(folder: Path, authority: Authority, config: ServerConfig, now: datetime) -> Path:
+    key_path, path = folder / "admin-key.pem", folder / "admin.json"
+    key_path.unlink(missing_ok=True)  # of an attempt that was killed
     request = create_request("admin", key_path)
     pem = authority.issue_client(request, name="admin", role="admin", now=now, days=ADMIN_DAYS)
     fields = {
@@ -183,5 +206,7 @@ def _make_admin(folder: Path, authority: Authority, config: ServerConfig, now: d
         "certificate_pem": pem.decode(),
         "key_pem": key_path.read_text(),
     }
-    write_file(folder / "admin.json", json.dumps(fields, indent=1).encode(), mode=0o600)
+    write_file(path, json.dumps(fields, indent=1).encode(), mode=0o600)
     key_path.unlink()
+    write_file(folder / ADMIN_SERIAL, identity_of(pem).serial.encode())
+    return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -162,6 +163,25 @@ def test_roles(server: LiveServer, victim: RawClient) -> None:
             with refused(DENIED, match="'admin', not 'client'"):
                 call()
     assert len(server.events(kind="access_denied")) > before
+
+
+def test_a_replaced_administrator(tmp_path: Path) -> None:
+    """Copies of the old admin file open nothing any more, the new one does; no restart between."""
+    with closing(LiveServer(tmp_path / "server")) as live:
+        folder = str(live.folder)
+        for arguments in (
+            ["server", "renew-admin", "--dir", folder],
+            ["run", "list", "--dir", folder],
+        ):
+            with pytest.raises(SystemExit) as left:
+                main(arguments)
+            assert left.value.code == 0
+        with refused(DENIED, match="was replaced"):
+            live.admin.Status(pb.Empty(), timeout=CALL_S)
+        live.use_admin()
+        told = live.events(kind="access_denied")
+        assert [event["call"] for event in told] == ["admin"]
+        assert "was replaced" in told[0]["reason"]
 
 
 def test_services_apart(server: LiveServer, victim: RawClient) -> None:
