@@ -140,6 +140,19 @@ def stop(
 
 
 @app.command()
+def resume(
+    run: RunNumber,
+    dir: DirOption = None,
+    admin: AdminOption = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Let a run that has failed or was stopped go on after its last committed round."""
+    with admin_stub(dir, admin) as stub:
+        resumed = stub.Resume(pb.RunId(id=run), timeout=60)
+    say(format, f"run {resumed.id} goes on after round {resumed.round}", **_row(resumed))
+
+
+@app.command()
 def pull(
     run: RunNumber,
     out: Annotated[Path | None, typer.Option(help="where to; default: run-ID")] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..server.home import ServerHome
 from ..transport import fleet_pb2 as pb
 from ..transport.identity import check_client_name, fingerprint_of
 from .admin import admin_stub
-from .output import Format, FormatOption, say, show_rows
+from .output import Format, FormatOption, moment, say, show_rows
 
 __all__ = ["app"]
 
@@ -133,6 +134,20 @@ def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     say(format, f"{now.connected} of {now.enrolled} clients connected")
     columns = {"id": "RUN", "app": "APP", "status": "STATUS", "round": "ROUND"}
     show_rows(format, runs, columns=columns, empty="no run is under way")
+
+
+@app.command()
+def events(
+    dir: ServerDir,
+    last: Annotated[int, typer.Option("--last", help="how many", min=1)] = 50,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Show what happened on the server: starts, enrolments, who was turned away."""
+    for event in ServerHome(dir).events()[-last:]:
+        detail = json.loads(event["json"])
+        text = ", ".join(f"{key}: {value}" for key, value in detail.items() if value is not None)
+        line = f"{moment(event['at_s'])}  {event['kind']:14}  {text}"
+        say(format, line, at_s=event["at_s"], kind=event["kind"], detail=detail)
 
 
 def _ago(at_s: float) -> str:

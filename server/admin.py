@@ -215,6 +215,24 @@ class AdminService(AdminServicer):
         await self._supervisor.stop(request.id)
         return _run(await self._row(request.id, context))
 
+    async def Resume(self, request: pb.RunId, context: Context) -> pb.Run:
+        """Let a run that has failed or was stopped go on after its last committed round."""
+        await self._callers.admin(context)
+        run = await self._row(request.id, context)
+        secure = pb.WorkerReady.FromString(run.ready or b"").secure_aggregation
+        problem = ""
+        if secure and run.status in ("failed", "stopped"):
+            problem = (
+                f"run {run.id} has secure aggregation, whose clients answer no round twice; "
+                "submit it anew"
+            )
+        elif not await self._thread(self._journal.runs.requeue, run.id):
+            problem = f"run {run.id} is {run.status}; only one that failed or was stopped goes on"
+        if problem:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        await self._supervisor.go_on(run.id)
+        return _run(await self._row(request.id, context))
+
     async def Pull(
         self, request: pb.PullRequest, context: Context
     ) -> AsyncIterator[pb.PullMessage]:

@@ -92,10 +92,11 @@ class Daemon:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
-            await self._supervisor.restore()
+            interrupted = await self._supervisor.restore()
             fleet, enroll, addresses = await self._listen()
             self._home.announce(addresses)
-            self._supervisor.resume()
+            for run_id in interrupted:
+                self._supervisor.begin(run_id)
             ready(addresses)
             await self._record("started", addresses)
             await self._stop.wait()

@@ -12,7 +12,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -148,12 +150,14 @@ class ServerHome:
     def invite(self, client: str, *, hours: float, now_s: float) -> tuple[str, int]:
         """Make a one-time token for a client; returns it and the client's node id."""
         token, token_hash = create_token()
-        journal = Journal(self.folder / "journal.sqlite")
-        try:
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
             node_id = journal.sites.invite(client, token_hash, expires_at_s=now_s + hours * 3600.0)
-        finally:
-            journal.close()
         return token, node_id
+
+    def events(self) -> list[sqlite3.Row]:
+        """Return what happened on the server, the oldest first: (id, at_s, kind, json)."""
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            return journal.events.after(0)
 
     def admin(self) -> AdminIdentity:
         """Return the administrator's identity, at the address in use now."""

@@ -51,6 +51,16 @@ class RunTable:
                 (app, sha256, run_id),
             )
 
+    def requeue(self, run_id: int) -> bool:
+        """Queue a run again that has failed or was stopped; returns whether it was one."""
+        with self._db.transaction() as db:
+            cursor = db.execute(
+                "UPDATE runs SET status = 'queued', cause = '', finished_at_s = NULL"
+                " WHERE id = ? AND status IN ('failed', 'stopped') AND sha256 <> ''",
+                (run_id,),
+            )
+        return cursor.rowcount == 1
+
     def status(
         self, run_id: int, status: str, *, cause: str = "", now_s: float | None = None
     ) -> None:

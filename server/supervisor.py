@@ -61,27 +61,30 @@ class Supervisor:
         self._pipes: dict[int, WorkerPipe] = {}
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping: set[int] = set()
-        self._interrupted: list[int] = []
         self._watchers: dict[int, set[asyncio.Event]] = {}
 
     def run_dir(self, run_id: int) -> Path:
         """Return a run's folder."""
         return self._folder / "runs" / str(run_id)
 
-    async def restore(self) -> None:
-        """Take up the steps of every run that was under way, before any agent connects."""
-        for run in await self._thread(self._journal.runs.all, "queued", "running"):
+    async def restore(self) -> list[int]:
+        """Take up the steps of every run that was under way, before any agent connects; returns
+        the runs, which are to begin then."""
+        runs = await self._thread(self._journal.runs.all, "queued", "running")
+        for run in runs:
             await self._dispatcher.restore(run)
-            self._interrupted.append(run.id)
-
-    def resume(self) -> None:
-        """Go on with every run that was under way."""
-        while self._interrupted:
-            self.begin(self._interrupted.pop(0))
+        return [run.id for run in runs]
 
     def begin(self, run_id: int) -> None:
         """Start a run's worker and keep it alive."""
         self._tasks[run_id] = asyncio.create_task(self._supervise(run_id))
+
+    async def go_on(self, run_id: int) -> None:
+        """Begin a run once more that was over: it goes on after its last committed round."""
+        if (task := self._tasks.get(run_id)) is not None:  # it has ended, and tidies up
+            await asyncio.wait([task])
+        self._stopping.discard(run_id)
+        self.begin(run_id)
 
     async def stop(self, run_id: int) -> None:
         """Ask a run to end where it is; a worker that does not within 15 s is killed."""

@@ -366,6 +366,11 @@ class AdminStub:
                 request_serializer=meadow_dot_transport_dot_fleet__pb2.RunId.SerializeToString,
                 response_deserializer=meadow_dot_transport_dot_fleet__pb2.Run.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/meadow.v1.Admin/Resume',
+                request_serializer=meadow_dot_transport_dot_fleet__pb2.RunId.SerializeToString,
+                response_deserializer=meadow_dot_transport_dot_fleet__pb2.Run.FromString,
+                _registered_method=True)
         self.Pull = channel.unary_stream(
                 '/meadow.v1.Admin/Pull',
                 request_serializer=meadow_dot_transport_dot_fleet__pb2.PullRequest.SerializeToString,
@@ -432,6 +437,12 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Pull(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -483,6 +494,11 @@ def add_AdminServicer_to_server(servicer, server):
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
+                    request_deserializer=meadow_dot_transport_dot_fleet__pb2.RunId.FromString,
+                    response_serializer=meadow_dot_transport_dot_fleet__pb2.Run.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
                     request_deserializer=meadow_dot_transport_dot_fleet__pb2.RunId.FromString,
                     response_serializer=meadow_dot_transport_dot_fleet__pb2.Run.SerializeToString,
             ),
@@ -735,6 +751,33 @@ class Admin:
             request,
             target,
             '/meadow.v1.Admin/Stop',
+            meadow_dot_transport_dot_fleet__pb2.RunId.SerializeToString,
+            meadow_dot_transport_dot_fleet__pb2.Run.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meadow.v1.Admin/Resume',
             meadow_dot_transport_dot_fleet__pb2.RunId.SerializeToString,
             meadow_dot_transport_dot_fleet__pb2.Run.FromString,
             options,

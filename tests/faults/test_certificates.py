@@ -165,7 +165,7 @@ def test_roles(server: LiveServer, victim: RawClient) -> None:
     assert len(server.events(kind="access_denied")) > before
 
 
-def test_a_replaced_administrator(tmp_path: Path) -> None:
+def test_a_replaced_administrator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Copies of the old admin file open nothing any more, the new one does; no restart between."""
     with closing(LiveServer(tmp_path / "server")) as live:
         folder = str(live.folder)
@@ -182,6 +182,10 @@ def test_a_replaced_administrator(tmp_path: Path) -> None:
         told = live.events(kind="access_denied")
         assert [event["call"] for event in told] == ["admin"]
         assert "was replaced" in told[0]["reason"]
+        with pytest.raises(SystemExit):
+            main(["server", "events", "--dir", folder])
+        started, denied = capsys.readouterr().out.splitlines()[-2:]
+        assert "started" in started and "was replaced" in denied
 
 
 def test_services_apart(server: LiveServer, victim: RawClient) -> None:

@@ -8,10 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from meadow.cli.admin import admin_stub
+from meadow.errors import MeadowError
 from meadow.simulations.run import simulate
+from meadow.transport import fleet_pb2 as pb
 
 from .processes import Federation, federation, kill_9, meadow, wait_until
 
@@ -108,6 +112,38 @@ def test_everything_at_once(fleet: Federation, undisturbed: bytes) -> None:
         client.start()
     assert fleet.wait_for_end(run)["status"] == "finished"
     assert fleet.model(run) == undisturbed
+
+
+LONGER = (*SETTINGS, "run.rounds=40", "training.epochs=1")
+
+
+def test_a_stopped_run_goes_on(fleet: Federation) -> None:
+    """Stopped twice and resumed, the second time by a daemon that was started since, it ends with
+    the bytes of one that nothing happened to; a run that is under way or finished is refused."""
+    undisturbed, run = fleet.submit(*LONGER), 0
+    fleet.wait_for_end(undisturbed)
+
+    def ask(call: str) -> Any:
+        with admin_stub(fleet.server_dir, None) as stub:
+            return getattr(stub, call)(pb.RunId(id=run), timeout=60)
+
+    run = fleet.submit(*LONGER)
+    for rounds in (8, 22):
+        fleet.wait_for_round(run, rounds)
+        with pytest.raises(MeadowError, match="is running; only one that failed or was stopped"):
+            ask("Resume")
+        assert ask("Stop").status == "stopped"
+        assert fleet.wait_for_end(run)["status"] == "stopped"
+        if rounds == 22:
+            kill_daemon(fleet, 0)
+        resumed = ask("Resume")
+        assert rounds <= resumed.round < 40 and resumed.status in ("queued", "running")
+    wait_until(lambda: len(fleet.rounds(run)) == 40, "the last round")
+    wait_until(lambda: ask("ShowRun").run.status == "finished", "the run's end")
+    assert [row["round"] for row in fleet.rounds(run)] == list(range(1, 41))
+    assert fleet.model(run) == fleet.model(undisturbed)
+    place = ("--dir", str(fleet.server_dir))
+    assert "is finished" in meadow("run", "resume", str(run), *place, code=1)["stderr"]
 
 
 ASYNCHRONOUS = (*SETTINGS, "run.rounds=5", "rounds.kind=fedbuff", "rounds.buffer_size=2")

@@ -146,3 +146,12 @@ def test_an_owner_who_wants_nothing_but_sums(fleet: Federation) -> None:
         assert fleet.rounds(secure)[0]["clients"] == CLIENTS
     finally:
         policy.write_text(before)
+
+
+def test_a_stopped_secure_run_does_not_go_on(fleet: Federation) -> None:
+    """Its clients have answered for the round that was under way, and do so once."""
+    run, place = fleet.submit(*SECURE, "run.rounds=200"), ("--dir", str(fleet.server_dir))
+    fleet.wait_for_round(run, 1)
+    assert meadow("run", "stop", str(run), *place)["status"] == "stopped"
+    refused = meadow("run", "resume", str(run), *place, code=1)
+    assert "answer no round twice; submit it anew" in refused["stderr"]
