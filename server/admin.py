@@ -226,6 +226,8 @@ class AdminService(AdminServicer):
                 f"run {run.id} has secure aggregation, whose clients answer no round twice; "
                 "submit it anew"
             )
+        elif not run.sha256:
+            problem = f"run {run.id} never began: {run.cause or 'its app did not arrive'}"
         elif not await self._thread(self._journal.runs.requeue, run.id):
             problem = f"run {run.id} is {run.status}; only one that failed or was stopped goes on"
         if problem:

@@ -26,7 +26,8 @@ from ..privacy.secure_vector import VectorLayout
 from ..private_config import build_privacy
 from ..secure_config import sum_sizes
 from ..strategies.adapter import FederatedStrategy, RunResult
-from ..strategies.plan import EarlyStopping, RoundPlan
+from ..strategies.plan import RoundPlan
+from ..strategies.progress import EarlyStopping
 from ..strategies.recorder import Recorder
 from ..strategies.selection import Selection
 from .central import CentralEvaluation

@@ -130,7 +130,10 @@ class ServerHome:
 
     def renew_admin(self, now: datetime) -> Path:
         """Make an admin file with a new key, and let no other count from now on; returns it."""
-        return _make_admin(self.folder, self.authority, self.config, now)
+        path = _make_admin(self.folder, self.authority, self.config, now)
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            journal.events.record(0, "admin_renewed", "{}", now_s=now.timestamp())
+        return path
 
     def admin_serial(self) -> str | None:
         """Return the serial number of the administrator's certificate that counts; None if any

@@ -56,7 +56,7 @@ class RunTable:
         with self._db.transaction() as db:
             cursor = db.execute(
                 "UPDATE runs SET status = 'queued', cause = '', finished_at_s = NULL"
-                " WHERE id = ? AND status IN ('failed', 'stopped') AND sha256 <> ''",
+                " WHERE id = ? AND status IN ('failed', 'stopped')",
                 (run_id,),
             )
         return cursor.rowcount == 1

@@ -5,39 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..errors import ConfigError
 from .asynchrony import Asynchrony
 from .bounds import require_choice, require_number, require_whole
+from .progress import EarlyStopping
 from .selection import Selection
 
-__all__ = ["EarlyStopping", "RoundPlan"]
-
-PARTS = ("train", "evaluate", "server")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyStopping:
-    """Stop when a metric has not improved for `patience` evaluated rounds.
-
-    Attributes:
-        metric: "train.", "evaluate." or "server.", and a metric's name: "evaluate.loss".
-        mode: whether less ("min") or more ("max") is better.
-        patience: evaluated rounds without a better value, >= 1.
-    """
-
-    metric: str = "evaluate.loss"
-    mode: Literal["min", "max"] = "min"
-    patience: int = 5
-
-    def __post_init__(self) -> None:
-        part, dot, name = self.metric.partition(".")
-        if part not in PARTS or not dot or not name:
-            raise ConfigError(
-                "early_stopping.metric must be train., evaluate. or server. and a metric's "
-                f"name, got {self.metric!r}"
-            )
-        require_choice("early_stopping.mode", self.mode, ("min", "max"))
-        require_whole("early_stopping.patience", self.patience, at_least=1)
+__all__ = ["RoundPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

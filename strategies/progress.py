@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigError
-from .plan import PARTS, EarlyStopping
-from .recorder import Row
+from .bounds import require_choice, require_whole
 
-__all__ = ["Progress"]
+if TYPE_CHECKING:  # it imports flwr, for which no command line need wait
+    from .recorder import Row
+
+__all__ = ["EarlyStopping", "Progress"]
 
 Mode = Literal["min", "max"]
+PARTS = ("train", "evaluate", "server")
 
 PREFERRED: tuple[tuple[str, Mode], ...] = (
     ("server.accuracy", "max"),
@@ -20,6 +23,31 @@ PREFERRED: tuple[tuple[str, Mode], ...] = (
     ("server.loss", "min"),
     ("evaluate.loss", "min"),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopping:
+    """Stop when a metric has not improved for `patience` evaluated rounds.
+
+    Attributes:
+        metric: "train.", "evaluate." or "server.", and a metric's name: "evaluate.loss".
+        mode: whether less ("min") or more ("max") is better.
+        patience: evaluated rounds without a better value, >= 1.
+    """
+
+    metric: str = "evaluate.loss"
+    mode: Literal["min", "max"] = "min"
+    patience: int = 5
+
+    def __post_init__(self) -> None:
+        part, dot, name = self.metric.partition(".")
+        if part not in PARTS or not dot or not name:
+            raise ConfigError(
+                "early_stopping.metric must be train., evaluate. or server. and a metric's "
+                f"name, got {self.metric!r}"
+            )
+        require_choice("early_stopping.mode", self.mode, ("min", "max"))
+        require_whole("early_stopping.patience", self.patience, at_least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,8 @@ def test_archive(server: LiveServer, case: str) -> None:
     assert server.resident_bytes() - memory < MEMORY_BYTES_MAX
     run = server.admin.Runs(pb.Empty(), timeout=CALL_S).runs[-1]
     assert run.status == "failed" and "\n" not in run.cause and run.cause
+    with refused(grpc.StatusCode.FAILED_PRECONDITION, match="never began"):
+        server.admin.Resume(pb.RunId(id=run.id), timeout=CALL_S)
 
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "/x", "a/b", ".x", "x" * 65, "a\nb", "\x1b[2J"])

@@ -16,7 +16,8 @@ from meadow.flower import arrays_to_params, params_to_arrays
 from meadow.strategies.adapter import FederatedStrategy
 from meadow.strategies.fedavg import fedavg
 from meadow.strategies.fedprox import fedprox
-from meadow.strategies.plan import EarlyStopping, RoundPlan
+from meadow.strategies.plan import RoundPlan
+from meadow.strategies.progress import EarlyStopping
 
 
 def run(kit, grid, *, algorithm=None, recorder=None, rounds=3, model=None, plan=None, **arguments):

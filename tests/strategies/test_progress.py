@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meadow.strategies.plan import EarlyStopping
-from meadow.strategies.progress import Progress
+from meadow.strategies.progress import EarlyStopping, Progress
 
 
 def row(number, **parts):
