@@ -137,17 +137,17 @@ def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
 
 
 @app.command()
-def events(
-    dir: ServerDir,
-    last: Annotated[int, typer.Option("--last", help="how many", min=1)] = 50,
-    format: FormatOption = Format.TEXT,
-) -> None:
+def events(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Show what happened on the server: starts, enrolments, who was turned away."""
-    for event in ServerHome(dir).events()[-last:]:
-        detail = json.loads(event["json"])
-        text = ", ".join(f"{key}: {value}" for key, value in detail.items() if value is not None)
-        line = f"{moment(event['at_s'])}  {event['kind']:14}  {text}"
-        say(format, line, at_s=event["at_s"], kind=event["kind"], detail=detail)
+    rows = [
+        {**json.loads(event["json"]), "at": moment(event["at_s"]), "kind": event["kind"]}
+        for event in ServerHome(dir).events()
+    ]
+    for row in rows:
+        row["what"] = ", ".join(f"{k}: {v}" for k, v in row.items() if k not in ("at", "kind"))
+    show_rows(
+        format, rows, columns={"at": "AT", "kind": "EVENT", "what": "WHAT"}, empty="no events yet"
+    )
 
 
 def _ago(at_s: float) -> str:

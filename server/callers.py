@@ -50,10 +50,10 @@ class Callers:
         links: Links,
         denials: Denials,
         *,
-        admin_serial: Callable[[], str | None],
+        admin_serial: Callable[[], str],
         clock: Callable[[], float],
     ) -> None:
-        """`admin_serial` says at every call which administrator's certificate counts; None: any."""
+        """`admin_serial` says at every call which administrator's certificate counts."""
         self._links = links
         self._denials = denials
         self._admin_serial = admin_serial
@@ -82,7 +82,7 @@ class Callers:
         """End the call unless an administrator makes it."""
         try:
             identity = caller(context, role="admin")
-            if self._admin_serial() not in (None, identity.serial):
+            if identity.serial != self._admin_serial():
                 raise IdentityError(REPLACED)
         except (IdentityError, StoreError) as error:
             await self._denials.record({"call": "admin", "reason": str(error)})

@@ -135,20 +135,20 @@ class ServerHome:
             journal.events.record(0, "admin_renewed", "{}", now_s=now.timestamp())
         return path
 
-    def admin_serial(self) -> str | None:
-        """Return the serial number of the administrator's certificate that counts; None if any
-        does, in a folder of an older version.
+    def admin_serial(self) -> str:
+        """Return the serial number of the administrator's certificate that counts.
 
         Raises:
-            StoreError: the file cannot be read.
+            StoreError: the file is missing or cannot be read.
         """
         path = self.folder / ADMIN_SERIAL
         try:
-            return path.read_text().strip()
-        except FileNotFoundError:
-            return None
+            return path.read_text()
         except OSError as error:
-            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+            raise StoreError(
+                f"{path} cannot be read ({error.strerror}); `meadow server renew-admin` makes it, "
+                "and admin.json, anew"
+            ) from error
 
     def invite(self, client: str, *, hours: float, now_s: float) -> tuple[str, int]:
         """Make a one-time token for a client; returns it and the client's node id."""

@@ -84,6 +84,7 @@ class Supervisor:
         if (task := self._tasks.get(run_id)) is not None:  # it has ended, and tidies up
             await asyncio.wait([task])
         self._stopping.discard(run_id)
+        (self.run_dir(run_id) / "summary.json").unlink(missing_ok=True)  # it says how it ended
         self.begin(run_id)
 
     async def stop(self, run_id: int) -> None:

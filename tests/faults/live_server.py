@@ -51,24 +51,18 @@ class LiveServer:
         listening = json.loads(self._process.stdout.readline())
         self.fleet, self.enroll_address = listening["fleet"], listening["enroll"]
         self.ca_pem = self.home.authority.certificate_pem
-        self.use_admin()
+        identity = self.home.admin()
+        self.admin_pair = KeyPair(
+            key_pem=identity.key_pem, certificate_pem=identity.certificate_pem
+        )
+        self._admin_channel = self.channel(self.admin_pair)
+        self.admin = AdminStub(self._admin_channel)
 
     def close(self) -> None:
         """End the daemon, whatever it is doing."""
         self._admin_channel.close()
         self._process.kill()
         self._process.wait()
-
-    def use_admin(self) -> None:
-        """Speak from now on as the administrator whose file is in the server's folder."""
-        identity = self.home.admin()
-        self.admin_pair = KeyPair(
-            key_pem=identity.key_pem, certificate_pem=identity.certificate_pem
-        )
-        self._admin_channel = self.channel(
-            self.admin_pair
-        )  # one before closes when it is collected
-        self.admin = AdminStub(self._admin_channel)
 
     @property
     def alive(self) -> bool:

@@ -138,7 +138,7 @@ def test_a_stopped_run_goes_on(fleet: Federation) -> None:
             kill_daemon(fleet, 0)
         resumed = ask("Resume")
         assert rounds <= resumed.round < 40 and resumed.status in ("queued", "running")
-    wait_until(lambda: len(fleet.rounds(run)) == 40, "the last round")
+    assert fleet.wait_for_end(run)["status"] == "finished"
     wait_until(lambda: ask("ShowRun").run.status == "finished", "the run's end")
     assert [row["round"] for row in fleet.rounds(run)] == list(range(1, 41))
     assert fleet.model(run) == fleet.model(undisturbed)
