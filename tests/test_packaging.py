@@ -139,11 +139,19 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
         assert made == (ROOT / "transport" / name).read_text(), f"{name}: run make proto"
 
 
-@pytest.mark.parametrize("name", ["configuration", "algorithms"])
+@pytest.mark.parametrize("name", ["configuration", "algorithms", "security"])
 def test_pages_made_from_the_code_are_current(name: str) -> None:
-    """docs/configuration.md lists the keys that the code has, docs/algorithms.md the algorithms."""
+    """The pages list the keys, the algorithms and the limits that the code has."""
     page = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))["page"]()
     assert page == (ROOT / "docs" / f"{name}.md").read_text(), "run make docs"
+
+
+def test_each_limit_names_a_test_that_exists() -> None:
+    """docs/security.md names a test for each limit, and the test is there."""
+    for limit in runpy.run_path(str(ROOT / "docs" / "security.py"))["limits"]():
+        file, _, name = limit.test.partition("::")
+        code = (ROOT / "tests" / file).read_text()
+        assert re.search(rf"^ *(async )?def {name}\(", code, re.MULTILINE), limit.test
 
 
 def distribution(requirement: str) -> str:

@@ -1,0 +1,127 @@
+"""Write docs/security.md: prose from here, and a table of limits with the values that the code has.
+
+`make docs` writes the page; a test holds it current, and holds that every test named here exists.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Limit(NamedTuple):
+    """One bound of the code, what it bounds, and the test that fails if it does not hold."""
+
+    place: str
+    """The module and the name of the constant, as `server.spool:BLOBS_PER_REPLY_MAX`."""
+    bounds: str
+    test: str
+    """The test's file below tests/ and its name, as `faults/test_oversize.py::test_many_blobs`."""
+
+
+INTRODUCTION = """\
+# Security
+
+Who may attack a federation, what each of them can and cannot do, and what is bounded by what. The
+tables of limits are made from the code by `make docs`: every value on this page is the one in use.
+"""
+
+WIRE = """\
+## The network and the wire
+
+| who | has | can | cannot |
+|---|---|---|---|
+| somebody on the network | the line | cut, delay, throttle or drop connections | read, change, or replay anything: all connections are TLS with the authority's certificates on both sides, and the first look at a server is checked by its fingerprint |
+| a stranger | both addresses | open connections, fail at the handshake, show guessed tokens | call anything of the fleet without a certificate; hold memory, files or calls of the server beyond the limits below; keep others from enrolling |
+| an enrolled client | a certificate | say anything that a client may say: lies about its data, half messages, endless uploads, floods | speak for another client; see what another was sent or has sent; take up more than its own share of memory and disk |
+| the server's operator, or who has taken the server | the authority | choose cohorts, apps and settings, withhold answers | run code that the owner did not install; pass an owner's policy; see single updates within a secure sum |
+
+A message that is larger than its bound is refused when its length is known, not when it has arrived; a
+file of tensors by what was declared for it, before its first byte. What is refused is answered with a
+gRPC status and a reason in one line, and written down in the server's events; of a flood, some.
+"""
+
+WIRE_LIMITS = (
+    Limit(
+        "server.daemon:MESSAGE_BYTES_MAX",
+        "one message from an enrolled client",
+        "faults/test_oversize.py::test_message",
+    ),
+    Limit(
+        "server.daemon:ENROLL_MESSAGE_BYTES_MAX",
+        "one message from a stranger",
+        "faults/test_oversize.py::test_requests_for_certificates",
+    ),
+    Limit(
+        "transport.chunk_reader:CHUNK_BYTES_MAX",
+        "one chunk of a file of tensors",
+        "faults/test_oversize.py::test_chunks",
+    ),
+    Limit(
+        "server.bulk:TRANSFERS_AT_ONCE_MAX",
+        "uploads and downloads of one client at once",
+        "faults/test_oversize.py::test_many_transfers",
+    ),
+    Limit(
+        "server.spool:BLOBS_PER_REPLY_MAX",
+        "files of tensors in one reply",
+        "faults/test_oversize.py::test_many_blobs",
+    ),
+    Limit(
+        "transport.identity:PEM_BYTES_MAX",
+        "a certificate or a request for one",
+        "faults/test_oversize.py::test_requests_for_certificates",
+    ),
+    Limit(
+        "transport.codec:PLAIN_BYTES_MAX",
+        "arrays that are no tensors, in one record",
+        "faults/test_oversize.py::test_plain_bytes",
+    ),
+)
+
+TESTS = """\
+## How it is tested
+
+`tests/faults` attacks a live server with raw clients that say what no agent would; `tests/transport`
+feeds every decoder with what no encoder writes. Each row above names the test that fails if its limit
+does not hold.
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION, WIRE, table(WIRE_LIMITS), TESTS]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def table(limits: tuple[Limit, ...]) -> str:
+    """Return the table of some limits."""
+    lines = ["| limit | bounds | where | held by |", "|---|---|---|---|"]
+    for limit in limits:
+        module, _, name = limit.place.partition(":")
+        value = getattr(import_module(f"meadow.{module}"), name)
+        place = f"`{module.replace('.', '/')}.py` `{name}`"
+        lines.append(f"| {shown(name, value)} | {limit.bounds} | {place} | `{limit.test}` |")
+    return "\n".join(lines)
+
+
+def shown(name: str, value: float) -> str:
+    """Return a value as people read it; what it is counted in stands in the constant's name."""
+    if "BYTES" in name.split("_"):
+        for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if value >= 1 << power:
+                return f"{value / (1 << power):g} {unit}"
+        return f"{value:g} bytes"
+    unit = " s" if "S" in name.split("_") else " characters" if "CHARS" in name.split("_") else ""
+    return f"{value:,}{unit}"
+
+
+def limits() -> list[Limit]:
+    """Return all limits of the page."""
+    return [limit for group in (WIRE_LIMITS,) for limit in group]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())
