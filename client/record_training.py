@@ -10,8 +10,10 @@ al., "Opacus: user-friendly differential privacy library in PyTorch" (2021).
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,13 @@ from .objectives import proximal
 from .optimizers import descend, new_slots
 from .parallel.divided import Divided, send_params
 from .parallel.form import rows_of
+from .record_separation import (
+    EXAMINED,
+    check_separation,
+    check_unchanged,
+    example_losses,
+    fixed_tensors,
+)
 from .training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -38,6 +47,8 @@ __all__ = ["draw_records", "step_noise", "train_records"]
 
 GRADIENT_BYTES = 256 << 20
 """What the gradients of single examples may take at once."""
+GRADIENT_ROUNDING = 1e-2
+"""By how much of its length a gradient may differ when it is computed in another way."""
 
 
 def train_records(
@@ -61,7 +72,8 @@ def train_records(
     Edge cases: a record whose gradient is not finite adds nothing; a batch without records is a
         step of noise.
     Raises:
-        DataError: there are no data, the module mixes a batch's examples, or Opacus is missing.
+        DataError: there are no data, a record has a part in another's loss, the module changes a
+            buffer, or Opacus is missing.
     """
     count = samples_in(data)
     if not count:
@@ -77,7 +89,10 @@ def train_records(
     rows = max(1, GRADIENT_BYTES // max(1, size))
     own = (part,) if part else ()  # as `trainer.train` has it
     stream = derive(settings.seed, settings.server_round, client, "training", *own)
+    fixed, tried, plain = fixed_tensors(module), _some_of(data, device), copy.deepcopy(module)
+    check_separation(task, plain.train(), *tried)
     with seeded(stream, device), _example_gradients(module.train()) as hooked:
+        _check_gradients(task, plain, hooked, tried)
         for step in range(1, terms.steps(settings.epochs) + 1):
             sums = [torch.zeros_like(param) for param in params]
             places = draw_records(count, terms.rate, coins)
@@ -97,6 +112,7 @@ def train_records(
                     gradients[place], here, start_of, mu=settings.proximal_mu
                 )
             descend(params, gradients, slots, settings, step=step)
+    check_unchanged(module, fixed)
     return count
 
 
@@ -122,14 +138,7 @@ def _add_clipped(
     """Add the clipped gradients of a batch's examples to the sums."""
     device = sums[0].device
     inputs, targets = batch[0].to(device), batch[1].to(device)
-    losses = task.loss(module(inputs), targets)
-    if losses.shape != (len(targets),):
-        raise DataError(
-            f"loss must give one value per example, shape ({len(targets)},), got "
-            f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
-        )
-    losses.sum().backward()  # type: ignore[no-untyped-call]
-    single = [getattr(param, "grad_sample", None) for param in params]
+    single = _gradients_of_examples(task, module, params, inputs, targets)
     known = [each.flatten(1) for each in single if each is not None]
     if known:
         norms = torch.stack([each.norm(dim=1) for each in known]).norm(dim=0)
@@ -139,9 +148,68 @@ def _add_clipped(
             if each is not None:
                 rows = each if finite else each.nan_to_num(0.0, 0.0, 0.0)
                 total += (factors @ rows.flatten(1)).view_as(total)
+
+
+def _gradients_of_examples(
+    task: Task,
+    module: Any,
+    params: list[torch.nn.Parameter],
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> list[torch.Tensor | None]:
+    """Return the gradients of every example's loss, by param; None of one without any."""
+    losses = example_losses(task, module, inputs, targets)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    single = [getattr(param, "grad_sample", None) for param in params]
     for param in params:
         param.grad_sample = None  # type: ignore[attr-defined]
         param.grad = None
+    return single
+
+
+def _some_of(data: Data, device: str) -> Batch:
+    """Return records to try the model with: as many of the data, the last again where they are few."""
+    count = samples_in(data)
+    places = torch.linspace(0, count - 1, min(count, EXAMINED)).long()
+    chosen = chosen_from(data, places)
+    inputs, targets = (part.to(device).nan_to_num(0.0, 0.0, 0.0) for part in chosen)
+    rows = torch.arange(EXAMINED, device=inputs.device).clamp(max=len(targets) - 1)
+    return inputs[rows], targets[rows]
+
+
+def _check_gradients(task: Task, plain: torch.nn.Module, hooked: Any, some: Batch) -> None:
+    """Check that a record's gradient is what Opacus says it is; `plain` is the same module.
+
+    Raises:
+        DataError: it is not.
+    """
+    own = [param for param in plain.parameters() if param.requires_grad]
+    with seeded(0, str(some[0].device)):
+        losses = example_losses(task, plain, *some)
+    params = [param for param in hooked.parameters() if param.requires_grad]
+    with seeded(0, str(some[0].device)):
+        single = _gradients_of_examples(task, hooked, params, *some)
+    for place in (0, EXAMINED - 1):
+        alone = torch.autograd.grad(losses[place], own, retain_graph=True, allow_unused=True)
+        found = [None if each is None else each[place] for each in single]
+        if not _agree(found, alone):
+            raise DataError(
+                "the gradients of single examples of this model cannot be told apart: its layers "
+                "must take the batch as the first dimension of what they compute with"
+            )
+
+
+def _agree(some: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor | None]) -> bool:
+    """Say whether gradients are the same up to rounding; one that is missing is 0."""
+    apart = size = 0.0
+    for one, other in zip(some, others, strict=True):
+        if one is None and other is None:
+            continue
+        one = torch.zeros_like(other) if one is None else one  # type: ignore[arg-type]
+        other = torch.zeros_like(one) if other is None else other
+        apart += float((one - other).double().square().sum())
+        size += float(other.double().square().sum())
+    return not math.isfinite(size) or apart <= GRADIENT_ROUNDING**2 * (size + 1e-12)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 
 from ...client.objectives import proximal
 from ...client.optimizers import descend, new_slots
+from ...client.record_separation import EXAMINED, check_separation
 from ...client.record_training import draw_records, step_noise
 from ...client.training_settings import TrainingSettings
 from ...errors import DataError
@@ -21,6 +22,7 @@ from ...privacy.dp.records import RecordTerms
 from ...privacy.entropy import system_entropy
 from ...randomness import seeded
 from ...seeds import derive
+from ...task import Task
 from .cohort_data import CohortData
 from .stacked_module import StackedModule, Tensors
 from .stacked_training import StackedTrained
@@ -33,6 +35,7 @@ leave the processor's cache."""
 
 
 def train_stacked_records(
+    task: Task,
     stacked: StackedModule,
     data: CohortData,
     settings: TrainingSettings,
@@ -45,10 +48,13 @@ def train_stacked_records(
     Guarantees: each client's params are private as `terms.event(settings.epochs)` says, and
         distributed as those of the sequential trainer. There are no means of losses or metrics.
     Raises:
-        DataError: the model mixes the examples of a batch, or data are made anew every epoch.
+        DataError: the model has buffers, or a record has a part in another's loss.
     """
     if stacked.mixes_examples or stacked.buffers:
         raise DataError("the model has buffers, or looks across a batch's examples")
+    first = torch.from_numpy(data.rows[0, np.linspace(0, data.counts[0] - 1, EXAMINED).astype(int)])
+    first = first.to(data.inputs.device)
+    check_separation(task, stacked.module, data.inputs[first], data.targets[first])
     training = _Records(stacked, data, settings, terms, len(clients))
     stream = derive(settings.seed, settings.server_round, int(clients[0]), "training")
     with seeded(stream, str(data.inputs.device)):

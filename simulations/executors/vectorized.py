@@ -142,7 +142,9 @@ class VectorizedExecutor:
         with step_threads(params, data, settings):
             trained: Trained
             if records is not None:
-                trained = train_stacked_records(stacked, data, settings, records, clients=clients)
+                trained = train_stacked_records(
+                    self._task, stacked, data, settings, records, clients=clients
+                )
             elif linear is not None:
                 trained = train_linear(self._task, linear, data, settings, clients=clients)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,14 @@ def data_of(count: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(
-    data: Any, terms: RecordTerms = EVERY, build: Any = model, **settings: Any
+    data: Any, terms: RecordTerms = EVERY, build: Any = model, task: Task = TASK, **settings: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the params before and after a round."""
     torch.manual_seed(0)
     module = build()
     before = {name: each.detach().clone() for name, each in module.named_parameters()}
     said = TrainingSettings(learning_rate=1.0, **settings)
-    assert train_records(TASK, module, data, said, terms, client=1, device="cpu") == len(data[1])
+    assert train_records(task, module, data, said, terms, client=1, device="cpu") == len(data[1])
     assert not any(hasattr(each, "grad_sample") for each in module.parameters())
     return before, {name: each.detach() for name, each in module.named_parameters()}
 
@@ -174,6 +175,114 @@ def test_datasets_are_asked_for_the_drawn_samples() -> None:
         assert torch.equal(batch[0], inputs[[4, 1]]) and batch[1].tolist() == [0, 1]
     with pytest.raises(DataError, match="give its Dataset instead"):
         chosen_from(torch.utils.data.DataLoader(pool), torch.tensor([0]))
+
+
+class Mixing(nn.Module):
+    """A layer without params; `how` says what of a batch goes into the outputs of others."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.seen, self.calls = how, torch.zeros(()), 0
+        if how in ("buffer", "late buffer", "hidden buffer"):
+            self.register_buffer("mean", torch.zeros(3), persistent=how != "hidden buffer")
+        if how == "frozen":
+            self.kept = nn.Parameter(torch.zeros(3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Mix the records of a batch."""
+        self.calls += 1
+        how, mean = self.how, x.mean(0)
+        if hasattr(self, "mean") and (how != "late buffer" or self.calls > 200):
+            self.mean = 0.9 * self.mean + 0.1 * mean.detach()
+        elif how == "frozen":
+            self.kept.data += mean.detach()
+        elif how == "mean":
+            return x - mean
+        elif how == "detached":
+            return x - mean.detach()
+        elif how == "neighbour":
+            return x + x.roll(1, 0).clamp(min=10.0)
+        elif how == "count":
+            return x / len(x)
+        elif how == "memory":
+            seen, self.seen = self.seen, mean.detach()
+            return x + seen
+        elif how == "new buffer":
+            self.register_buffer("other", mean.detach())
+        return x
+
+
+MIXES = ["buffer", "late buffer", "hidden buffer", "frozen", "mean", "detached", "neighbour"]
+MIXES += ["count", "memory", "new buffer"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("how", MIXES)
+def test_a_model_in_which_records_meet_is_refused(how: str, dropout: float) -> None:
+    """Whether by the batch, by what a module keeps, or in what leaves the client beside params."""
+    terms = RecordTerms(clip=0.5, noise_multiplier=1e3, rate=0.01)
+
+    def build() -> nn.Module:
+        return nn.Sequential(Mixing(how), nn.Dropout(dropout), model())
+
+    with pytest.raises(DataError, match="records as the unit"):
+        trained(data_of(40), terms, build, epochs=10)
+
+
+def _batch_mean(losses: torch.Tensor) -> torch.Tensor:
+    return losses - losses.mean()
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        _batch_mean,
+        lambda losses: losses - losses.mean().detach(),
+        lambda losses: losses / len(losses),
+        lambda losses: losses.sort().values,
+        lambda losses: torch.where(losses == losses.max(), 0.0, losses),
+    ],
+    ids=["mean", "detached", "count", "order", "largest"],
+)
+def test_a_loss_that_looks_across_its_batch_is_refused(mix: Any) -> None:
+    """A record that adds a term to the losses of others is not bounded by its own clip."""
+    loss = lambda o, t: mix(nn.functional.cross_entropy(o, t, reduction="none"))
+    with pytest.raises(DataError, match="record"):
+        trained(data_of(), task=replace(TASK, loss=loss))
+
+
+def test_layers_that_take_no_batch_first_are_refused() -> None:
+    """What Opacus would take for the gradients of records there are those of something else."""
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.inner(x.view(-1, 1, 3).transpose(0, 1))
+            return made[0]
+
+    with pytest.raises(DataError, match="the batch as the first dimension"):
+        trained(data_of(8), build=Turned)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 30])
+def test_what_keeps_records_apart_is_trained(count: int) -> None:
+    """Whatever the number of records, with dropout, group norm, convolutions and embeddings."""
+
+    def build() -> nn.Module:
+        made = [nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 2), nn.GroupNorm(2, 4), nn.Flatten()]
+        return nn.Sequential(*made, nn.Dropout(0.5), nn.Linear(8, 2))
+
+    before, after = trained(data_of(count), build=build)
+    assert change(before, after).isfinite().all()
+    words = torch.arange(count * 4).view(count, 4) % 7, torch.arange(count) % 2
+
+    def reads() -> nn.Module:
+        return nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 2))
+
+    trained(words, build=reads)
 
 
 @pytest.mark.parametrize(

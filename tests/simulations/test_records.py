@@ -84,3 +84,41 @@ def test_a_run_keeps_its_budget_and_says_so(tmp_path: Path, executor: str) -> No
     assert said["unit"] == "record" and said["sampling_probability"] == 0.2
     assert "Unit: one record of a client's training data" in said["claim"]
     assert "2 rounds of 5 steps of DP-SGD on the client" in said["claim"]
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize("how", ["buffer", "mix", "loss"])
+def test_no_engine_lets_records_meet(tmp_path: Path, executor: str, how: str) -> None:
+    """A buffer that keeps what records are, and examples that mix: the run ends without a model."""
+    made = app(tmp_path / "app")
+    file = made / "task.py"
+    file.write_text(f"{file.read_text()}\n{MEETING}\ntask = meeting(task, {how!r})\n")
+    done = simulate(made, out=tmp_path / "out", overrides=FEW, executor=executor)
+    assert done["status"] == "failed"
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+MEETING = """
+import dataclasses
+import torch
+
+class Meeting(torch.nn.Module):
+    def __init__(self, inner, how):
+        super().__init__()
+        self.inner, self.how = inner, how
+        if how == "buffer":
+            self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.how == "buffer":
+            self.seen = 0.5 * self.seen + x.detach().mean()
+            return self.inner(x)
+        return self.inner(x - x.mean(0) if self.how == "mix" else x)
+
+def across(loss):
+    return lambda outputs, targets: (lambda each: each - each.mean())(loss(outputs, targets))
+
+def meeting(task, how):
+    loss = across(task.loss) if how == "loss" else task.loss
+    return dataclasses.replace(task, loss=loss, model=lambda: Meeting(task.model(), how))
+"""
