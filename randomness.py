@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .accelerators import is_accelerator
+
 __all__ = ["generator_states", "seeded", "set_generator_states"]
 
 
@@ -22,12 +24,12 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     numbers in a simulation, between other clients, as in a process of its own.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    gpus = [torch.device(device)] if torch.device(device).type == "cuda" else []
+    gpus = [torch.device(device)] if is_accelerator(device) else []
     with torch.random.fork_rng(devices=gpus):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
         for gpu in gpus:
-            with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(seed)
+            fresh = torch.Generator(gpu).manual_seed(seed).get_state()
+            torch.get_device_module(gpu).set_rng_state(fresh, gpu)
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed)
         try:
@@ -49,8 +51,9 @@ def generator_states(device: str = "cpu") -> dict[str, NDArray[Any]]:
         "numpy": np.array(keys, np.uint64),
         "numpy-rest": np.array([place, has_gauss, cached], np.float64),
     }
-    if torch.device(device).type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device).numpy().copy()
+    if is_accelerator(device):
+        state = torch.get_device_module(device).get_rng_state(device)
+        states["device"] = state.numpy().copy()
     return states
 
 
@@ -63,5 +66,6 @@ def set_generator_states(states: Mapping[str, NDArray[Any]], device: str = "cpu"
     keys = states["numpy"].astype(np.uint32)
     np.random.set_state(("MT19937", keys, int(place), int(has_gauss), float(cached)))
     torch.default_generator.set_state(torch.from_numpy(np.array(states["torch"], np.uint8)))
-    if "cuda" in states:
-        torch.cuda.set_rng_state(torch.from_numpy(np.array(states["cuda"], np.uint8)), device)
+    if "device" in states:
+        state = torch.from_numpy(np.array(states["device"], np.uint8))
+        torch.get_device_module(device).set_rng_state(state, device)

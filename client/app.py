@@ -42,7 +42,7 @@ def client_app(
     Without `copies` the params in a reply may be the trained module's own memory, good until the
     next message: for a process that sends them at once.
 
-    `device` is "auto", "cpu" or a GPU as "cuda:0"; by default what MEADOW_DEVICE says, or "auto".
+    `device` is "auto", "cpu" or an accelerator as torch names it, "cuda:0"; by default what MEADOW_DEVICE says, or "auto".
     `training` says more than that, for the agents' training process.
     """
     wanted = device or os.environ.get(DEVICE_VARIABLE, "auto")

@@ -11,13 +11,16 @@ from pathlib import Path
 
 import torch
 
+from ..accelerators import free_bytes, is_accelerator
+
 __all__ = ["DeviceMeter", "PeakMemory"]
 
 SAMPLE_S = 0.5
 
 
 class PeakMemory:
-    """The most memory held since it was begun: of a GPU, or of this process on the CPU.
+    """The most memory held since it was begun: of an accelerator, or of this process on the CPU and
+    where torch does not know the accelerator's memory.
 
     Edge cases: where the system does not let a process forget its peak, the CPU's is that since
         the process began.
@@ -25,16 +28,17 @@ class PeakMemory:
 
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        self._own_memory = is_accelerator(device) and free_bytes(device) is not None
+        if self._own_memory:
+            torch.accelerator.reset_peak_memory_stats(self._device)
             return
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # forgets the peak: man 5 proc
 
     def bytes(self) -> int:
         """Return the peak so far."""
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_reserved(self._device)
+        if self._own_memory:
+            return torch.accelerator.max_memory_reserved(self._device)
         try:
             lines = Path("/proc/self/status").read_text().splitlines()
             return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
@@ -97,8 +101,9 @@ class DeviceMeter:
 
 
 def _utilisation_of(device: str) -> float | None:
-    """Return how busy a GPU is, None where there is none or nobody says."""
-    if not device.startswith("cuda"):
+    """Return how busy a GPU is, None where there is none or nobody says: torch asks for CUDA's and
+    ROCm's alone, which are both "cuda" to it."""
+    if torch.device(device).type != "cuda":
         return None
     try:
         return float(torch.cuda.utilization(device))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..accelerators import accelerators, is_accelerator
 from ..errors import DataError
 from ..sections.device import DeviceConfig
 from .recomputation import recompute
@@ -25,7 +26,8 @@ class DeviceUse:
         channels_last: whether images lie in memory with their channels together.
         compile: whether torch compiles the module.
         loader_processes: how many processes load a Dataset's items; 0: the training process.
-        pin_memory: whether batches are copied to the GPU from pinned memory, beside its work.
+        pin_memory: whether batches are copied to the accelerator from pinned memory, beside its
+            work.
     """
 
     checkpoint_activations: bool = False
@@ -47,7 +49,7 @@ class DeviceUse:
                     f"device.{key} needs the whole model on each device, and "
                     f'device.parallel = "{config.parallel}" gives each a part; remove one of them'
                 )
-        if config.pin_memory and not device.startswith("cuda"):
+        if config.pin_memory and not is_accelerator(device):
             raise DataError(
                 f"device.pin_memory speeds up copies to a GPU, and training runs on {device!r}; "
                 "remove it"
@@ -79,22 +81,25 @@ class DeviceUse:
 
 
 def choose_device(wanted: str) -> str:
-    """Return the device to use: "auto" is the first GPU if there is one, else the CPU.
+    """Return the device to use: "auto" is the first accelerator if there is one, else the CPU.
 
     Raises:
         DataError: torch does not know the device, or it is not there.
     """
+    there = accelerators()
     if wanted == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
+        return there[0] if there else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError:
         raise DataError(
-            f'device {wanted!r} is unknown; say "auto", "cpu", or a GPU as "cuda:0"'
+            f'device {wanted!r} is unknown; say "auto", "cpu", or an accelerator as torch names it, '
+            'as "cuda:0"'
         ) from None
-    there = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= there:
-        raise DataError(
-            f'device {wanted!r} is not there: torch sees {there} GPUs; set device = "auto"'
-        )
-    return wanted
+    if device.type == "cpu":
+        return wanted
+    named = f"{device.type}:{device.index or 0}"
+    if named not in there:
+        seen = ", ".join(there) or "no accelerator"
+        raise DataError(f'device {wanted!r} is not there: torch sees {seen}; set device = "auto"')
+    return named

@@ -41,7 +41,7 @@ _TEMPLATE = """\
 # count = 10
 
 [device]
-# device = "auto"            # "auto", "cpu", "cuda", "cuda:0", "mps"
+# device = "auto"            # "auto", "cpu", or as torch names it: "cuda:0", "mps"
 # gpus = "all"               # instead of device: "all", a number, a list of them, "cpu"
 # parallel = "auto"          # spread a round over them: "ddp", "fsdp", "tensor" or "auto"
 # threads = 1

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from ..accelerators import free_bytes, is_accelerator
 from ..batches import Batch, in_pool, samples_in
 from ..errors import DataError, MeadowError
 from ..process_limits import keep_freed_memory
@@ -179,8 +180,8 @@ def largest_batch(trials: Sequence[Trial], room: int) -> int:
 
 def room_bytes(device: str, memory_mb_max: int | None) -> int:
     """Return how much memory training may hold on a device."""
-    if device.startswith("cuda"):
-        free, _ = torch.cuda.mem_get_info(device)
+    free = free_bytes(device) if is_accelerator(device) else None
+    if free is not None:
         return int(free * MEMORY_FILLED_MAX)
     room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     with suppress(OSError, StopIteration):

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from ..accelerators import is_accelerator
 from ..errors import MeadowError
 
 __all__ = ["EnoughError", "Phases", "StopWatch", "Unwatched", "each"]
@@ -50,7 +51,7 @@ class StopWatch:
 
         A round that has not so many steps is watched from its beginning.
         """
-        self._gpu = torch.device(device) if device.startswith("cuda") else None
+        self._accelerator = torch.device(device) if is_accelerator(device) else None
         self._warm_steps, self._steps_max = warm_steps, steps_max
         self._within: list[float] = []
         self._steps = 0
@@ -77,15 +78,15 @@ class StopWatch:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """As `Phases.of`; it waits for the GPU, which works on while Python goes ahead."""
+        """As `Phases.of`; it waits for the accelerator, which works on while Python goes ahead."""
         if self._steps == self._warm_steps + self._steps_max and name != OPTIMIZER:
             raise EnoughError(f"{self._steps_max} steps were watched")
         begun_at_s = time.perf_counter()
         with torch.profiler.record_function(f"meadow:{name}"):
             self._within.append(0.0)
             yield
-            if self._gpu is not None:
-                torch.cuda.synchronize(self._gpu)
+            if self._accelerator is not None:
+                torch.accelerator.synchronize(self._accelerator)
         ended_at_s = time.perf_counter()
         took_s = ended_at_s - begun_at_s
         lap = self._laps[self._steps >= self._warm_steps]

@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
+from ..accelerators import is_accelerator
 from ..batches import in_pool
 from .phases import EnoughError, StopWatch
 from .workbench import Workbench
@@ -64,9 +65,9 @@ def profile_round(bench: Workbench, trace: Path) -> RoundProfile:
         work = bench.round(training, key=time.time_ns())
         watch = StopWatch(training.device, warm_steps=WARM_STEPS, steps_max=STEPS_MAX)
         training.phases = watch
-        activities = [ProfilerActivity.CPU]
-        if training.device.startswith("cuda"):
-            activities.append(ProfilerActivity.CUDA)
+        activities = {ProfilerActivity.CPU}
+        if is_accelerator(training.device):
+            activities = supported_activities()  # type: ignore[no-untyped-call]
         with profile(activities=activities) as found, suppress(EnoughError):
             training.train(work)
         found.export_chrome_trace(str(trace))
@@ -98,8 +99,8 @@ def advice_on(found: RoundProfile) -> Iterator[str]:
     for phase in sorted(said, key=found.share, reverse=True):
         if found.share(phase) > MUCH:
             yield f"{phase} takes {found.share(phase):.0%}: {said[phase]}"
-    if "cuda" in found.device and found.precision == "fp32":
-        yield 'the GPU computes in float32: device.precision = "bf16" is about twice as fast'
+    if not found.device.startswith("cpu") and found.precision == "fp32":
+        yield 'the accelerator computes in float32: device.precision = "bf16" is often twice as fast'
 
 
 def _on_data(found: RoundProfile) -> str:

@@ -18,7 +18,10 @@ PIPELINES = ("pipeline", "hybrid")
 class DeviceConfig:
     """[device]: what training may use of this machine."""
 
-    device: str = setting("auto", 'where training runs: "auto", "cpu", "cuda", "cuda:0", "mps"')
+    device: str = setting(
+        "auto",
+        'where training runs: "auto", "cpu", or an accelerator as torch names it: "cuda:0", "mps", "xpu:1"',
+    )
     gpus: str | int | tuple[int, ...] | None = setting(
         None, 'instead of device, the GPUs to use: "all", a number, a list of them, or "cpu"'
     )
@@ -100,9 +103,9 @@ def check_device(config: DeviceConfig, where: str) -> None:
     def wrong(key: str, what: str) -> NoReturn:
         refuse(where, f"device.{key}", what)
 
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", config.device):
-        wrong("device", f'must be "auto", "cpu", "mps", "cuda" or "cuda:" and a number, got '
-              f"{config.device!r}")  # fmt: skip
+    if not re.fullmatch(r"(?!gpu)[a-z][a-z0-9_]{1,31}(:\d{1,3})?", config.device):
+        wrong("device", 'must be "auto", "cpu", or an accelerator as torch names it, as "cuda", '
+              f'"cuda:1" or "mps", got {config.device!r}')  # fmt: skip
     gpus = config.gpus
     if isinstance(gpus, str) and gpus not in ("all", "cpu"):
         wrong("gpus", f'must be "all", "cpu", a number or a list of numbers, got {gpus!r}')

@@ -29,7 +29,7 @@ FOLDERS = (
 )
 
 LAYERS: list[set[str]] = [
-    {"errors", "process_limits", "seeds"},
+    {"accelerators", "errors", "process_limits", "seeds"},
     {
         "flower",
         "run_grid",

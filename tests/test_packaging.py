@@ -21,6 +21,7 @@ NOT_PACKAGES = {"benchmarks", "build", "deploy", "dist", "docs", "examples", "ru
 ROOT_MODULES = {
     "__init__",
     "__main__",
+    "accelerators",
     "apps",
     "batches",
     "classification",

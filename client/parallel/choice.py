@@ -13,7 +13,7 @@ FILLED_MAX = 0.7
 
 
 def choose(
-    devices: Sequence[str], model_bytes: int, free_bytes: Callable[[str], int]
+    devices: Sequence[str], model_bytes: int, free_bytes: Callable[[str], int | None]
 ) -> tuple[str, int, str]:
     """Return a form, the number of copies of the model that train together, and why.
 
@@ -22,14 +22,19 @@ def choose(
     "data_parallel" are never chosen: the first two depend on the layers and on the links between
     the GPUs, and the last is slower than "ddp" wherever both work.
 
-    Units: `model_bytes` is the size of the params; `free_bytes` of a device is asked for GPUs only.
+    Units: `model_bytes` is the size of the params; `free_bytes` of a device is asked for GPUs only,
+    and None where torch does not know it.
     """
     count = len(devices)
     if count == 1:
         return "none", 1, "there is one device"
     if devices[0] == "cpu":
         return "ddp", 1, f"there are {count} processes in one memory"
-    needed, least = COPIES * model_bytes, min(free_bytes(device) for device in devices)
+    needed, free = COPIES * model_bytes, [free_bytes(device) for device in devices]
+    known = [each for each in free if each is not None]
+    if len(known) < count:
+        return "ddp", 1, f"torch does not know how much memory {devices[0]} has"
+    least = min(known)
     room = FILLED_MAX * least
     sizes = f"training needs about {needed / 1e9:.1f} GB for params, gradients and optimizer"
     if needed <= room:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ...accelerators import is_accelerator
 from ...errors import DataError
 from .divided import Divided, send_params
 from .form import Autocast, LossOf
@@ -30,8 +31,8 @@ _LEAVE_BUFFERS: dict[str, Any] = {
 
 
 class Ddp(Divided):
-    """Gradients are added up over ranks: on GPUs in buckets, while the backward pass still runs, and
-    on the CPU in shared memory, once it is over."""
+    """Gradients are added up over ranks: on accelerators in buckets, while the backward pass still
+    runs, and on the CPU in shared memory, once it is over."""
 
     sharded = False
 
@@ -63,9 +64,9 @@ class Ddp(Divided):
         return module
 
     def _in_buckets(self, module: torch.nn.Module) -> DistributedDataParallel:
-        gpu = [self._device.index or 0] if self._device.type == "cuda" else None
+        here = [self._device] if is_accelerator(self._device) else None
         return DistributedDataParallel(
-            module, device_ids=gpu, static_graph=True, init_sync=False, **_LEAVE_BUFFERS
+            module, device_ids=here, static_graph=True, init_sync=False, **_LEAVE_BUFFERS
         )
 
     def backward(

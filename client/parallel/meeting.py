@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
+from ...accelerators import is_accelerator
 from .ddp import Ddp
 from .form import Form
 from .plan import ParallelPlan
@@ -34,8 +35,8 @@ def join(
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a lost rank is then an exception here too
     device = plan.devices[rank]
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
+    if is_accelerator(device):
+        torch.accelerator.set_device_index(device)
     dist.init_process_group(
         plan.backend,
         store=dist.FileStore(str(meeting_place), plan.ranks),  # type: ignore[attr-defined]

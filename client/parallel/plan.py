@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
+from torch import distributed as dist
 
+from ...accelerators import accelerators, free_bytes
 from ...errors import DataError
 from ...sections.device import DeviceConfig
 from .choice import choose
@@ -48,8 +49,18 @@ class ParallelPlan:
 
     @property
     def backend(self) -> str:
-        """What the ranks speak with each other."""
-        return "nccl" if self.devices[0].startswith("cuda") else "gloo"
+        """What the ranks speak with each other: NCCL on CUDA's devices, gloo on the CPU.
+
+        Raises:
+            DataError: torch knows nothing for these devices.
+        """
+        try:
+            return dist.get_default_backend_for_device(self.devices[0])
+        except ValueError:
+            raise DataError(
+                f"torch cannot exchange tensors between processes on {self.devices[0]}; set "
+                'parallel = "none" or "data_parallel" in [device]'
+            ) from None
 
     @property
     def text(self) -> str:
@@ -71,23 +82,22 @@ class ParallelPlan:
         config: DeviceConfig,
         *,
         model_bytes: int = 0,
-        gpus_there: int | None = None,
-        free_bytes: Callable[[str], int] | None = None,
+        there: Sequence[str] | None = None,
+        free: Callable[[str], int | None] = free_bytes,
     ) -> ParallelPlan:
         """Return the plan for this machine.
 
         `model_bytes` is the size of the params, by which "auto" decides. What the machine has is
-        asked of torch, unless `gpus_there` and `free_bytes`, of a device, say it.
+        asked of torch, unless `there`, its accelerators, and `free`, the bytes that are free on
+        one, say it.
 
         Raises:
-            DataError: a GPU that the owner names is not there, or the number of processes is
+            DataError: an accelerator that the owner names is not there, or the number of processes is
                 neither said nor clear.
         """
-        there = torch.cuda.device_count() if gpus_there is None else gpus_there
-        gpus = _gpus(config, there)
+        gpus = _gpus(config, accelerators() if there is None else there)
         if config.parallel == "none":
-            first = f"cuda:{gpus[0]}" if gpus else "cpu"
-            return cls.single(first)
+            return cls.single(gpus[0] if gpus else "cpu")
         if config.parallel == "data_parallel" and not gpus:
             raise DataError(
                 'device.parallel = "data_parallel" is one process for several GPUs, and there are '
@@ -100,12 +110,12 @@ class ParallelPlan:
                     f"device.processes = {ranks}, and there are {len(gpus)} GPUs to use; one "
                     "process a GPU is the most"
                 )
-            devices = tuple(f"cuda:{gpu}" for gpu in gpus[:ranks])
+            devices = tuple(gpus[:ranks])
         else:
             devices = ("cpu",) * _processes(config)
         kind, copies, reason = _said(config, devices)
         if kind == "auto":
-            kind, copies, reason = choose(devices, model_bytes, free_bytes or _free_bytes)
+            kind, copies, reason = choose(devices, model_bytes, free)
         return cls(
             kind=kind,
             devices=devices,
@@ -125,20 +135,20 @@ class ParallelPlan:
         return cls(**{**said, "devices": tuple(said["devices"])})
 
 
-def _gpus(config: DeviceConfig, there: int) -> tuple[int, ...]:
-    """Return the numbers of the GPUs to use; none is the CPU."""
+def _gpus(config: DeviceConfig, there: Sequence[str]) -> Sequence[str]:
+    """Return which of the accelerators to use; none is the CPU."""
     if config.gpus == "cpu" or config.device == "cpu":
         return ()
     if isinstance(config.gpus, str | None):
-        return tuple(range(there))
+        return there
     asked = (config.gpus,) if isinstance(config.gpus, int) else config.gpus
-    missing = [gpu for gpu in asked if gpu >= there]
+    missing = [gpu for gpu in asked if gpu >= len(there)]
     if missing:
         raise DataError(
-            f"device.gpus names GPU {missing[0]}, and torch sees {there} GPUs, counted from 0; "
+            f"device.gpus names GPU {missing[0]}, and torch sees {len(there)} GPUs, counted from 0; "
             'say gpus = "all"'
         )
-    return asked
+    return [there[gpu] for gpu in asked]
 
 
 def _processes(config: DeviceConfig) -> int:
@@ -161,8 +171,3 @@ def _said(config: DeviceConfig, devices: tuple[str, ...]) -> tuple[str, int, str
             'set device.processes, or say parallel = "ddp" or "fsdp"'
         )
     return config.copy_parallel, config.copies, ""
-
-
-def _free_bytes(device: str) -> int:
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free)

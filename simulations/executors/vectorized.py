@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
 
+from ...accelerators import free_bytes, is_accelerator
 from ...client.local_algorithms import local_algorithm
 from ...client.local_session import without_companions
 from ...client.local_work import WORKS
@@ -45,7 +46,7 @@ __all__ = ["VectorizedExecutor"]
 CHUNK_BYTES = 512 << 20
 """What a chunk's params, gradients and activations may take on a CPU."""
 GPU_SHARE = 4
-"""On a GPU a chunk may take one part in so many of the free memory."""
+"""On an accelerator a chunk may take one part in so many of the free memory."""
 COPIES = 4
 """Params, gradients, their products, and what differentiation keeps: each this often."""
 
@@ -213,9 +214,8 @@ class VectorizedExecutor:
         held = [*stacked.trained.values(), *stacked.buffers.values()]
         params = sum(tensor.numel() * tensor.element_size() for tensor in held)
         batch = settings.batch_size * settings.accumulation_steps * stacked.example_bytes
-        room = CHUNK_BYTES
-        if self._device.type == "cuda":
-            room = torch.cuda.mem_get_info(self._device)[0] // GPU_SHARE
+        free = free_bytes(self._device) if is_accelerator(self._device) else None
+        room = CHUNK_BYTES if free is None else free // GPU_SHARE
         return max(1, room // (COPIES * (params + batch)))
 
     # ------------------------------------------------------------------ evaluation

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import meadow
+from meadow.accelerators import accelerators
 from meadow.client.device_use import DeviceUse
 from meadow.client.recomputation import recompute
 from meadow.client.trainer import train
@@ -155,8 +156,8 @@ def test_a_model_without_blocks_says_so() -> None:
         recompute(nn.Linear(3, 3))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not accelerators(), reason="needs an accelerator")
 def test_pinned_batches_are_the_same(plain: nn.Module) -> None:
-    """Batches reach the GPU unchanged from pinned memory."""
-    use, device = DeviceUse(pin_memory=True), torch.device("cuda:0")
+    """Batches reach the accelerator unchanged from pinned memory."""
+    use, device = DeviceUse(pin_memory=True), torch.device(accelerators()[0])
     assert torch.equal(use.place(INPUTS, device).cpu(), INPUTS)

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
+from meadow.accelerators import accelerators
 from meadow.client.parallel.choice import choose
 from meadow.client.parallel.form import rows_of
 from meadow.client.parallel.plan import ParallelPlan
@@ -19,8 +19,8 @@ def plan(gpus_there: int, **device: Any) -> ParallelPlan:
     return ParallelPlan.of(
         DeviceConfig(**device),
         model_bytes=10**9,
-        gpus_there=gpus_there,
-        free_bytes=lambda gpu: 5 * 10**9 if gpu == "cuda:3" else 80 * 10**9,
+        there=[f"cuda:{number}" for number in range(gpus_there)],
+        free=lambda gpu: 5 * 10**9 if gpu == "cuda:3" else 80 * 10**9,
     )
 
 
@@ -102,7 +102,7 @@ def test_rows_are_divided(count: int, ranks: int) -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.skipif(len(accelerators()) < 2, reason="needs two accelerators")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor", "data_parallel", "pipeline"])
 def test_two_gpus_make_one_update(bench: Any, kind: str) -> None:
     """As on the CPU, with NCCL; looser, as convolutions on GPUs round in other ways."""
