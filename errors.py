@@ -9,7 +9,8 @@ MeadowError
 ├── RunError           a run cannot go on
 │   ├── QuorumError    too few clients answered a round
 │   └── RunStoppedError somebody stopped the run
-├── StoreError         a checkpoint, blob or journal is damaged or full
+├── StoreError         a checkpoint, blob or journal cannot be written or used
+│   └── DamageError    it is not what was written
 ├── ProtocolError      a peer said something that the protocol does not allow
 │   └── LimitError     a peer asked for more than a stated bound
 ├── IdentityError      a certificate, token or fingerprint is not acceptable
@@ -25,6 +26,7 @@ __all__ = [
     "NOTHING_TO_EVALUATE",
     "AppError",
     "ConfigError",
+    "DamageError",
     "DataError",
     "IdentityError",
     "LimitError",
@@ -97,6 +99,10 @@ class RunStoppedError(RunError):
 
 class StoreError(MeadowError):
     """Something on disk is damaged, missing or cannot be written."""
+
+
+class DamageError(StoreError):
+    """Something on disk is not what was written there: waiting does not help."""
 
 
 class ProtocolError(MeadowError):

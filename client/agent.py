@@ -97,6 +97,7 @@ class Agent:
                 owner, node_id=identity.node_id, log=log, report=self._report
             )
             try:
+                await asyncio.to_thread(database.check)
                 await self._serve(owner, database, trainer)
             finally:
                 await trainer.close()

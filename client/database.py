@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
-from ..errors import StoreError
+from ..transport import database
+from ..transport.database import Layout, columns_of
 
-__all__ = ["Database"]
+__all__ = ["AGENT_LAYOUT", "Database"]
 
-_SCHEMA = """
+_VERSION_1: Final = """
 CREATE TABLE IF NOT EXISTS runs (
     run_id TEXT PRIMARY KEY,         -- 64 unsigned bits: more than SQLite's integers hold
     state BLOB NOT NULL,
@@ -53,47 +52,41 @@ CREATE TABLE IF NOT EXISTS refusals (
 """
 
 
-class Database:
-    """An SQLite file that is durable at every commit; may be used from any thread.
+def _take_over_spent(db: sqlite3.Connection) -> None:
+    """Bring what was spent on the data into its present form, from before versions were counted."""
+    there = columns_of(db, "spent")
+    if "multiplier" in there:
+        db.execute("ALTER TABLE spent RENAME COLUMN multiplier TO cost")
+        db.execute("UPDATE spent SET cost = 1.0 / (cost * cost)")
+        db.execute("ALTER TABLE spent ADD COLUMN gaussian INTEGER NOT NULL DEFAULT 1")
+    if "record_steps" not in there:
+        for column in ("record_multiplier REAL", "record_rate REAL", "record_steps INTEGER"):
+            db.execute(f"ALTER TABLE spent ADD COLUMN {column}")
+    db.execute(  # rounds from before the ledger cost nobody knows how much
+        "INSERT INTO spent (content, run_id, app, cost, gaussian)"
+        " SELECT instruction_id, run_id, app, NULL, 0 FROM participations"
+        " WHERE NOT EXISTS (SELECT 1 FROM spent)"
+    )
 
-    Raises:
-        StoreError: the file is damaged, not a database, or the disk is full.
-    """
+
+AGENT_LAYOUT: Final = Layout(
+    versions=((_VERSION_1, _take_over_spent),),
+    sealed={
+        "runs": ("run_id",),
+        "replies": ("number",),
+        "participations": ("instruction_id",),
+        "spent": ("content",),
+    },
+    remedy=(
+        "the record of what this data was spent on is in it, so nothing goes on without its owner: "
+        "restore the file from a backup that no round came after, or move the agent's folder away "
+        "and enrol anew"
+    ),
+)
+
+
+class Database(database.Database):
+    """An agent's `agent.sqlite`; may be used from any thread."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        with self._typed():
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.executescript(_SCHEMA)
-
-    @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run the block in one transaction: all of it is durable afterwards, or none."""
-        with self._lock, self._typed():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-
-    def rows(self, query: str, values: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
-        """Return what a query finds."""
-        with self._lock, self._typed():
-            return self._connection.execute(query, values).fetchall()
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._connection.close()
-
-    @contextmanager
-    def _typed(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}") from error
+        super().__init__(path, AGENT_LAYOUT)

@@ -69,8 +69,8 @@ class State:
 
     def state_of(self, run_id: int) -> bytes:
         """Return what the app of a run left behind, empty at first."""
-        rows = self._database.rows("SELECT state FROM runs WHERE run_id = ?", (str(run_id),))
-        return cast(bytes, rows[0][0]) if rows else b""
+        rows = self._database.sealed("runs", "WHERE run_id = ?", (str(run_id),))
+        return cast(bytes, rows[0]["state"]) if rows else b""
 
     def recorded(self, instruction_id: str) -> Recorded | None:
         """Return the reply to an instruction that was executed already."""
@@ -138,15 +138,14 @@ class State:
             rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in self._acknowledged])
 
     def _select(self, condition: str, values: tuple[object, ...] = ()) -> list[Recorded]:
-        query = f"SELECT instruction_id, run_id, envelope, acknowledged FROM replies {condition}"
         return [
             Recorded(
-                instruction_id=str(instruction_id),
-                run_id=int(str(run_id)),
-                envelope=Envelope.FromString(cast(bytes, envelope)),
-                acknowledged=bool(acknowledged),
+                instruction_id=row["instruction_id"],
+                run_id=int(row["run_id"]),
+                envelope=Envelope.FromString(row["envelope"]),
+                acknowledged=bool(row["acknowledged"]),
             )
-            for instruction_id, run_id, envelope, acknowledged in self._database.rows(query, values)
+            for row in self._database.sealed("replies", condition, values)
         ]
 
     def _sweep(self, run_id: int, state: Envelope) -> None:

@@ -52,6 +52,7 @@ class Daemon:
         self._home = home
         self._clock = clock
         self._journal = Journal(home.folder / "journal.sqlite")
+        self._journal.check()
         self._thread = JournalThread(self._journal)
         self._spool = Spool(home.folder / "spool", blob_bytes_max=config.blob_bytes_max)
         self._links = Links(self._journal.sites.all(), lease_s=config.lease_s, clock=clock)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Final
 
 from ..errors import StoreError
+from ..transport import database
+from ..transport.database import Layout
 
-__all__ = ["Database"]
+__all__ = ["JOURNAL_LAYOUT", "Database"]
 
-_SCHEMA = """
+_VERSION_1: Final = """
 CREATE TABLE IF NOT EXISTS sites (
     node_id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE,
     serial TEXT, previous_serial TEXT, certificate_until_s REAL NOT NULL DEFAULT 0,
@@ -41,27 +43,29 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_by_run ON events (run_id, id);
 """
 
+JOURNAL_LAYOUT: Final = Layout(
+    versions=((_VERSION_1,),),
+    sealed={
+        "sites": ("node_id",),
+        "site_tags": ("node_id", "tag"),
+        "tokens": ("hash",),
+        "runs": ("id",),
+        "steps": ("run_id", "key"),
+        "instructions": ("id",),
+    },
+    remedy=(
+        "stop the server: `meadow server check --dir DIR` says what can be saved, and with --repair "
+        "saves it; or restore the file from a backup"
+    ),
+)
 
-class Database:
-    """One connection, used by one thread at a time."""
+
+class Database(database.Database):
+    """The journal; its transactions can be made durable together."""
 
     def __init__(self, path: Path) -> None:
-        try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._db.row_factory = sqlite3.Row
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("PRAGMA busy_timeout = 10000")
-            self._db.executescript(_SCHEMA)
-        except sqlite3.DatabaseError as error:
-            raise StoreError(f"the journal {path} cannot be opened: {error}") from None
-        self._lock = threading.RLock()
+        super().__init__(path, JOURNAL_LAYOUT)
         self._together = self._lost = False
-
-    def close(self) -> None:
-        """Close the file; the last committed transaction stays."""
-        with self._lock:
-            self._db.close()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -87,7 +91,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run the block in a transaction: all of it is there afterwards, or nothing."""
+        """As the base class's; part of a larger one inside of `together`."""
         with self._lock, nullcontext() if self._together else self.together(), self._typed():
             self._refuse_if_lost()
             if not self._db.in_transaction:
@@ -106,14 +110,3 @@ class Database:
     def _refuse_if_lost(self) -> None:
         if self._lost:
             raise StoreError("the journal could not be written: see the first error")
-
-    @contextmanager
-    def _typed(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:  # a full disk, for instance
-            raise StoreError(f"the journal could not be written: {error}") from error
-
-    def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
-        with self._lock:
-            return self._db.execute(sql, values).fetchall()

@@ -35,5 +35,5 @@ class EventTable:
     def after(self, run_id: int, *, after: int = 0) -> list[sqlite3.Row]:
         """Return a run's events (id, at_s, kind, json) that came after number `after`."""
         return self._db.rows(
-            "SELECT * FROM events WHERE run_id = ? AND id > ? ORDER BY id", run_id, after
+            "SELECT * FROM events WHERE run_id = ? AND id > ? ORDER BY id", (run_id, after)
         )

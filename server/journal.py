@@ -25,7 +25,7 @@ class Journal:
         """Open the file, or lay it out.
 
         Raises:
-            StoreError: it is no journal, or cannot be opened.
+            StoreError: it is no journal, is damaged or of a newer version, or cannot be opened.
         """
         self._db = Database(path)
         self.sites = SiteTable(self._db)
@@ -36,6 +36,14 @@ class Journal:
     def together(self) -> AbstractContextManager[None]:
         """As `Database.together`."""
         return self._db.together()
+
+    def check(self) -> None:
+        """As `Database.check`."""
+        self._db.check()
+
+    def problems(self) -> list[str]:
+        """As `Database.problems`."""
+        return self._db.problems()
 
     def close(self) -> None:
         """Close the file; the last committed transaction stays."""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
-from ..errors import ConfigError, StoreError
+from ..errors import ConfigError
 from ..privacy.dp.events import Event
+from ..transport.database import Database, Layout
 
-__all__ = ["RunLedger"]
+__all__ = ["RELEASES_LAYOUT", "RunLedger"]
 
-_SCHEMA = """
+_VERSION_1: Final = """
 CREATE TABLE IF NOT EXISTS releases (
     number INTEGER PRIMARY KEY,
     round INTEGER NOT NULL,          -- twice, if it was released again after a crash
     event TEXT NOT NULL
 );
 """
+
+RELEASES_LAYOUT: Final = Layout(
+    versions=((_VERSION_1,),),
+    sealed={"releases": ("number",)},
+    remedy="restore it from a backup that has all releases, or end the run",
+)
 
 
 class RunLedger:
@@ -32,19 +37,16 @@ class RunLedger:
 
     def __init__(self, path: Path | None, *, sync: bool = True) -> None:
         self._path = path
-        with self._typed():
-            self._connection = sqlite3.connect(path or ":memory:", isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
-            self._connection.executescript(_SCHEMA)
-            self._count, self._rounds = self._connection.execute(
-                "SELECT count(*), coalesce(max(round), 0) FROM releases"
-            ).fetchone()
+        self._db = Database(path, RELEASES_LAYOUT, sync=sync)
+        self._db.check()
+        ((self._count, self._rounds),) = self._db.rows(
+            "SELECT count(*), coalesce(max(round), 0) FROM releases"
+        )
 
     def write(self, round_number: int, event: Event) -> None:
         """Add a release that is about to be made."""
-        with self._typed():
-            self._connection.execute(
+        with self._db.transaction() as rows:
+            rows.execute(
                 "INSERT INTO releases (round, event) VALUES (?, ?)", (round_number, repr(event))
             )
         self._count += 1
@@ -64,24 +66,16 @@ class RunLedger:
         Raises:
             ConfigError: one was not.
         """
-        with self._typed():
-            found = self._connection.execute(
-                "SELECT event, round FROM releases WHERE event <> ? LIMIT 1", (repr(event),)
-            ).fetchone()
-        if found is not None:
+        others = self._db.rows(
+            "SELECT event, round FROM releases WHERE event <> ? LIMIT 1", (repr(event),)
+        )
+        if others:
             raise ConfigError(
-                f"{self._path} has a release of round {found[1]} by another mechanism, {found[0]}; "
-                f"this run would go on with {event!r}: continue with the configuration that it "
-                "began with, or start anew"
+                f"{self._path} has a release of round {others[0][1]} by another mechanism, "
+                f"{others[0][0]}; this run would go on with {event!r}: continue with the "
+                "configuration that it began with, or start anew"
             )
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
-
-    @contextmanager
-    def _typed(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}") from error
+        self._db.close()

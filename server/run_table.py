@@ -82,10 +82,9 @@ class RunTable:
         """Return the runs with one of these statuses, or all, oldest first."""
         marks = ",".join("?" * len(statuses))
         where = f"WHERE status IN ({marks})" if statuses else ""
-        rows = self._db.rows(f"SELECT * FROM runs {where} ORDER BY id", *statuses)
-        return [RunRow(**dict(row)) for row in rows]
+        return [RunRow(**row) for row in self._db.sealed("runs", f"{where} ORDER BY id", statuses)]
 
     def get(self, run_id: int) -> RunRow | None:
         """Return one run."""
-        rows = self._db.rows("SELECT * FROM runs WHERE id = ?", run_id)
-        return RunRow(**dict(rows[0])) if rows else None
+        rows = self._db.sealed("runs", "WHERE id = ?", (run_id,))
+        return RunRow(**rows[0]) if rows else None

@@ -91,7 +91,7 @@ class SiteTable:
 
     def get(self, name: str) -> SiteRow | None:
         """Return one site by name."""
-        rows = self._db.rows(f"{_SITES} WHERE name = ?", name)
+        rows = self._db.rows(f"{_SITES} WHERE name = ?", (name,))
         return _site(rows[0]) if rows else None
 
     def seen(self, node_id: int, *, connected: bool, now_s: float, version: str = "") -> None:

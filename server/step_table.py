@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .database import Database
 
@@ -63,28 +63,24 @@ class StepTable:
 
     def instructions(self, run_id: int, step_key: str) -> list[InstructionRow]:
         """Return a step's instructions in the order in which they were given."""
-        rows = self._db.rows(
-            "SELECT * FROM instructions WHERE run_id = ? AND step_key = ? ORDER BY rowid",
-            run_id,
-            step_key,
+        rows = self._db.sealed(
+            "instructions", "WHERE run_id = ? AND step_key = ? ORDER BY rowid", (run_id, step_key)
         )
-        return [InstructionRow(**dict(row)) for row in rows]
+        return [InstructionRow(**row) for row in rows]
 
     def instruction_ids(self, run_id: int) -> set[str]:
         """Return the ids of all instructions of a run that are not forgotten."""
-        return {
-            row["id"]
-            for row in self._db.rows("SELECT id FROM instructions WHERE run_id = ?", run_id)
-        }
+        found = self._db.rows("SELECT id FROM instructions WHERE run_id = ?", (run_id,))
+        return {row["id"] for row in found}
 
     def is_over(self, run_id: int, key: str) -> bool:
         """Return whether a step is over."""
-        rows = self._db.rows("SELECT ended FROM steps WHERE run_id = ? AND key = ?", run_id, key)
+        rows = self._db.sealed("steps", "WHERE run_id = ? AND key = ?", (run_id, key))
         return bool(rows and rows[0]["ended"])
 
-    def unfinished(self, run_id: int) -> list[sqlite3.Row]:
+    def unfinished(self, run_id: int) -> list[dict[str, Any]]:
         """Return the steps of a run that are not over (key, quorum, deadline_s)."""
-        return self._db.rows("SELECT * FROM steps WHERE run_id = ? AND ended = 0", run_id)
+        return self._db.sealed("steps", "WHERE run_id = ? AND ended = 0", (run_id,))
 
     def cohorts(self, run_id: int) -> dict[str, list[int]]:
         """Return who was drawn for the rounds that are not durable yet, by group."""
@@ -93,7 +89,7 @@ class StepTable:
             " ON steps.run_id = instructions.run_id AND steps.key = step_key"
             " WHERE steps.run_id = ? AND group_id != ''"
             " AND key IN (group_id || '/train/0', group_id || '/train.secure/0')",
-            run_id,
+            (run_id,),
         )
         cohorts: dict[str, list[int]] = {}
         for row in rows:
