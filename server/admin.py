@@ -18,7 +18,7 @@ from ..errors import AppError, MeadowError
 from ..strategies.tags import TAG_FORM, is_tag
 from ..transport import fleet_pb2 as pb
 from ..transport.fleet_pb2_grpc import AdminServicer
-from .callers import REVOKED, Callers, Context
+from .callers import REVOKED, Callers, Context, abort
 from .dispatch import Dispatcher
 from .journal import Journal
 from .links import Links
@@ -212,7 +212,10 @@ class AdminService(AdminServicer):
         if run.status in OVER:
             text = f"run {run.id} is already {run.status}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-        await self._supervisor.stop(request.id)
+        try:
+            await self._supervisor.stop(request.id)
+        except MeadowError as error:
+            await abort(context, error)
         return _run(await self._row(request.id, context))
 
     async def Resume(self, request: pb.RunId, context: Context) -> pb.Run:
@@ -220,8 +223,9 @@ class AdminService(AdminServicer):
         await self._callers.admin(context)
         run = await self._row(request.id, context)
         secure = pb.WorkerReady.FromString(run.ready or b"").secure_aggregation
-        problem = ""
-        if secure and run.status in ("failed", "stopped"):
+        if (ending := self._supervisor.ending(run.id)) is not None:
+            problem = ending
+        elif secure and run.status in ("failed", "stopped"):
             problem = (
                 f"run {run.id} has secure aggregation, whose clients answer no round twice; "
                 "submit it anew"
@@ -230,6 +234,8 @@ class AdminService(AdminServicer):
             problem = f"run {run.id} never began: {run.cause or 'its app did not arrive'}"
         elif not await self._thread(self._journal.runs.requeue, run.id):
             problem = f"run {run.id} is {run.status}; only one that failed or was stopped goes on"
+        else:
+            problem = ""
         if problem:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         await self._supervisor.go_on(run.id)

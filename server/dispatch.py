@@ -1,16 +1,18 @@
 """Who has to do what: open steps, pending instructions, leases and quorums.
 
 A *step* is one batch of instructions of a run (a round's training, a round's evaluation). It ends
-when everybody has answered; or when its quorum is met and either its deadline has passed or all
-who are still missing have let their leases lapse. Everything here is derived from the journal and
-can be rebuilt from it; this module knows nothing of gRPC.
+when everybody has answered; when its quorum is met and either its deadline has passed or all who
+are still missing have let their leases lapse; or, with too few updates, when both is so. Everything
+here is derived from the journal and can be rebuilt from it; this module knows nothing of gRPC.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Protocol
 
+from ..errors import DamageError, MeadowError
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blobs_of, packed_bytes_in
 from .journal import Journal
@@ -24,6 +26,16 @@ from .threads import JournalThread
 __all__ = ["Dispatcher"]
 
 WorkerSend = Callable[[pb.DaemonMessage], Awaitable[None]]
+
+
+class Observer(Protocol):
+    """Whoever looks after the runs."""
+
+    def fail(self, run_id: int, error: MeadowError) -> None:
+        """A run cannot go on."""
+
+    async def tell(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
+        """Something happened in a run that people want to know."""
 
 
 class Dispatcher:
@@ -49,6 +61,7 @@ class Dispatcher:
         self._by_node: dict[int, dict[str, Pending]] = {}
         self._workers: dict[int, WorkerSend] = {}
         self._answering: set[asyncio.Task[None]] = set()
+        self.observer: Observer | None = None
 
     # ------------------------------------------------------------------ the worker's side
 
@@ -93,7 +106,7 @@ class Dispatcher:
             )  # fmt: skip
             return self._journal.runs.get(run_id), rows, steps.is_over(run_id, key)
 
-        run, rows, ended = await self._thread(record)
+        run, rows, ended = await self._thread.patiently(record)
         assert run is not None, f"run {run_id} is not in the journal"
         known = self._steps.get((run_id, key))
         step = known or self._open(run, key, group_id, quorum, deadline_s, rows, ended=ended)
@@ -163,25 +176,47 @@ class Dispatcher:
 
     async def _watch(self, step: Step) -> None:
         """End the step when its time has come, and tell the worker once it is attached."""
+        try:
+            await self._until_over(step)
+            async with step.lock:
+                if step.ended:  # with its last answer
+                    return
+                await self._thread.patiently(self._journal.steps.end, step.run_id, step.key)
+                step.ended = True
+                for item in list(step.pending.values()):
+                    self._drop(item)
+                    self._cancel(item, "the round ended without this client")
+            await self._tell_end(step)
+        except MeadowError as error:
+            self._fail(step.run_id, error)
+
+    async def _until_over(self, step: Step) -> None:
         while not step.ended:
             step.changed.clear()
-            check_s = step.next_check_s(self._clock())
+            now_s = self._clock()
+            check_s = step.next_check_s(now_s)
             if check_s is None:
-                break
+                return
+            await self._tell_wait(step, now_s)
             try:
                 async with asyncio.timeout(max(0.0, check_s - self._clock())):
                     await step.changed.wait()
             except TimeoutError:
                 continue
-        async with step.lock:
-            if step.ended:  # with its last answer
-                return
-            step.ended = True
-            await self._thread(self._journal.steps.end, step.run_id, step.key)
-            for item in list(step.pending.values()):
-                self._drop(item)
-                self._cancel(item, "the round ended without this client")
-        await self._tell_end(step)
+
+    async def _tell_wait(self, step: Step, now_s: float) -> None:
+        """Say for whom a step waits that has too few updates: all of them are silent."""
+        silent = step.pending and step.is_silent(now_s)
+        if silent and not step.wait_told and self.observer is not None:
+            missing = sorted(item.node_id for item in step.pending.values())
+            detail = {"round": step.group_id, "step": step.key, "missing": missing[:100],
+                      "updates": step.updates, "quorum": step.quorum}  # fmt: skip
+            await self.observer.tell(step.run_id, "round_waits", detail)
+        step.wait_told = bool(silent)
+
+    def _fail(self, run_id: int, error: MeadowError) -> None:
+        if self.observer is not None:
+            self.observer.fail(run_id, error)
 
     async def _tell_end(self, step: Step) -> None:
         send = self._workers.get(step.run_id)
@@ -216,7 +251,7 @@ class Dispatcher:
 
         Whoever still works on one is told to stop.
         """
-        gone = await self._thread(self._journal.steps.forget, run_id, group_id)
+        gone = await self._thread.patiently(self._journal.steps.forget, run_id, group_id)
         ids = set(gone)
         for key, step in list(self._steps.items()):
             if step.run_id == run_id and group_id in (None, step.group_id):
@@ -234,14 +269,19 @@ class Dispatcher:
     def connected(self, link: AgentLink) -> None:
         """Give a client that has just connected everything that it still owes."""
         for item in self._by_node.get(link.node_id, {}).values():
-            item.lease_until_s = self._clock() + self._lease_s
+            self._renew(item)
             self._give(item, link)
 
     def renew_lease(self, node_id: int, instruction_id: str) -> None:
         """A client shows progress: its lease runs anew."""
         item = self._by_node.get(node_id, {}).get(instruction_id)
         if item is not None:
-            item.lease_until_s = self._clock() + self._lease_s
+            self._renew(item)
+
+    def _renew(self, item: Pending) -> None:
+        item.lease_until_s = self._clock() + self._lease_s
+        if item.step.wait_told:
+            item.step.changed.set()
 
     def blob(self, node_id: int, blob_id: str) -> tuple[int, pb.Blob] | None:
         """Return the run and blob that this client was told to fetch, if it was."""
@@ -289,7 +329,11 @@ class Dispatcher:
         id_, step, body = item.instruction.id, item.step, envelope.SerializeToString()
         async with step.lock:
             ends = (step.run_id, step.key) if step.pending.keys() == {id_} else None
-            if not await self._thread(self._journal.steps.answer, id_, body, ends=ends):
+            try:
+                taken = await self._thread(self._journal.steps.answer, id_, body, ends=ends)
+            except DamageError as error:  # asking this client again does not help
+                return self._fail(step.run_id, error)
+            if not taken:
                 return
             self._drop(item)
             step.updates += not envelope.HasField("error")

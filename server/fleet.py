@@ -81,13 +81,16 @@ class FleetService:
         hello = await self._hello(requests, context)
         site = await self._callers.site(context, claimed=hello.client)
         now_s = self._clock()
-        await self._thread(
-            self._journal.sites.seen,
-            site.node_id,
-            connected=True,
-            now_s=now_s,
-            version=hello.version[:40],
-        )
+        try:
+            await self._thread(
+                self._journal.sites.seen,
+                site.node_id,
+                connected=True,
+                now_s=now_s,
+                version=hello.version[:40],
+            )
+        except MeadowError as error:
+            await abort(context, error)
         site = await self._callers.site(context)  # it may have been revoked meanwhile
         link = AgentLink(site.node_id, site.name)
         link.send(

@@ -38,8 +38,12 @@ class Journal:
         return self._db.together()
 
     def check(self) -> None:
-        """As `Database.check`."""
-        self._db.check()
+        """As `Database.check`; what is wrong with a run's steps is for that run to find.
+
+        Raises:
+            DamageError: the journal is damaged.
+        """
+        self._db.check(besides=("steps", "instructions"))
 
     def problems(self) -> list[str]:
         """As `Database.problems`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,8 +44,8 @@ class RoundLines:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all lines."""
-        return [json.loads(line) for line in self._lines()]
+        """Return all lines, but for one that a full disk or a crash has cut."""
+        return self._up_to(math.inf)
 
     def count(self) -> int:
         """Return how many lines there are."""
@@ -74,7 +75,7 @@ class RoundLines:
             self._file.close()
             self._file = None
 
-    def _up_to(self, last: int) -> list[dict[str, Any]]:
+    def _up_to(self, last: float) -> list[dict[str, Any]]:
         rows = []
         for line in self._lines():
             try:

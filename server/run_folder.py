@@ -162,7 +162,11 @@ class RunFolder:
 
     def _append(self, row: Row) -> None:
         self._rows.append(row)
-        self._events.add(row["round"], _scalars(row), at_s=time.time())
+        try:
+            self._events.add(row["round"], _scalars(row), at_s=time.time())
+        except OSError as error:
+            folder = self.folder / "tensorboard"
+            raise StoreError(f"{folder} cannot be written: {error.strerror}") from error
 
     # ------------------------------------------------------------------ the end
 

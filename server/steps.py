@@ -54,6 +54,7 @@ class Step:
     attached: bool = False
     ended: bool = False
     end_told: bool = False
+    wait_told: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watcher: asyncio.Task[None] | None = None
@@ -64,14 +65,23 @@ class Step:
         return {blob.id for item in pending for blob in blobs_of(item.instruction.envelope)}
 
     def next_check_s(self, now_s: float) -> float | None:
-        """Return when to look again, or None if the step is over now."""
+        """Return when to look again, or None if the step is over now: everybody has answered; or
+        its quorum is met, and its deadline has passed or nobody who is missing shows a sign of
+        life; or both of these, and then the quorum cannot be met."""
         if not self.pending:
             return None
-        missing = [item.lease_until_s for item in self.pending.values()]
-        if self.updates >= self.quorum and (now_s >= self.deadline_at_s or now_s >= max(missing)):
+        late, silent = now_s >= self.deadline_at_s, self.is_silent(now_s)
+        if (late or silent) if self.updates >= self.quorum else (late and silent):
             return None
-        future = [at for at in (self.deadline_at_s, max(missing)) if at > now_s]
+        future = [at for at in (self.deadline_at_s, self._lease_until_s()) if at > now_s]
         return min(future, default=now_s + 3600.0)
+
+    def is_silent(self, now_s: float) -> bool:
+        """Return whether all who have not answered have let their leases lapse."""
+        return now_s >= self._lease_until_s()
+
+    def _lease_until_s(self) -> float:
+        return max(item.lease_until_s for item in self.pending.values())
 
 
 def instruction_of(

@@ -9,11 +9,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from ..errors import MeadowError
+from ..errors import DamageError, MeadowError, StoreError
 from ..transport import fleet_pb2 as pb
 from ..transport.durable import write_file
 from ..transport.pipe import AsyncPipe
@@ -22,13 +23,14 @@ from .dispatch import Dispatcher
 from .journal import Journal
 from .links import Links
 from .spool import Spool
-from .threads import JournalThread
+from .threads import JournalThread, until_written
 
 __all__ = ["DEATHS_MAX", "Supervisor"]
 
 DEATHS_MAX = 5
 """A worker that dies this often without committing a round in between fails its run."""
 STOP_WAIT_S = 15.0
+STOPPED = "stopped by the administrator"
 TOLD_MAX = 64
 """How much of what a worker has told may be on its way to the journal."""
 LOG = logging.getLogger("meadow.server")
@@ -62,6 +64,10 @@ class Supervisor:
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping: set[int] = set()
         self._watchers: dict[int, set[asyncio.Event]] = {}
+        self._ending: dict[int, str] = {}
+        self._failures: dict[int, MeadowError] = {}
+        """Why runs cannot go on, found elsewhere than in their own tasks."""
+        dispatcher.observer = self
 
     def run_dir(self, run_id: int) -> Path:
         """Return a run's folder."""
@@ -72,7 +78,10 @@ class Supervisor:
         the runs, which are to begin then."""
         runs = await self._thread(self._journal.runs.all, "queued", "running")
         for run in runs:
-            await self._dispatcher.restore(run)
+            try:
+                await self._dispatcher.restore(run)
+            except StoreError as error:  # of this run's rows: the others go on
+                self.fail(run.id, error)
         return [run.id for run in runs]
 
     def begin(self, run_id: int) -> None:
@@ -84,22 +93,48 @@ class Supervisor:
         if (task := self._tasks.get(run_id)) is not None:  # it has ended, and tidies up
             await asyncio.wait([task])
         self._stopping.discard(run_id)
+        self._failures.pop(run_id, None)
         (self.run_dir(run_id) / "summary.json").unlink(missing_ok=True)  # it says how it ended
         self.begin(run_id)
 
     async def stop(self, run_id: int) -> None:
-        """Ask a run to end where it is; a worker that does not within 15 s is killed."""
-        task = self._tasks.get(run_id)
-        if task is None:
-            return
+        """Ask a run to end where it is; a worker that does not within 15 s is killed.
+
+        Raises:
+            StoreError: it has ended, and the disk has no room to write that down.
+        """
         self._stopping.add(run_id)
+        task = self._tasks.get(run_id)
+        if task is None:  # nobody looks after it, though the journal says that it is under way
+            task = asyncio.create_task(self._end(run_id, "stopped", STOPPED))
+            self._tasks[run_id] = task
         pipe = self._pipes.get(run_id)
         if pipe is not None:
             await _tell(pipe, pb.DaemonMessage(stop=pb.Empty()))
         done, _ = await asyncio.wait([task], timeout=STOP_WAIT_S)
         if not done:
             self._kill(run_id)
-            await asyncio.wait([task], timeout=STOP_WAIT_S)
+            done, _ = await asyncio.wait([task], timeout=STOP_WAIT_S)
+        if not done:
+            raise StoreError(self.ending(run_id) or f"run {run_id} does not end")
+
+    def ending(self, run_id: int) -> str | None:
+        """Return what to say of a run that is over, and the disk does not take that; None if there
+        is none."""
+        how = self._ending.get(run_id)
+        return how and (
+            f"run {run_id} has {how}, and the server cannot write that down: its disk is full or "
+            "fails; it is written as soon as there is room"
+        )
+
+    def fail(self, run_id: int, error: MeadowError) -> None:
+        """End a run that cannot go on."""
+        self._failures.setdefault(run_id, error)
+        self._kill(run_id)
+
+    async def tell(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
+        """Record an event of a run."""
+        await self.record(run_id, kind, json.dumps(detail))
 
     async def close(self) -> None:
         """End all workers; their runs go on when the daemon is started again."""
@@ -127,7 +162,7 @@ class Supervisor:
     async def record(self, run_id: int, kind: str, detail: str) -> None:
         """Write down an event of a run and wake whoever watches it."""
         round_ = json.loads(detail).get("round", 0) if kind == "round_committed" else 0
-        await self._thread(
+        await self._thread.patiently(
             self._journal.events.record, run_id, kind, detail, now_s=self._clock(), round=round_
         )
         for event in self._watchers.get(run_id, ()):
@@ -136,7 +171,9 @@ class Supervisor:
     async def _status(self, run_id: int, status: str, cause: str = "") -> None:
         over = status in ("finished", "stopped", "failed")
         now_s = self._clock() if over else None
-        await self._thread(self._journal.runs.status, run_id, status, cause=cause, now_s=now_s)
+        await self._thread.patiently(
+            self._journal.runs.status, run_id, status, cause=cause, now_s=now_s
+        )
         await self.record(run_id, "status", json.dumps({"status": status, "cause": cause}))
 
     # ------------------------------------------------------------------ one run
@@ -144,13 +181,31 @@ class Supervisor:
     async def _supervise(self, run_id: int) -> None:
         try:
             status, cause = await self._keep_alive(run_id)
+        except DamageError as error:  # it is forgotten with the round
+            hint = f"`meadow run resume {run_id}` repeats the round"
+            status, cause = "failed", f"{error}; {hint}"
+        except MeadowError as error:
+            status, cause = "failed", str(error)
+        except OSError as error:
+            status, cause = "failed", f"the server's disk or its processes: {error}"
         except Exception as error:  # a bug of ours must end this run, not hang it
             LOG.exception("run %d", run_id)
             status, cause = "failed", f"internal error: {type(error).__name__}: {error}"
-            self._kill(run_id)
-        await self._conclude(run_id, status, cause)
-        await self._dispatcher.forget(run_id)
-        self._tasks.pop(run_id, None)
+        self._kill(run_id)
+        await self._end(run_id, status, cause)
+
+    async def _end(self, run_id: int, status: str, cause: str) -> None:
+        """Write down that a run is over, however long the disk has no room for that."""
+        self._ending[run_id] = {"stopped": "been stopped"}.get(status, status)
+        try:
+            await self._conclude(run_id, status, cause)
+            await self._dispatcher.forget(run_id)
+        except MeadowError:
+            LOG.exception("run %d has %s (%s), which cannot be written down", run_id, status, cause)
+        finally:
+            self._ending.pop(run_id, None)
+            self._failures.pop(run_id, None)
+            self._tasks.pop(run_id, None)
 
     async def _keep_alive(self, run_id: int) -> tuple[str, str]:
         """Start workers until the run is over; returns its status and the cause."""
@@ -162,7 +217,7 @@ class Supervisor:
             if finished is not None:
                 return finished.status, finished.cause
             if run_id in self._stopping:
-                return "stopped", "stopped by the administrator"
+                return "stopped", STOPPED
             deaths = 1 if await self._round(run_id) > before else deaths + 1
             detail = {"how": how, "deaths": deaths, "log": f"runs/{run_id}/worker.log"}
             await self.record(run_id, "worker_died", json.dumps(detail))
@@ -177,7 +232,8 @@ class Supervisor:
         path = self.run_dir(run_id) / "summary.json"
         if not path.exists():
             summary = {"status": status, "cause": cause, "rounds": await self._round(run_id)}
-            write_file(path, json.dumps(summary, indent=1).encode())
+            text = json.dumps(summary, indent=1).encode()
+            await until_written(lambda: asyncio.to_thread(write_file, path, text))
         await self._status(run_id, status, cause)
 
     async def _round(self, run_id: int) -> int:
@@ -186,6 +242,7 @@ class Supervisor:
 
     async def _one_worker(self, run_id: int) -> tuple[pb.Finished | None, str]:
         """Run one worker process to its end; returns its last word and how it ended."""
+        self._raise_failure(run_id)
         await self._dispatcher.tidy(run_id)
         ours, theirs = socket.socketpair()
         with theirs, (self.run_dir(run_id) / "worker.log").open("ab") as log:
@@ -201,6 +258,9 @@ class Supervisor:
         try:
             await self._greet(run_id, pipe)
             finished = await self._pump(run_id, pipe, ready)
+        except StoreError:  # the next worker would find the same
+            self._kill(run_id)
+            raise
         except MeadowError as error:
             await self.record(run_id, "worker_error", json.dumps({"error": str(error)}))
             self._kill(run_id)
@@ -210,7 +270,12 @@ class Supervisor:
             self._pipes.pop(run_id, None)
             pipe.close()
             code = await _reap(process)
+        self._raise_failure(run_id)
         return finished, _how(code)
+
+    def _raise_failure(self, run_id: int) -> None:
+        if (error := self._failures.get(run_id)) is not None:
+            raise error
 
     async def _greet(self, run_id: int, pipe: WorkerPipe) -> None:
         run = await self._thread(self._journal.runs.get, run_id)
@@ -265,7 +330,9 @@ class Supervisor:
                 rounds = message.ready.rounds
                 if not ready.done():
                     ready.set_result(message.ready)
-                await self._thread(self._journal.runs.ready, run_id, rounds=rounds, ready=body)
+                await self._thread.patiently(
+                    self._journal.runs.ready, run_id, rounds=rounds, ready=body
+                )
                 await self.record(run_id, "ready", json.dumps({"rounds": rounds}))
             elif kind == "forget":
                 group_id, blobs = message.forget.group_id, message.forget.blob_ids

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
+from ..errors import DamageError, StoreError
 from .journal import Journal
 
-__all__ = ["JournalThread"]
+__all__ = ["JournalThread", "until_written"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 TOGETHER_MAX = 256
+RETRY_S, RETRY_S_MAX = 0.2, 5.0
+LOG = logging.getLogger("meadow.server")
 
 
 @dataclass(slots=True)
@@ -67,6 +71,14 @@ class JournalThread:
         self._calls.put(_Call(lambda: method(*args, **kwargs), done))
         return await done
 
+    async def patiently(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As a call; while the disk is full or fails it is tried again, until it is done.
+
+        Raises:
+            DamageError: the journal is damaged: waiting does not help.
+        """
+        return await until_written(lambda: self(method, *args, **kwargs))
+
     def close(self) -> None:
         """Finish what was begun and stop."""
         self._calls.put(None)
@@ -97,6 +109,31 @@ class JournalThread:
                 call.error = call.error or error
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             batch[0].done.get_loop().call_soon_threadsafe(_settle, batch)
+
+
+async def until_written(write: Callable[[], Awaitable[T]]) -> T:
+    """Return what `write` returns, tried again while the disk is full or fails.
+
+    The log says so once when it begins to wait, and once when it goes on.
+
+    Raises:
+        DamageError: what is on disk is damaged: waiting does not help.
+    """
+    pause_s = RETRY_S
+    while True:
+        try:
+            value = await write()
+        except DamageError:
+            raise
+        except StoreError as error:
+            if pause_s == RETRY_S:
+                LOG.error("%s; the server waits until the disk has room again", error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
+        else:
+            if pause_s != RETRY_S:
+                LOG.warning("the disk has room again: the server goes on")
+            return value
 
 
 def _settle(batch: list[_Call]) -> None:

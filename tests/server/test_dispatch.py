@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from meadow.errors import MeadowError, StoreError
+from meadow.server import threads
 from meadow.server.dispatch import Dispatcher
 from meadow.server.journal import Journal
 from meadow.server.links import AgentLink, Links
@@ -31,7 +35,17 @@ class Desk:
     run: RunRow
     now_s: float = 0.0
     told: list[pb.DaemonMessage] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    events: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     agents: dict[int, AgentLink] = field(default_factory=dict)
+
+    def fail(self, run_id: int, error: MeadowError) -> None:
+        """Hear that the run cannot go on."""
+        self.failed.append(str(error))
+
+    async def tell(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
+        """Hear an event of the run."""
+        self.events.append((kind, detail))
 
     def connect(self, node: int) -> None:
         """Let a client connect."""
@@ -78,6 +92,24 @@ class Desk:
             step.changed.set()
 
 
+class Disk:
+    """The journal's connection on a disk that can be full."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.full = False
+        self._inner = journal._db._db
+        journal._db._db = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        """As SQLite's, but for the end of a transaction while the disk is full."""
+        if self.full and sql == "COMMIT":
+            raise sqlite3.OperationalError("database or disk is full")
+        return self._inner.execute(sql, *values)
+
+
 async def settle() -> None:
     """Let everything that can run, run."""
     for _ in range(50):
@@ -102,6 +134,7 @@ def at_a_desk(tmp_path: Path, scenario: Callable[[Desk], Awaitable[None]]) -> No
             journal, thread, spool, links, lease_s=LEASE_S, clock=lambda: desk.now_s
         )
         desk = Desk(journal, thread, dispatcher, links, run)
+        dispatcher.observer = desk
         for node in (1, 2, 3):
             desk.connect(node)
         await desk.attach()
@@ -261,5 +294,91 @@ def test_who_works_on_what_is_forgotten_is_told_to_stop(tmp_path: Path) -> None:
                 told += [message.cancel.instruction_id] if message.HasField("cancel") else []
             assert told == expected
         assert desk.dispatcher.run_of(2, "1-a-2") is None
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_a_quorum_that_cannot_be_met_is_said_and_then_ends_the_step(tmp_path: Path) -> None:
+    """All three are needed and one is gone: an event when it is silent, and past the deadline the
+    end, from which the worker sees that there are too few. Who comes back in time still counts."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=3, deadline_s=200.0)
+        await desk.answer(1)
+        await desk.answer(2)
+        desk.later(LEASE_S + 5)
+        await settle()
+        missing = {"round": "1", "step": "1/train/0", "missing": [3], "updates": 2, "quorum": 3}
+        assert desk.events == [("round_waits", missing)]
+        desk.dispatcher.renew_lease(3, "1-a-3")
+        await settle()
+        desk.later(LEASE_S + 5)
+        await settle()
+        assert len(desk.events) == 2 and "end" not in desk.kinds()
+        desk.later(100.0)
+        await settle()
+        assert desk.kinds() == ["reply", "reply", "end"]
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_a_deadline_that_passes_on_a_full_disk_ends_the_step_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says why it waits; with room again the step ends, and an answer that was refused is
+    taken."""
+    monkeypatch.setattr(threads, "RETRY_S", 0.001)
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=1, deadline_s=10.0)
+        await desk.answer(1)
+        disk = Disk(desk.journal)
+        disk.full = True
+        with pytest.raises(StoreError, match="disk is full"):
+            await desk.answer(2)
+        desk.later(11.0)
+        await settle()
+        assert desk.kinds() == ["reply"] and not desk.failed
+        assert "disk is full; the server waits until the disk has room again" in caplog.text
+        disk.full = False
+        await settle()
+        assert desk.kinds() == ["reply", "end"]
+        await desk.answer(2)
+        assert desk.kinds() == ["reply", "end"]
+
+    at_a_desk(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("column", ["envelope", "state", "reply", "node_id"])
+def test_a_damaged_row_is_not_read(tmp_path: Path, column: str) -> None:
+    """Whichever of its columns: the worker that repeats its step is not told of it."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=1, deadline_s=10.0)
+        await desk.answer(1)
+        db = desk.journal._db._db
+        where = {"state": "pending", "reply": "answered"}.get(column, "pending")
+        db.execute("DROP TRIGGER seal_instructions_update")
+        db.execute(f"UPDATE instructions SET {column} = 1 WHERE state = '{where}'")
+        with pytest.raises(StoreError, match=r"the row '1-a-\d' of instructions is not as it was"):
+            await desk.open(quorum=1)
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_a_row_that_cannot_be_changed_fails_its_run(tmp_path: Path) -> None:
+    """At the deadline and at an answer: nobody waits for ever, and nobody asks again and again."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=1, deadline_s=10.0)
+        db = desk.journal._db._db
+        db.execute("UPDATE seals SET crc32 = crc32 + 1 WHERE part = 'instructions'")
+        await desk.answer(1)
+        assert len(desk.failed) == 1 and "instructions is not as it was written" in desk.failed[0]
+        step = desk.dispatcher._steps[desk.run.id, "1/train/0"]
+        step.updates = 1
+        desk.later(11.0)
+        await settle()
+        assert len(desk.failed) == 2 and "end" not in desk.kinds()
 
     at_a_desk(tmp_path, scenario)

@@ -336,3 +336,13 @@ def test_a_full_disk_is_a_store_error(tmp_path: Path, monkeypatch: pytest.Monkey
             commit(folder, 2)
     found = opened(tmp_path).resume()
     assert found is not None and found.state.round in (1, 2)
+
+
+def test_a_line_that_a_full_disk_has_cut_does_not_hide_the_cause(tmp_path: Path) -> None:
+    """The run ends with what the disk said, and its summary tells the last whole round."""
+    folder = opened(tmp_path)
+    commit(folder, 1)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"round": 2, "durat')
+    summary = folder.finish(status="failed", cause="No space left", result=None, duration_s=1.0)
+    assert (summary["rounds"], summary["cause"]) == (1, "No space left")
