@@ -54,7 +54,11 @@ class RunConfig:
         at_most=10**9,
     )
     deadline_s: float = setting(
-        600.0, "a round ends after this time if its quorum is met", above=0, at_most=30 * 86400
+        600.0,
+        "a round ends after this time if `run.min_clients` have answered, or if all who have not are "
+        "silent: then the run fails",
+        above=0,
+        at_most=30 * 86400,
     )
     early_stopping: EarlyStoppingConfig | None = None
     update_norm_max: float | None = setting(

@@ -50,7 +50,6 @@ class House:
 
         self.supervisor._keep_alive = keep_alive  # type: ignore[method-assign]
         self.supervisor.begin(self.run_id)
-        await asyncio.sleep(0.02)
 
     async def over(self) -> None:
         """Wait until nobody looks after the run any more."""
@@ -128,8 +127,9 @@ def test_an_end_on_a_full_disk_is_written_when_there_is_room(
     async def scenario(house: House) -> None:
         house.full = True
         await house.end(outcome)
+        while "database or disk is full; the server waits" not in caplog.text:
+            await asyncio.sleep(0.001)
         assert house.status() == ("running", "")
-        assert "database or disk is full; the server waits" in caplog.text
         said = rf"run 1 has {status}, and the server cannot write that down: its disk is full"
         with pytest.raises(StoreError, match=said):
             await house.supervisor.stop(house.run_id)
