@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,12 @@ from .compressed_app import compressed_app
 from .secure_app import secure_app
 from .secure_owner import owned_identity
 
-__all__ = ["InstalledApp"]
+__all__ = ["OF_ONE_CLIENT", "InstalledApp", "setup_of"]
+
+OF_ONE_CLIENT = ("id", "envelope", "cohort_clients")
+"""The fields of an instruction that may differ within a secure sum. The app sees neither its id nor
+the number of clients of a step, which is the policy's: the cohort of a sum is its roster. The message
+in its envelope is bound by itself."""
 
 
 class InstalledApp:
@@ -38,7 +44,13 @@ class InstalledApp:
 
     def __init__(self, app: App, client_app: ClientApp, start: TrainingStart, device: str) -> None:
         self._app = app
-        self._client_app = client_app
+        self._setup = b""
+        self._client_app = secure_app(
+            compressed_app(client_app),
+            identify=owned_identity(Path(start.client_dir), node=start.node_id),
+            setup=lambda _: self._setup,
+            required=False,  # the agent refuses plain instructions where its owner wants none
+        )
         self._node_id = start.node_id
         self._spares = Spares(Path(start.client_dir) / "spare")
         self._node_config = cast(dict[str, Any], unpack_entries(start.node_config))
@@ -61,7 +73,7 @@ class InstalledApp:
                 raise AppError(
                     f"{app.flower.client_app!r} is a {type(client_app).__name__}, not a ClientApp"
                 )
-            return cls(app, _secured(client_app, start), start, "as the app chooses")
+            return cls(app, client_app, start, "as the app chooses")
         from .app import client_app
         from .local_training import LocalTraining  # torch, which a plain Flower app may do without
 
@@ -76,7 +88,7 @@ class InstalledApp:
             client_dir=Path(start.client_dir),
         )
         made = client_app(task, copies=False, training=training)
-        return cls(app, _secured(made, start), start, training.text)
+        return cls(app, made, start, training.text)
 
     def execute(self, work: TrainingWork) -> TrainingDone:
         """Execute one instruction.
@@ -90,6 +102,7 @@ class InstalledApp:
         message = decode(instruction.envelope, lambda blob: blob_path(blobs, blob.id))
         state = unpack_content(work.state, states) if work.state else RecordDict()
         context = self._context(instruction, state)
+        self._setup = setup_of(instruction)
         reply = self._client_app(message, context)
         if not isinstance(reply, Message):
             raise AppError(f"the app answered with a {type(reply).__name__}, not a Message")
@@ -134,11 +147,17 @@ class InstalledApp:
         )
 
 
-def _secured(client_app: ClientApp, start: TrainingStart) -> ClientApp:
-    """Return an app that can take part in secure sums too; the agent refuses plain instructions
-    where its owner wants none."""
-    identify = owned_identity(Path(start.client_dir), node=start.node_id)
-    return secure_app(compressed_app(client_app), identify=identify, required=False)
+def setup_of(instruction: Instruction) -> bytes:
+    """Return the hash of all that an instruction says beside its message: it must be the same for
+    all clients of a secure sum.
+
+    Guarantees: of every field but those of `OF_ONE_CLIENT`, in later versions too.
+    """
+    said = Instruction()
+    said.CopyFrom(instruction)
+    for name in OF_ONE_CLIENT:
+        said.ClearField(name)
+    return sha256(b"meadow secure setup 2\0" + said.SerializeToString(deterministic=True)).digest()
 
 
 def _packed(state: RecordDict, folder: Path) -> bytes:

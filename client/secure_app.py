@@ -6,6 +6,8 @@ leaves is a vector under masks (`privacy.secure_terms` lists the messages).
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from ..errors import (
 )
 from ..flower import arrays_to_params, params_to_arrays, rebuild_message, tensors_of
 from ..privacy.secagg.steps import Step
-from ..privacy.secure_announcement import Announcement, bind
+from ..privacy.secure_announcement import Announcement, bind, setup_of
 from ..privacy.secure_kinds import ANSWERS, IDENTITY, SUFFIX, is_secure
 from ..privacy.secure_member import INTRODUCTION
 from ..privacy.secure_terms import MASKED, RECORD, SECURE_SUM_FAILED
@@ -37,22 +39,34 @@ from .secure_session import KeptSession
 __all__ = ["secure_app"]
 
 
+SetupOf = Callable[[Context], bytes]
+"""Returns the hash of what the server has told this client beside the message."""
+
+TTL_S = 12 * 3600.0
+"""Flower's usual time to live of a message."""
+
+
 def secure_app(
-    app: ClientApp, *, identify: Identify | None = None, required: bool = True
+    app: ClientApp,
+    *,
+    identify: Identify | None = None,
+    setup: SetupOf = lambda context: setup_of(context.run_config),
+    required: bool = True,
 ) -> ClientApp:
     """Return `app` with secure aggregation; without `required`, it answers plainly too.
 
-    `identify` says who the client is and whom it trusts; by default `pinned_identity()`.
+    `identify` says who the client is and whom it trusts; by default `pinned_identity()`. `setup`
+    covers whatever the app gets from the server beside the message; by default the run config.
     """
-    return _SecureApp(app, identify or pinned_identity(), required)
+    return _SecureApp(app, identify or pinned_identity(), setup, required)
 
 
 class _SecureApp(ClientApp):
     """Answers the messages of secure sums, and hands the instructions in them to another app."""
 
-    def __init__(self, app: ClientApp, identify: Identify, required: bool) -> None:
+    def __init__(self, app: ClientApp, identify: Identify, setup: SetupOf, required: bool) -> None:
         super().__init__()
-        self._app, self._identify, self._required = app, identify, required
+        self._app, self._identify, self._setup, self._required = app, identify, setup, required
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; what the wrapped app raises is raised."""
@@ -66,9 +80,7 @@ class _SecureApp(ClientApp):
             return self._app(message, context)
         try:
             if kind == IDENTITY:
-                content = RecordDict(
-                    {INTRODUCTION: introduce(context.state, self._identify(context))}
-                )
+                content = RecordDict({INTRODUCTION: self._introduction(context)})
             elif kind in ANSWERS:
                 content = self._answer(Step(ANSWERS.index(kind) + 1), message, context)
             else:
@@ -83,8 +95,17 @@ class _SecureApp(ClientApp):
         """Check what is planned, execute the instruction, and join the session."""
         identity = self._identify(context)
         announcement = Announcement.read(_secure_record(message))
+        if announcement.setup != self._setup(context):
+            raise SecureAggregationError(
+                "the clients of this sum were told of another app, run config or number of sites "
+                "than this one"
+            )
         binding = bind(
-            announcement, run_id=context.run_id, category=category, content=message.content
+            announcement,
+            run_id=context.run_id,
+            category=category,
+            group=message.metadata.group_id,
+            content=message.content,
         )
         announcement.terms.require_announced(message.content.config_records.get("config", {}))
         params = arrays_to_params(_one(message.content.array_records, "ArrayRecord"))
@@ -95,7 +116,8 @@ class _SecureApp(ClientApp):
         Past(context.state).require_new(category, binding)
         seed = spend_seed(context.state, announcement.advertised[identity.node])
         identity.accept(announcement)
-        vector, examples = self._update(category, message, context, layout)
+        instruction = _instruction(category, message, context, announcement.session)
+        vector, examples = self._update(category, instruction, context, layout)
         said = KeptSession.begin(
             context.state,
             identity=identity,
@@ -109,10 +131,10 @@ class _SecureApp(ClientApp):
         return _content_of(announcement.session, said)
 
     def _update(
-        self, category: str, message: Message, context: Context, layout: VectorLayout
+        self, category: str, instruction: Message, context: Context, layout: VectorLayout
     ) -> tuple[NDArray[Any], int]:
         """Let the app do its work, and return its update and its number of examples."""
-        reply = self._app(_instruction(category, message), context)
+        reply = self._app(instruction, context)
         if reply.has_error():
             if category == "evaluate" and reply.error.code == NOTHING_TO_EVALUATE:
                 return layout.vector({}, {}), 0
@@ -137,8 +159,11 @@ class _SecureApp(ClientApp):
         content = _content_of(session, kept.answer(step, heard), masked=step is Step.MASK)
         if step is Step.UNMASK and kept.category == "train":
             # The round's evaluation is next, and need not ask again.
-            content[INTRODUCTION] = introduce(context.state, identity)
+            content[INTRODUCTION] = self._introduction(context)
         return content
+
+    def _introduction(self, context: Context) -> ConfigRecord:
+        return introduce(context.state, self._identify(context), self._setup(context))
 
 
 def _require_member(identity: SecureIdentity, announcement: Announcement) -> None:
@@ -148,19 +173,22 @@ def _require_member(identity: SecureIdentity, announcement: Announcement) -> Non
         )
 
 
-def _instruction(category: str, message: Message) -> Message:
-    """Return the message that the wrapped app would have got without secure aggregation."""
-    said = message.metadata
+def _instruction(category: str, message: Message, context: Context, session: bytes) -> Message:
+    """Return the message that the wrapped app would have got without secure aggregation.
+
+    Guarantees: its metadata are the client's own, or bound: no word of the server's that only this
+        client heard reaches the app.
+    """
     metadata = Metadata(
-        said.run_id,
-        said.message_id,
-        said.src_node_id,
-        said.dst_node_id,
-        said.reply_to_message_id,
-        said.group_id,
-        said.created_at,
-        said.ttl,
-        category,
+        run_id=context.run_id,
+        message_id=session.hex(),
+        src_node_id=0,
+        dst_node_id=context.node_id,
+        reply_to_message_id="",
+        group_id=message.metadata.group_id,
+        created_at=time.time(),
+        ttl=TTL_S,
+        message_type=category,
     )
     content = {name: record for name, record in message.content.items() if name != RECORD}
     return rebuild_message(metadata, RecordDict(content))

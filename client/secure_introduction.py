@@ -27,9 +27,9 @@ AGE_S_MAX = 3600.0
 """A client whose memory is put back to that of an older day has no keys that it can use again."""
 
 
-def introduce(state: RecordDict, identity: SecureIdentity) -> ConfigRecord:
+def introduce(state: RecordDict, identity: SecureIdentity, setup: bytes) -> ConfigRecord:
     """Draw the keys of the next session, in the place of any that were not used, and return what
-    says who this client is.
+    says who this client is, and what `setup` the server has told it.
 
     Guarantees: two introductions differ even where entropy is repeated, as in a simulation.
     """
@@ -42,7 +42,10 @@ def introduce(state: RecordDict, identity: SecureIdentity) -> ConfigRecord:
         {"number": number, "seed": seed, "advertised": advertised, "drawn-at-s": time.time()}
     )
     member = Member(
-        key=identity.public_key, advertised=advertised, certificate=identity.certificate
+        key=identity.public_key,
+        advertised=advertised,
+        setup=setup,
+        certificate=identity.certificate,
     )
     return member.record()
 

@@ -22,12 +22,15 @@ from .secure_terms import RECORD, SecureTerms
 __all__ = [
     "CERTIFICATE_BYTES_MAX",
     "NODE_BYTES",
+    "SETUP_BYTES",
     "Announcement",
     "bind",
     "name_of",
+    "setup_of",
 ]
 
 NODE_BYTES = 8
+SETUP_BYTES = 32
 CERTIFICATE_BYTES_MAX = 4096
 BLOCK = 65_536
 _TERMS = {entry.name: entry.name.replace("_", "-") for entry in fields(SecureTerms)}
@@ -44,6 +47,8 @@ class Announcement:
     advertised: Mapping[int, bytes]
     """The keys that every client has drawn for this session alone, signed."""
     terms: SecureTerms
+    setup: bytes
+    """The hash of what clients were told beside their messages; see `setup_of`."""
     certificates: Mapping[int, bytes] = field(default_factory=dict)
     """What binds a key to its client's enrolment, of the clients that have it."""
 
@@ -76,7 +81,8 @@ class Announcement:
         said["advertised"] = b"".join(self.advertised[node] for node in nodes)
         if any(self.certificates.values()):
             said["certificates"] = [self.certificates.get(node, b"") for node in nodes]
-        return ConfigRecord({**said, "session": self.session, "round": self.round})
+        said |= {"session": self.session, "round": self.round, "setup": self.setup}
+        return ConfigRecord(said)
 
     @classmethod
     def read(cls, record: ConfigRecord) -> Announcement:
@@ -97,12 +103,13 @@ class Announcement:
                 raise ValueError("its certificates are not bytes")
             terms = {name: said[wire] for name, wire in _TERMS.items() if wire in said}
             terms["metrics"] = tuple(filter(None, said["metrics"].split("\n")))
-            session, number = said["session"], said["round"]
-            if type(session) is not bytes or type(number) is not int:
-                raise ValueError("its session or round is of another type")
+            session, number, setup = said["session"], said["round"], said["setup"]
+            if (type(session), type(number), type(setup)) != (bytes, int, bytes):
+                raise ValueError("its session, round or setup is of another type")
             return cls(
                 session=session,
                 round=number,
+                setup=setup,
                 keys=dict(zip(nodes, keys, strict=True)),
                 advertised=dict(zip(nodes, advertised, strict=True)),
                 terms=SecureTerms(**terms),
@@ -119,19 +126,42 @@ def name_of(node: int) -> str:
     return str(node)
 
 
-def bind(announcement: Announcement, *, run_id: int, category: str, content: RecordDict) -> Binding:
+def setup_of(run_config: Mapping[str, object]) -> bytes:
+    """Return the hash of what a server tells its clients beside the message: under plain Flower,
+    the run config.
+
+    Shapes: `SETUP_BYTES`.
+    """
+    said = repr(sorted(run_config.items())).encode()
+    return sha256(b"meadow secure setup 1\0" + said).digest()
+
+
+def bind(
+    announcement: Announcement, *, run_id: int, category: str, group: str, content: RecordDict
+) -> Binding:
     """Return what a session is bound to, from what this side itself has seen.
 
-    `content` is the instruction's: its params are the binding's model, and the rest of it, the
-    run and the terms are the configuration.
+    `content` is the instruction's, of the message group `group`: its arrays are the binding's
+    model, and everything else that a client's work depends on is the configuration.
+
+    Guarantees: every field of the announcement and of its terms is bound, and every record of the
+    content with its name, kind, values and their order.
     """
-    digest = sha256(b"meadow secure round 1\0")
-    for part in (run_id, category, astuple(announcement.terms)):
+    digest = sha256(b"meadow secure round 2\0")
+    for part in (run_id, category, group):
         _add(digest, repr(part).encode())
-    for name in sorted(content.keys()):
-        record = content[name]
-        if name != RECORD and not isinstance(record, ArrayRecord):
-            _add(digest, repr((name, sorted(record.items()))).encode())
+    for entry in fields(announcement):
+        value = getattr(announcement, entry.name)
+        if isinstance(value, Mapping):
+            _add(digest, repr((entry.name, len(value))).encode())
+            for node in sorted(value):
+                _add(digest, node.to_bytes(NODE_BYTES, "big") + value[node])
+        else:
+            _add(digest, repr((entry.name, value)).encode())
+    for name, record in content.items():
+        if name != RECORD:
+            entries = [] if isinstance(record, ArrayRecord) else list(record.items())
+            _add(digest, repr((type(record).__name__, name, entries)).encode())
     return Binding(
         session=announcement.session,
         round=announcement.round,
@@ -163,10 +193,9 @@ def _cut(joined: bytes, size: int) -> list[bytes]:
 
 def _digest_of_arrays(content: RecordDict) -> bytes:
     digest = sha256()
-    for record_name in sorted(content.array_records):
-        tensors = tensors_of(content.array_records[record_name])
-        for name in sorted(tensors):
-            tensor, size = tensors[name], 1
+    for record_name, record in content.array_records.items():
+        for name, tensor in tensors_of(record).items():
+            size = 1
             for length in tensor.shape:
                 size *= length
             about = (record_name, name, tensor.dtype.name, tuple(map(int, tensor.shape)))

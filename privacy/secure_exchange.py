@@ -8,7 +8,8 @@ restarted, and whose grid repeats the answers that were recorded, goes on with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -28,7 +29,7 @@ from .secure_vector import VectorLayout
 
 __all__ = ["CLIENTS_MAX", "SecureExchange"]
 
-VERSION = 3
+VERSION = 4
 CLIENTS_MAX = 10_000
 """The largest cohort: everybody is told everybody's keys."""
 
@@ -99,7 +100,10 @@ class SecureExchange:
                     round=number,
                     keys={node: members[node].key for node in nodes},
                     advertised={node: members[node].advertised for node in nodes},
-                    certificates={node: members[node].certificate for node in nodes},
+                    certificates={
+                        node: said for node in nodes if (said := members[node].certificate)
+                    },
+                    setup=members[nodes[0]].setup,
                     terms=self._terms,
                 ),
                 self._layout,
@@ -169,7 +173,11 @@ class SecureExchange:
                 said[node] = member
         members: dict[int, Member] = {}
         used: set[bytes] = set()
+        usual = _most_common(member.setup for member in said.values())
         for node in sorted(said):
+            if said[node].setup != usual:
+                self.failures[node] = "it has another app or run config than most clients"
+                continue
             try:
                 used |= said[node].public_keys(node, used=used)
                 members[node] = said[node]
@@ -226,6 +234,12 @@ def _params_of(content: RecordDict) -> Params:
     if len(records) != 1:
         raise ConfigError(f"an instruction must carry one ArrayRecord, got {len(records)}")
     return arrays_to_params(next(iter(records.values())))
+
+
+def _most_common(setups: Iterable[bytes]) -> bytes | None:
+    """Return what most clients were told; of two as common ones, the one that sorts first."""
+    counts = Counter(setups)
+    return min(counts, key=lambda setup: (-counts[setup], setup), default=None)
 
 
 def _stands_for(reply: Message) -> Sequence[int]:

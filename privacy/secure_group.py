@@ -52,7 +52,11 @@ class SecureGroup:
             plan=self._plan,
             roster=announcement.roster,
             binding=bind(
-                announcement, run_id=head.run_id, category=self._category, content=content
+                announcement,
+                run_id=head.run_id,
+                category=self._category,
+                group=head.group_id,
+                content=content,
             ),
         )
         self.instruction = RecordDict({**content, RECORD: announcement.record()})

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, RecordDict
 from ..errors import SecureAggregationError
 from .secagg import ADVERTISEMENT_BYTES, Advertisement
 from .secagg.keys import KEY_BYTES
-from .secure_announcement import CERTIFICATE_BYTES_MAX, name_of
+from .secure_announcement import CERTIFICATE_BYTES_MAX, SETUP_BYTES, name_of
 
 __all__ = ["INTRODUCTION", "Member"]
 
@@ -23,32 +23,41 @@ class Member:
     Attributes:
         key: its long-term public key.
         advertised: its keys for one session (`ClientKeys.advertise`).
+        setup: the hash of what the server has told it beside the message (`setup_of`).
         certificate: what others may believe the key for; nothing under plain Flower.
     """
 
     key: bytes
     advertised: bytes
+    setup: bytes
     certificate: bytes = b""
 
     def record(self) -> ConfigRecord:
         """Return the record that says it."""
         return ConfigRecord(
-            {"key": self.key, "advertised": self.advertised, "certificate": self.certificate}
+            {
+                "key": self.key,
+                "advertised": self.advertised,
+                "setup": self.setup,
+                "certificate": self.certificate,
+            }
         )
 
     @classmethod
     def read(cls, content: RecordDict) -> Member | None:
         """Return what a client says of itself; None if it says nothing, or is malformed."""
         record = content.config_records.get(INTRODUCTION, ConfigRecord())
-        key, advertised = record.get("key"), record.get("advertised")
-        if type(key) is not bytes or type(advertised) is not bytes:
+        key, advertised, setup = (record.get(name) for name in ("key", "advertised", "setup"))
+        if type(key) is not bytes or type(advertised) is not bytes or type(setup) is not bytes:
             return None
         certificate = record.get("certificate")
         certificate = certificate if type(certificate) is bytes else b""
-        sizes = len(key), len(advertised)
-        if sizes != (KEY_BYTES, ADVERTISEMENT_BYTES) or len(certificate) > CERTIFICATE_BYTES_MAX:
+        sizes = len(key), len(advertised), len(setup)
+        if sizes != (KEY_BYTES, ADVERTISEMENT_BYTES, SETUP_BYTES):
             return None
-        return cls(key=key, advertised=advertised, certificate=certificate)
+        if len(certificate) > CERTIFICATE_BYTES_MAX:
+            return None
+        return cls(key=key, advertised=advertised, setup=setup, certificate=certificate)
 
     def public_keys(self, node: int, *, used: set[bytes]) -> set[bytes]:
         """Return all public keys of the client with this node id.

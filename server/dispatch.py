@@ -62,6 +62,8 @@ class Dispatcher:
         self._workers: dict[int, WorkerSend] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self.observer: Observer | None = None
+        self._sites: dict[int, tuple[str, int]] = {}
+        """By run: the last group, and how many sites were enrolled when it began."""
 
     # ------------------------------------------------------------------ the worker's side
 
@@ -132,6 +134,7 @@ class Dispatcher:
         ended: bool = False,
     ) -> Step:
         ready, now_s = pb.WorkerReady.FromString(run.ready or b""), self._clock()
+        sites = self._sites_told(run.id, group_id)
         step = Step(
             run_id=run.id,
             key=key,
@@ -146,9 +149,7 @@ class Dispatcher:
                 step.updates += not pb.Envelope.FromString(row.reply or b"").HasField("error")
             elif row.state == "pending":
                 item = Pending(
-                    instruction=instruction_of(
-                        run, ready, row, clients=len(rows), sites=self._links.enrolled
-                    ),
+                    instruction=instruction_of(run, ready, row, clients=len(rows), sites=sites),
                     node_id=row.node_id,
                     step=step,
                     lease_until_s=now_s + self._lease_s,
@@ -158,6 +159,14 @@ class Dispatcher:
                 self._send_instruction(item)
         step.watcher = asyncio.create_task(self._watch(step))
         return step
+
+    def _sites_told(self, run_id: int, group_id: str) -> int:
+        """Return how many sites are enrolled: the same in all steps of a group, as the clients of
+        a secure sum are bound to what they were told when they introduced themselves."""
+        group, _ = self._sites.get(run_id, (None, 0))
+        if group != group_id:
+            self._sites[run_id] = group_id, self._links.enrolled
+        return self._sites[run_id][1]
 
     def _send_instruction(self, item: Pending) -> None:
         link = self._links.get(item.node_id)
@@ -251,6 +260,8 @@ class Dispatcher:
 
         Whoever still works on one is told to stop.
         """
+        if group_id is None:
+            self._sites.pop(run_id, None)
         gone = await self._thread.patiently(self._journal.steps.forget, run_id, group_id)
         ids = set(gone)
         for key, step in list(self._steps.items()):

@@ -71,6 +71,7 @@ def cohort(keys: Mapping[int, bytes], certify: Certify, **others: bytes) -> Anno
         keys=keys,
         advertised=dict.fromkeys(keys, bytes(160)),
         terms=SecureTerms(),
+        setup=bytes(32),
         certificates=certificates,
     )
 

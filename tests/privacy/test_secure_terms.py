@@ -17,7 +17,9 @@ from meadow.privacy.secure_terms import SecureTerms
 TERMS = SecureTerms(clip=0.25, weight_max=100, metrics=("accuracy", "loss"))
 KEYS = {node: bytes([place]) * 32 for place, node in enumerate((3, 7, 2**64 - 1))}
 ADVERTISED = {node: bytes([place + 9]) * 160 for place, node in enumerate(KEYS)}
-TOLD = Announcement(session=b"s" * 32, round=4, keys=KEYS, advertised=ADVERTISED, terms=TERMS)
+TOLD = Announcement(
+    session=b"s" * 32, round=4, keys=KEYS, advertised=ADVERTISED, terms=TERMS, setup=b"u" * 32
+)
 
 
 def content(**config: Any) -> RecordDict:
@@ -45,22 +47,22 @@ def test_a_malformed_announcement(fields: dict[str, Any]) -> None:
 
 def test_what_a_session_is_bound_to() -> None:
     """Another run, category, configuration, model or terms is another binding."""
-    base = bind(TOLD, run_id=1, category="train", content=content())
-    assert base == bind(TOLD, run_id=1, category="train", content=content())
+    base = bind(TOLD, run_id=1, category="train", group="4", content=content())
+    assert base == bind(TOLD, run_id=1, category="train", group="4", content=content())
     other_arrays = content()
     other_arrays["arrays"] = params_to_arrays({"w": np.zeros(4, np.float32)})
     renamed = content()
     renamed["arrays"] = params_to_arrays({"v": np.arange(4.0, dtype=np.float32)})
     wider = replace(TOLD, terms=replace(TERMS, clip=0.5))
     others = [
-        bind(TOLD, run_id=2, category="train", content=content()),
-        bind(TOLD, run_id=1, category="evaluate", content=content()),
-        bind(TOLD, run_id=1, category="train", content=content(rate=0.2)),
-        bind(TOLD, run_id=1, category="train", content=content(rate=1)),
-        bind(TOLD, run_id=1, category="train", content=other_arrays),
-        bind(TOLD, run_id=1, category="train", content=renamed),
-        bind(wider, run_id=1, category="train", content=content()),
-        bind(replace(TOLD, round=5), run_id=1, category="train", content=content()),
+        bind(TOLD, run_id=2, category="train", group="4", content=content()),
+        bind(TOLD, run_id=1, category="evaluate", group="4", content=content()),
+        bind(TOLD, run_id=1, category="train", group="4", content=content(rate=0.2)),
+        bind(TOLD, run_id=1, category="train", group="4", content=content(rate=1)),
+        bind(TOLD, run_id=1, category="train", group="4", content=other_arrays),
+        bind(TOLD, run_id=1, category="train", group="4", content=renamed),
+        bind(wider, run_id=1, category="train", group="4", content=content()),
+        bind(replace(TOLD, round=5), run_id=1, category="train", group="4", content=content()),
     ]
     seen = {(each.model, each.configuration, each.round) for each in [base, *others]}
     assert len(seen) == len(others) + 1

@@ -84,7 +84,7 @@ def test_everybodys_fresh_keys_decide_the_ring() -> None:
 
     def beacon(announcement: Announcement, run_id: int = 1, **other: Any) -> bytes:
         said = arena.instructions(**other)[0].content if other else content
-        return bind(announcement, run_id=run_id, category="train", content=said).beacon
+        return bind(announcement, run_id=run_id, category="train", group="1", content=said).beacon
 
     base = beacon(told)
     assert beacon(told, params={"w": model()["weight"]}) == base

@@ -48,7 +48,7 @@ def masks(bytes_: int, dtype: Any = np.uint8) -> Callable[[Message], None]:
 @pytest.mark.parametrize(
     ("kind", "change", "reason"),
     [
-        (IDENTITY, introduces(advertised=None), "of another version than 3"),
+        (IDENTITY, introduces(advertised=None), "of another version than 4"),
         (IDENTITY, introduces(advertised=b"short"), "malformed"),
         (IDENTITY, introduces(advertised=b"unsigned".ljust(160)), "signature of client '2'"),
         (IDENTITY, introduces(key=b"k" * 33), "malformed"),

@@ -87,7 +87,7 @@ def test_what_leaves_a_client() -> None:
         for record in message.content.values():
             assert set(record) in (
                 {"session", "message"},
-                {"key", "advertised", "certificate"},
+                {"key", "advertised", "setup", "certificate"},
             )
 
 
