@@ -239,7 +239,7 @@ UNREADABLE = (
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Write an archive's files into a new folder.
+    """Write an archive's files into a new folder; they are durable on return.
 
     Raises:
         AppError: it is no zip archive, names a path outside of the folder, holds links or files
@@ -260,6 +260,7 @@ def unpack(data: bytes, folder: Path) -> None:
             left = APP_BYTES_MAX
             for entry in entries:
                 left -= _unpack_one(archive, entry, folder, left)
+            _sync_folders(folder)
     except UNREADABLE as error:
         raise AppError(f"the app's archive cannot be read: {error}"[:300]) from None
     except OSError as error:
@@ -283,4 +284,16 @@ def _unpack_one(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, folder: Path, 
         if len(content) > left:
             raise AppError(f"the app's archive exceeds {APP_BYTES_MAX >> 20} MiB unpacked")
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     return len(content)
+
+
+def _sync_folders(folder: Path) -> None:
+    """Make the names of an app's files durable, and its own."""
+    for root in [*(Path(name) for name, _, _ in os.walk(folder)), folder.parent]:
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -22,14 +22,14 @@ from ..transport.fleet_pb2 import (
     Welcome,
 )
 from ..transport.fleet_pb2_grpc import FleetStub
+from ..transport.protocol import PROTOCOL_VERSION
 from ..transport.spares import Spares
 from .rpc_errors import rpc_errors
 from .stream import Stream
 from .transfer import Bulk
 
-__all__ = ["MESSAGE_BYTES_MAX", "PROTOCOL_VERSION", "Connection", "channel_options"]
+__all__ = ["MESSAGE_BYTES_MAX", "Connection", "channel_options"]
 
-PROTOCOL_VERSION = 1
 MESSAGE_BYTES_MAX = 16 << 20
 BLOB_BYTES_MAX = 64 << 30
 ANSWER_WAIT_S = 20.0

@@ -19,7 +19,7 @@ import grpc
 from cryptography.hazmat.primitives import serialization
 
 from ..errors import ConfigError, IdentityError
-from ..transport.durable import sync_folder, write_file
+from ..transport.durable import make_folder, sync_folder, write_file
 from ..transport.fleet_pb2 import Certificate
 from ..transport.identity import Identity, identity_of, read_certificate
 from ..transport.keys import KeyPair, create_request, read_key
@@ -76,7 +76,7 @@ class IdentityFolder:
 
         The name in it says nothing: the server knows whom its token is for.
         """
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(self.folder, mode=0o700)
         return create_request("new", self._key)
 
     def store(self, certificate: Certificate) -> ClientIdentity:

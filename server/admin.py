@@ -17,6 +17,7 @@ from ..apps import App, unpack
 from ..errors import AppError, MeadowError
 from ..strategies.tags import TAG_FORM, is_tag
 from ..transport import fleet_pb2 as pb
+from ..transport.durable import make_folder
 from ..transport.fleet_pb2_grpc import AdminServicer
 from .callers import REVOKED, Callers, Context, abort
 from .dispatch import Dispatcher
@@ -160,6 +161,7 @@ class AdminService(AdminServicer):
 
         def lay_out() -> App:
             shutil.rmtree(folder, ignore_errors=True)
+            make_folder(folder)
             unpack(archive, folder / "app")
             return App.load(folder / "app", overrides=settings, environ={})
 

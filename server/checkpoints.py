@@ -1,7 +1,7 @@
 """The last rounds of a run on disk: a manifest each, and the files that it names.
 
 A round is committed when its manifest has its name: everything that the manifest refers to is
-durable by then, and checked by its CRC-32 when the run goes on.
+durable by then. The manifest and its files are checked by their CRC-32 when the run goes on.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
+from zlib_ng.zlib_ng import crc32 as crc32_of
 
-from ..errors import MeadowError, StoreError
+from ..errors import DamageError, MeadowError, StoreError
 from ..flower import params_to_arrays, tensors_of
 from ..strategies.algorithm import Params, State
 from ..strategies.recorder import Checkpoint, Row
-from ..transport.durable import sweep, write_file
+from ..transport.durable import make_folder, sweep, write_file
 from ..transport.tensors import TensorFile, checksum, write_tensors
 from .round_lines import as_json
 
@@ -52,7 +53,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         """Open the folder, and clear away what a killed process left half-written."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         sweep(folder)
         self._folder = folder
         self._client_states: _ClientStates | None = None
@@ -91,7 +92,7 @@ class Checkpoints:
             "row": row,
             "clients": self._client_states.save() if self._client_states else {},
         }
-        write_file(self._folder / f"{stem}.json", as_json(manifest))
+        write_file(self._folder / f"{stem}.json", as_json(_sealed(manifest)))
         info = files["params"]
         return path, _read(path, size_max=info["size_bytes"], crc32=info["crc32"])
 
@@ -104,8 +105,8 @@ class Checkpoints:
         manifests = self._manifests()
         for path in manifests:
             try:
-                return self._load(json.loads(path.read_text()))
-            except (MeadowError, ValueError, KeyError, TypeError) as error:
+                return self._load(self._manifest(path))
+            except MeadowError as error:
                 tell("checkpoint_damaged", {"file": path.name, "reason": str(error)})
         if manifests:
             raise StoreError(
@@ -113,6 +114,22 @@ class Checkpoints:
                 "or begin a new run"
             )
         return None
+
+    def problems(self) -> dict[str, str]:
+        """Return what is wrong with the manifests and their files, by name; changes nothing."""
+        found = {}
+        for path in self._manifests():
+            try:
+                for file in self._manifest(path)["files"].values():
+                    self._verified(file)
+            except MeadowError as error:
+                found[path.name] = str(error)
+        return found
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that there are manifests of, the newest first; unchecked."""
+        numbers = (path.stem.removeprefix("round-") for path in self._manifests())
+        return [int(number) for number in numbers if number.isdecimal()]
 
     def drop_old(self) -> None:
         """Delete all but the last rounds."""
@@ -127,6 +144,23 @@ class Checkpoints:
     def _write(self, path: Path, params: Params) -> dict[str, Any]:
         info = write_tensors(path, params, fsync=True)
         return {"name": path.name, "size_bytes": info.size_bytes, "crc32": info.crc32}
+
+    def _manifest(self, path: Path) -> dict[str, Any]:
+        """Read a manifest.
+
+        Raises:
+            DamageError: it is not as it was written.
+        """
+        try:
+            text = path.read_bytes()
+            found = json.loads(text)
+            _check_form(found, f"round-{found['round']:06d}.json" == path.name)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DamageError(f"{path} cannot be read as a checkpoint: {error}") from None
+        del found["crc32"]
+        if as_json(_sealed(found)) != text:
+            raise DamageError(f"{path} does not have the checksum that it was written with")
+        return dict(found)
 
     def _load(self, manifest: Mapping[str, Any]) -> Kept:
         tensors = {key: self._verified(file) for key, file in manifest["files"].items()}
@@ -153,8 +187,45 @@ class Checkpoints:
         path = self._path(file)
         found = checksum(path)
         if (found.size_bytes, found.crc32) != (file["size_bytes"], file["crc32"]):
-            raise StoreError(f"{path} does not have the checksum that it was written with")
+            raise DamageError(f"{path} does not have the checksum that it was written with")
         return _read(path, size_max=found.size_bytes, crc32=found.crc32)
+
+
+_FORM: Mapping[str, tuple[type, ...]] = {
+    "round": (int,),
+    "files": (dict,),
+    "slots": (list,),
+    "best": (dict, type(None)),
+    "stale_rounds": (int,),
+    "row": (dict,),
+    "clients": (dict,),
+    "crc32": (int,),
+}
+
+
+def _check_form(manifest: Any, is_named_so: bool) -> None:
+    """Pass if every part of a manifest is there and of its type.
+
+    Raises:
+        KeyError, TypeError, ValueError: one is not.
+    """
+    for key, types in _FORM.items():
+        if not isinstance(manifest[key], types) or isinstance(manifest[key], bool):
+            raise TypeError(f"its {key!r} is a {type(manifest[key]).__name__}")
+    for file in manifest["files"].values():
+        if not (isinstance(file["name"], str) and isinstance(file["size_bytes"], int)):
+            raise TypeError("what it says of a file is of another type")
+    if "params" not in manifest["files"] or ("slots" in manifest["files"]) != bool(
+        manifest["slots"]
+    ):
+        raise ValueError("it names other files than it has")
+    if not is_named_so:
+        raise ValueError("it is another round's")
+
+
+def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest with the CRC-32 of its own text."""
+    return {**manifest, "crc32": crc32_of(as_json(manifest))}
 
 
 def _read(path: Path, *, size_max: int, crc32: int) -> ArrayRecord:

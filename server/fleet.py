@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from .. import __version__
 from ..errors import LimitError, MeadowError
 from ..transport import fleet_pb2 as pb
+from ..transport.protocol import PROTOCOL_VERSION
 from .bulk import fair_chunk_bytes
 from .callers import REVOKED, Callers, Context, abort, caller
 from .dispatch import Dispatcher
@@ -18,9 +20,8 @@ from .journal import Journal
 from .links import AgentLink, Links
 from .threads import JournalThread
 
-__all__ = ["PROTOCOL_VERSIONS", "FleetService"]
+__all__ = ["FleetService"]
 
-PROTOCOL_VERSIONS = (1,)
 HELLO_WAIT_S = 30.0
 INSTRUCTION_ID_CHARS_MAX = 64
 
@@ -128,8 +129,11 @@ class FleetService:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
         if not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is no hello")
-        if first.hello.protocol not in PROTOCOL_VERSIONS:
-            text = f"protocol {first.hello.protocol} is not spoken here, only {PROTOCOL_VERSIONS}"
+        if first.hello.protocol != PROTOCOL_VERSION:
+            text = (
+                f"protocol {first.hello.protocol} is not spoken here, only {PROTOCOL_VERSION}: client "
+                f"and server need the same version of Meadow, and this server has {__version__}"
+            )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         return first.hello
 

@@ -27,7 +27,7 @@ from ..server_config import (
     server_config_to_toml,
 )
 from ..transport.authority import Authority
-from ..transport.durable import write_file
+from ..transport.durable import make_folder, write_file
 from ..transport.identity import identity_of
 from ..transport.keys import KeyPair, create_request, write_key
 from ..transport.tokens import create_token
@@ -116,10 +116,10 @@ class ServerHome:
         if host in LOOPBACK:
             values["listen"] = "127.0.0.1"
         config = make_server_config(values, where="--host")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         folder.chmod(0o700)
         for name in ("spool", "runs", "ca"):
-            (folder / name).mkdir(exist_ok=True)
+            make_folder(folder / name)
         authority = Authority.create(now=now)
         write_key(folder / "ca" / "key.pem", authority.key_pem)
         write_file(folder / "ca" / "certificate.pem", authority.certificate_pem)

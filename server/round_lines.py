@@ -82,7 +82,7 @@ class RoundLines:
                 found = json.loads(line)
                 is_later = found["round"] > last
             except (ValueError, TypeError, KeyError):
-                break  # the line that the crash cut
+                continue  # a line that a crash has cut, or a disk damaged
             if is_later:
                 break
             rows.append(found)

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import LimitError, ProtocolError
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blob_path, blobs_of, check_blob_id
+from ..transport.durable import make_folder
 from ..transport.spares import Spares
 
 __all__ = ["BLOBS_PER_REPLY_MAX", "Spool"]
@@ -52,7 +53,7 @@ class Spool:
         """
         folder = self.replies(run_id, instruction_id)
         own = check_blob_id(blob.id)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         others = [path for path in folder.iterdir() if path.name.split(".")[0] != own]
         if len(others) >= BLOBS_PER_REPLY_MAX:
             raise LimitError(f"a reply may have at most {BLOBS_PER_REPLY_MAX} blobs")
@@ -80,7 +81,7 @@ class Spool:
     def tidy(self, run_id: int, *, blobs: Collection[str], instructions: Collection[str]) -> None:
         """Delete all but these blobs for clients, and replies to all but these instructions."""
         kept = {blob_path(self.outgoing(run_id), blob_id).name for blob_id in blobs}
-        self.outgoing(run_id).mkdir(parents=True, exist_ok=True)
+        make_folder(self.outgoing(run_id))
         for path in self.outgoing(run_id).iterdir():
             if path.name not in kept:
                 path.unlink(missing_ok=True)

@@ -285,6 +285,7 @@ class Supervisor:
         start = pb.WorkerStart(
             run_id=run_id,
             app_dir=str(folder / "app"),
+            sha256=run.sha256,
             run_dir=str(folder),
             spool_dir=str(self._spool.outgoing(run_id)),
             settings=json.loads(run.settings),

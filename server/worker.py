@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..apps import App
-from ..errors import MeadowError
+from ..errors import DamageError, MeadowError
 from ..flower import identify_process
 from ..process_limits import allow_many_files, keep_freed_memory
 from ..transport import fleet_pb2 as pb
@@ -40,6 +40,7 @@ def main(fd: int) -> int:
     start = channel.start()
     try:
         app = App.load(Path(start.app_dir), overrides=list(start.settings), environ={})
+        _require_same(app, start.sha256)
         _introduce(channel, app)
         identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID)
         quorum = app.config.run.min_clients if app.config else 0
@@ -64,6 +65,19 @@ def main(fd: int) -> int:
         finished = pb.Finished(status="failed", cause=str(error))
     channel.send(pb.WorkerMessage(finished=finished))
     return 0 if finished.status != "failed" else 1
+
+
+def _require_same(app: App, sha256: str) -> None:
+    """Pass if an app is what was submitted.
+
+    Raises:
+        DamageError: it is not.
+    """
+    if app.sha256 != sha256:
+        raise DamageError(
+            f"{app.folder} is not what was submitted: its SHA-256 is {app.sha256[:12]}..., not "
+            f"{sha256[:12]}...; submit the app anew"
+        )
 
 
 def _introduce(channel: Channel, app: App) -> None:

@@ -14,7 +14,15 @@ from typing import Any
 from ..errors import StoreError
 from .spares import Spares
 
-__all__ = ["Writeback", "replacing", "sweep", "sync_folder", "write_all", "write_file"]
+__all__ = [
+    "Writeback",
+    "make_folder",
+    "replacing",
+    "sweep",
+    "sync_folder",
+    "write_all",
+    "write_file",
+]
 
 _TEMPORARY = ".tmp"
 
@@ -108,6 +116,24 @@ def write_file(path: Path, data: bytes, *, fsync: bool = True, mode: int = 0o644
     """
     with replacing(path, fsync=fsync, mode=mode) as fd:
         write_all(fd, data)
+
+
+def make_folder(folder: Path, *, mode: int = 0o777) -> None:
+    """Make a folder, and those that it is in, unless they are there: durably, as what is in it will be.
+
+    Raises:
+        StoreError: the disk is full, or something else has the name.
+    """
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
+    try:
+        for each in reversed(missing):
+            each.mkdir(mode=mode, exist_ok=True)
+            sync_folder(each.parent)
+    except OSError as error:
+        raise StoreError(f"{error.filename} cannot be made: {error.strerror or error}") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -473,20 +473,22 @@ class PullMessage(_message.Message):
     def __init__(self, file: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class WorkerStart(_message.Message):
-    __slots__ = ("run_id", "app_dir", "run_dir", "spool_dir", "settings", "cohorts")
+    __slots__ = ("run_id", "app_dir", "run_dir", "spool_dir", "settings", "cohorts", "sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     APP_DIR_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     SPOOL_DIR_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     COHORTS_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: int
     app_dir: str
     run_dir: str
     spool_dir: str
     settings: _containers.RepeatedScalarFieldContainer[str]
     cohorts: _containers.RepeatedCompositeFieldContainer[Cohort]
-    def __init__(self, run_id: _Optional[int] = ..., app_dir: _Optional[str] = ..., run_dir: _Optional[str] = ..., spool_dir: _Optional[str] = ..., settings: _Optional[_Iterable[str]] = ..., cohorts: _Optional[_Iterable[_Union[Cohort, _Mapping]]] = ...) -> None: ...
+    sha256: str
+    def __init__(self, run_id: _Optional[int] = ..., app_dir: _Optional[str] = ..., run_dir: _Optional[str] = ..., spool_dir: _Optional[str] = ..., settings: _Optional[_Iterable[str]] = ..., cohorts: _Optional[_Iterable[_Union[Cohort, _Mapping]]] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Cohort(_message.Message):
     __slots__ = ("group_id", "node_ids")

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord
 
 from ..flower import NUMPY_STYPE, FlatTensor, tensor_of
 from .blobs import blob_path, new_blob_id
-from .durable import sync_folder
+from .durable import make_folder, sync_folder
 from .fleet_pb2 import ArrayInfo, Arrays, Blob
 from .header import check_name
 from .layout import Layout
@@ -84,7 +84,10 @@ class BlobWriter:
             return Arrays(packed=pack_tensors(layout), infos=infos)
         blob_id = new_blob_id()
         path = blob_path(self._folder, blob_id)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._fsync:
+            make_folder(self._folder)
+        else:
+            self._folder.mkdir(parents=True, exist_ok=True)
         info = self._link(tensors, path) or write_layout(
             path, layout, fsync=self._fsync, spares=self._spares
         )

@@ -137,3 +137,25 @@ def test_params_are_kept_while_a_group_needs_them(
 def test_whom_a_group_went_to_is_known_after_a_restart(grid: FleetGrid) -> None:
     """Nobody else is asked then."""
     assert (grid.cohort_of("i7"), grid.cohort_of("i8")) == ([3], ())
+
+
+def test_a_file_that_has_changed_since_it_arrived_is_not_believed(
+    grid: FleetGrid, desk: Desk, tmp_path: Path
+) -> None:
+    """One flipped bit in the spool makes no update: it is that client's failure, with the cause."""
+    large = params_to_arrays({"w": np.zeros(20_000, np.float32)})
+    id_ = push(grid, "i1")
+    message = Message(RecordDict(), 1, "train", group_id="i1")
+    set_message_id(message, id_)
+    reply = Message(RecordDict({"arrays": large}), reply_to=message)
+    set_message_id(reply, f"{id_}-r")
+    folder = tmp_path / "up"
+    envelope = encode(reply, BlobWriter(folder))
+    (file,) = folder.iterdir()
+    data = bytearray(file.read_bytes())
+    data[-9] ^= 4
+    file.write_bytes(data)
+    item = pb.StepReply(key="i1/train/0", envelope=envelope, blob_dir=str(folder))
+    desk.said["i1/train/0"].append(item)
+    (found,) = grid.pull_messages([id_])
+    assert found.has_error() and "has changed on the server's disk" in found.error.reason

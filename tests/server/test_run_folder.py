@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -346,3 +347,67 @@ def test_a_line_that_a_full_disk_has_cut_does_not_hide_the_cause(tmp_path: Path)
         file.write(b'{"round": 2, "durat')
     summary = folder.finish(status="failed", cause="No space left", result=None, duration_s=1.0)
     assert (summary["rounds"], summary["cause"]) == (1, "No space left")
+
+
+def manifest_of(folder: Path, number: int) -> Path:
+    """Return where a round's manifest lies."""
+    return folder / "checkpoints" / f"round-{number:06d}.json"
+
+
+def test_no_flipped_bit_of_a_manifest_is_believed(tmp_path: Path) -> None:
+    """Whichever it is: the round before is taken, and the event says which file is damaged."""
+    folder = opened(tmp_path)
+    for number in (5, 6):
+        commit(folder, number)
+    path = manifest_of(tmp_path, 6)
+    good = path.read_bytes()
+    for place in range(0, len(good) * 8, 11):
+        data = bytearray(good)
+        data[place // 8] ^= 1 << place % 8
+        path.write_bytes(data)
+        told: list[Any] = []
+        kept = folder.checkpoints.newest(
+            lambda kind, detail, told=told: told.append((kind, detail))
+        )
+        assert kept is not None and kept.state.round == 5, place
+        ((kind, detail),) = told
+        assert (kind, detail["file"]) == ("checkpoint_damaged", path.name)
+
+
+WRONG: list[dict[str, Any]] = [
+    {"round": 7}, {"round": "6"}, {"round": None}, {"round": 6.0}, {"files": []}, {"files": {"params": 3}},
+    {"files": {}}, {"files": {"params": {"name": 1, "size_bytes": 2, "crc32": 3}}}, {"slots": 3}, {"slots": None},
+    {"best": 4}, {"stale_rounds": "x"}, {"row": []}, {"clients": 3}, {"crc32": None}, {"crc32": "1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seals", [False, True])
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_manifest_of_wrong_values_is_passed_over(
+    tmp_path: Path, wrong: dict[str, Any], seals: bool
+) -> None:
+    """Of wrong types too, and whether its checksum fits or not."""
+    folder = opened(tmp_path)
+    for number in (5, 6):
+        commit(folder, number)
+    path = manifest_of(tmp_path, 6)
+    manifest = json.loads(path.read_text()) | wrong
+    if seals and "crc32" not in wrong:
+        del manifest["crc32"]
+        manifest["crc32"] = crc32(json.dumps(manifest).encode())
+    path.write_text(json.dumps(manifest))
+    events = Events()
+    found = opened(tmp_path, events).resume()
+    assert found is not None and found.state.round == 5
+    assert [kind for kind, _ in events] == ["checkpoint_damaged"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", "null", "[" * 100_000, "\0"])
+def test_a_manifest_that_is_none_is_passed_over(tmp_path: Path, text: str) -> None:
+    """Whatever is in its place."""
+    folder = opened(tmp_path)
+    for number in (5, 6):
+        commit(folder, number)
+    manifest_of(tmp_path, 6).write_text(text)
+    found = opened(tmp_path).resume()
+    assert found is not None and found.state.round == 5
