@@ -28,6 +28,8 @@ __all__ = [
 
 FILE_NAME = "client.toml"
 PEER_PREFIX = "ed25519:"
+PLACES = ("client", "distributed", "server")
+"""Where noise may be added; as `AnnouncedNoise.place` says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,10 @@ class PolicyConfig:
         (), 'the only apps that may run, as "sha256:..."; empty is every app under [apps]'
     )
     min_cohort: int = setting(
-        1, "refuse a run whose rounds may have fewer clients than this", at_least=1
+        1,
+        "refuse a round of fewer clients than this; within secure sums the clients make sure of it "
+        "themselves, and else it is the server's word",
+        at_least=1,
     )
     rounds_per_day: int | None = setting(
         None, "train in at most this many rounds in 24 hours; no limit if absent", at_least=1
@@ -71,7 +76,15 @@ class PolicyConfig:
         'the only clients that a secure sum may be with, as "ed25519:..."; if empty, those that '
         "the server shows, each with the key that it has at first",
     )
-    require_differential_privacy: bool = setting(False, "refuse a run without it")
+    require_differential_privacy: bool = setting(
+        False, "refuse every instruction whose answer carries no noise"
+    )
+    noise: tuple[str, ...] = setting(
+        (),
+        'refuse noise that is added elsewhere: "client" by this client to what it sends, '
+        '"distributed" by all clients of a secure sum, "server" by the server, which then sees what '
+        "this client sends; empty is anywhere",
+    )
     report_device: bool = setting(
         False, "send examples a second, peak memory and the GPU's utilisation with an update"
     )
@@ -162,6 +175,9 @@ def _check(config: ClientConfig, where: str) -> None:
                 f'must be "sha256:" and 64 hexadecimal digits each, got {app!r}; '
                 '"meadow client doctor" prints those of the installed apps',
             )
+    for place in policy.noise:
+        if place not in PLACES:
+            refuse(where, "policy.noise", f"must be some of {list(PLACES)}, got {place!r}")
     for peer in policy.known_peers:
         if not re.fullmatch(r"ed25519:[0-9a-f]{64}", peer):
             refuse(

@@ -82,7 +82,7 @@ class Agent:
         Raises:
             IdentityError: the server has revoked this client, or its certificate is not usable.
             ConfigError: it is not enrolled, or client.toml is wrong.
-            StoreError: another agent runs on the folder, or its disk fails.
+            StoreError: another agent runs on the folder, its disk fails, or its ledger is gone.
         """
         identity = self._identities.load()
         with hold_lock(self._directory):
@@ -98,18 +98,22 @@ class Agent:
             )
             try:
                 await asyncio.to_thread(database.check)
-                await self._serve(owner, database, trainer)
+                ledger = Ledger(database)
+                ledger.claim(self._identities.folder)
+                await self._serve(owner, database, ledger, trainer)
             finally:
                 await trainer.close()
                 database.close()
 
-    async def _serve(self, owner: Owner, database: Database, trainer: Trainer) -> None:
+    async def _serve(
+        self, owner: Owner, database: Database, ledger: Ledger, trainer: Trainer
+    ) -> None:
         state = State(database, self._directory)
         state.spares.clear()
         deliveries = Deliveries(self._uplink, state, self._report)
         execution = Execution(
             owner=owner,
-            ledger=Ledger(database),
+            ledger=ledger,
             state=state,
             trainer=trainer,
             uplink=self._uplink,

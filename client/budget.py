@@ -9,30 +9,22 @@ add the noise that it announced, and the app to clip.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..client_config import PolicyConfig
-from ..errors import MeadowError, RefusedError
-from ..privacy.dp.announced import AnnouncedNoise
-from ..privacy.dp.clipping import Clipping
+from ..errors import RefusedError
 from ..privacy.dp.concentrated import epsilon_of_line
-from ..privacy.dp.events import GaussianEvent, StepsEvent
+from ..privacy.dp.events import GaussianEvent
 from ..privacy.dp.gaussian import epsilon_of_cost
 from ..privacy.dp.private_algorithm import REACH_KEY
-from ..privacy.dp.records import RecordTerms
-from ..privacy.secure_kinds import is_secure
-from ..transport.entries import unpack_entries
+from ..privacy.secure_kinds import is_talk
 from ..transport.fleet_pb2 import Instruction
+from .announcements import announced_steps, announcement_of, charged_noise
 from .policy import is_training
 from .record_budget import Release, record_epsilon
-from .training_settings import TrainingSettings
 
-__all__ = ["Spending", "announced_noise", "announced_steps", "check_budget", "epsilon_spent"]
-
-CONFIG_RECORD = "config"
-SUMMED = "query.secure_"
+__all__ = ["Spending", "check_budget", "epsilon_spent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,43 +41,6 @@ class Spending:
     gaussian: bool = True
     releases: tuple[Release, ...] = ()
     """The same rounds by kind, for records as the unit."""
-
-
-def announced_noise(instruction: Instruction) -> AnnouncedNoise | None:
-    """Return the noise that an instruction announces, None if its round has none.
-
-    Noise that clients add within secure sums is none in an instruction without such a sum.
-    """
-    said = _said(instruction)
-    try:
-        noise = AnnouncedNoise.of(said) if Clipping.of(said) is not None else None
-    except MeadowError:
-        return None
-    secure = is_secure(instruction.envelope.metadata.message_type)
-    if noise is not None and noise.is_distributed != secure:
-        return None
-    return noise
-
-
-def announced_steps(instruction: Instruction) -> StepsEvent | None:
-    """Return the steps of DP-SGD that an instruction asks for, None if it asks for none."""
-    said = _said(instruction)
-    try:
-        terms = RecordTerms.of(said)
-        return None if terms is None else terms.event(TrainingSettings.of(said).epochs)
-    except MeadowError:
-        return None
-
-
-def _said(instruction: Instruction) -> Mapping[str, Any]:
-    """Return what a private run's instruction says, nothing if it cannot be read."""
-    if not instruction.differential_privacy:
-        return {}
-    records = [each for each in instruction.envelope.records if each.name == CONFIG_RECORD]
-    try:
-        return unpack_entries(records[0].configs.entries) if len(records) == 1 else {}
-    except MeadowError:
-        return {}
 
 
 def epsilon_spent(spent: Sequence[Spending], delta: float) -> float:
@@ -113,19 +68,20 @@ def check_budget(
     if policy.epsilon_max is not None or policy.record_epsilon_max is not None:
         _check_reach(instruction, rounds)
     if policy.epsilon_max is not None:
-        _check_client(instruction, policy.epsilon_max, policy.delta, spent)
+        _check_client(instruction, policy, policy.epsilon_max, spent)
     if policy.record_epsilon_max is not None:
-        _check_records(instruction, policy.record_epsilon_max, policy.delta, spent)
+        _check_records(instruction, policy, policy.record_epsilon_max, spent)
 
 
 def _check_records(
-    instruction: Instruction, budget: float, delta: float, spent: Sequence[Spending]
+    instruction: Instruction, policy: PolicyConfig, budget: float, spent: Sequence[Spending]
 ) -> None:
     """Return if an instruction stays within the budget of each record."""
+    delta = policy.delta
     asked_for = instruction.envelope.metadata.message_type
-    if not is_training(instruction) and asked_for.startswith(SUMMED):
+    if not is_training(instruction) and is_talk(asked_for):
         return
-    noise, steps = announced_noise(instruction), announced_steps(instruction)
+    noise, steps = charged_noise(instruction, policy), announced_steps(instruction)
     if not is_training(instruction) or (noise is None and steps is None):
         raise RefusedError(
             f"policy.record_epsilon_max is {budget:g}, and what this {asked_for[:40]!r} message "
@@ -144,18 +100,19 @@ def _check_records(
 
 
 def _check_client(
-    instruction: Instruction, budget: float, delta: float, spent: Sequence[Spending]
+    instruction: Instruction, policy: PolicyConfig, budget: float, spent: Sequence[Spending]
 ) -> None:
     """Return if an instruction stays within the budget of the client with all its data."""
+    delta = policy.delta
     asked_for = instruction.envelope.metadata.message_type
-    if not is_training(instruction) and asked_for.startswith(SUMMED):
+    if not is_training(instruction) and is_talk(asked_for):
         return  # of a round that was counted when it began; whether it is allowed is decided there
     if not is_training(instruction):
         raise RefusedError(
             f"policy.epsilon_max is {budget:g}, and what a "
             f"{asked_for[:40]!r} message asks for carries no noise"
         )
-    noise = announced_noise(instruction)
+    noise = charged_noise(instruction, policy)
     if noise is None:
         hides = "only single records" if announced_steps(instruction) else "nothing"
         raise RefusedError(
@@ -189,7 +146,10 @@ def _check_reach(instruction: Instruction, rounds: Collection[int]) -> None:
     Raises:
         RefusedError: an earlier one is too near.
     """
-    reach, said = _said(instruction).get(REACH_KEY), instruction.envelope.metadata.group_id
+    reach, said = (
+        announcement_of(instruction).get(REACH_KEY),
+        instruction.envelope.metadata.group_id,
+    )
     if reach is None:
         return
     if not isinstance(reach, int) or not said.isdecimal():

@@ -69,13 +69,41 @@ def _take_over_spent(db: sqlite3.Connection) -> None:
     )
 
 
+_VERSION_2: Final = """
+CREATE TABLE counted (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- no row is ever deleted: the numbers have no gap
+    content TEXT NOT NULL UNIQUE,    -- digest of an instruction: its id alone may come again
+    answered INTEGER NOT NULL,       -- whether its reply was committed: it is not executed again
+    run_id TEXT NOT NULL,
+    round TEXT NOT NULL,
+    app TEXT NOT NULL,
+    day TEXT NOT NULL,               -- UTC, YYYY-MM-DD
+    cost REAL,                       -- by the round's noise; NULL if it has none
+    gaussian INTEGER NOT NULL,       -- whether a closed form gives the epsilon of the cost
+    record_multiplier REAL,          -- of DP-SGD's steps; NULL if there are none
+    record_rate REAL,
+    record_steps INTEGER
+);
+INSERT INTO counted (content, answered, run_id, round, app, day, cost, gaussian,
+                     record_multiplier, record_rate, record_steps)
+    SELECT content, 1, run_id, '', app, '', cost, gaussian,
+           record_multiplier, record_rate, record_steps FROM spent ORDER BY rowid;
+DROP TABLE spent;
+DROP TABLE participations;
+ALTER TABLE counted RENAME TO spent;
+CREATE INDEX spent_by_day ON spent (day);
+CREATE TABLE ledger (
+    id TEXT NOT NULL                 -- one row: what identity/ledger must say, too
+);
+"""
+
 AGENT_LAYOUT: Final = Layout(
-    versions=((_VERSION_1, _take_over_spent),),
+    versions=((_VERSION_1, _take_over_spent), (_VERSION_2,)),
     sealed={
         "runs": ("run_id",),
         "replies": ("number",),
-        "participations": ("instruction_id",),
         "spent": ("content",),
+        "ledger": ("id",),
     },
     remedy=(
         "the record of what this data was spent on is in it, so nothing goes on without its owner: "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from ..client_config import PolicyConfig
 from ..errors import (
     NOTHING_TO_EVALUATE,
     AppError,
@@ -21,7 +22,8 @@ from ..errors import (
 from ..privacy.secure_kinds import is_talk
 from ..transport.blobs import blob_path, blobs_of, check_blob_id
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
-from .budget import announced_noise, announced_steps, check_budget
+from .announcements import announced_steps, charged_noise
+from .budget import check_budget
 from .events import Event, Report
 from .ledger import Ledger, content_of
 from .owner import Owner
@@ -67,8 +69,8 @@ class Execution:
     async def perform(self, instruction: Instruction, step: Callable[[], None]) -> Reply | None:
         """Return the reply to an instruction, None if the server does not want one any more.
 
-        Guarantees: an instruction whose reply was recorded is not executed again; one that
-            trains is counted in the ledger before it is executed.
+        Guarantees: an instruction whose reply was recorded is not executed again, also after the
+            reply was given up; one that trains is counted in the ledger before it is executed.
         """
         try:
             recorded = self._state.recorded(instruction.id)
@@ -85,14 +87,14 @@ class Execution:
             return Reply(instruction_id=instruction.id, envelope=envelope)
 
     async def _execute(self, instruction: Instruction, step: Callable[[], None]) -> Envelope:
-        self._allow(instruction)
+        policy = self._allow(instruction)
         if is_training(instruction):
             now_s = self._clock()
             await asyncio.to_thread(
                 self._ledger.participate,
                 instruction,
                 now_s=now_s,
-                noise=announced_noise(instruction),
+                noise=charged_noise(instruction, policy),
                 steps=announced_steps(instruction),
             )
         blobs = blobs_of(instruction.envelope)
@@ -132,8 +134,8 @@ class Execution:
         finally:
             self.training = False
 
-    def _allow(self, instruction: Instruction) -> None:
-        """Return if the owner allows the instruction.
+    def _allow(self, instruction: Instruction) -> PolicyConfig:
+        """Return the owner's policy if it allows the instruction.
 
         Raises:
             RefusedError: no.
@@ -144,10 +146,12 @@ class Execution:
         except (ConfigError, AppError) as error:
             self._report(Event(kind="warning", text=str(error)))
             raise RefusedError("this client's client.toml or app needs its owner") from error
+        if is_training(instruction):
+            self._ledger.require_unanswered(instruction)
         rounds_today = 0
         if policy.rounds_per_day is not None:
             now_s = self._clock()
-            rounds_today = self._ledger.rounds_today(now_s=now_s, besides=instruction.id)
+            rounds_today = self._ledger.rounds_today(now_s=now_s, besides=content_of(instruction))
         check(instruction, policy, installed=installed, rounds_today=rounds_today)
         if policy.has_budget:
             check_budget(
@@ -156,6 +160,7 @@ class Execution:
                 spent=self._ledger.spent(besides=content_of(instruction)),
                 rounds=self._ledger.rounds_of_run(instruction),
             )
+        return policy
 
     async def _refuse(self, instruction: Instruction, reason: str) -> Reply:
         now_s = self._clock()

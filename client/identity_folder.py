@@ -4,6 +4,7 @@ key.pem            the private key; only its owner may read it
 certificate.pem    who we are, signed by the server's authority
 ca.pem             the server's authority
 client.json        our name and node id, and where the fleet is
+ledger             which ledger in agent.sqlite has what was spent on this client's data
 key.next.pem       only during a renewal: the key of the certificate that was asked for
 """
 

@@ -6,6 +6,7 @@ from ..client_config import PolicyConfig
 from ..errors import RefusedError
 from ..privacy.secure_kinds import is_secure, is_talk
 from ..transport.fleet_pb2 import Instruction
+from .announcements import announced_noise, announced_steps
 
 __all__ = ["check", "is_training"]
 
@@ -48,9 +49,31 @@ def check(
         )
     if policy.require_differential_privacy and not instruction.differential_privacy:
         raise RefusedError("policy.require_differential_privacy is set, this run does without it")
+    if policy.require_differential_privacy or policy.noise:
+        _check_noise(instruction, policy)
     bound = policy.rounds_per_day
     if bound is not None and is_training(instruction) and rounds_today >= bound:
         raise RefusedError(f"policy.rounds_per_day is {bound}, and {rounds_today} were trained")
+
+
+def _check_noise(instruction: Instruction, policy: PolicyConfig) -> None:
+    """Return if what an instruction asks for has noise, added where the owner wants it."""
+    key = "policy.noise" if policy.noise else "policy.require_differential_privacy"
+    asked_for = instruction.envelope.metadata.message_type
+    if is_talk(asked_for):
+        return  # of a round that was looked at when it began
+    noise, steps = announced_noise(instruction), announced_steps(instruction)
+    if not is_training(instruction) or (noise is None and steps is None):
+        raise RefusedError(
+            f"{key} is set, and what this {asked_for[:40]!r} message asks for carries no noise"
+        )
+    places = set() if steps is None else {"client"}
+    places |= set() if noise is None else {noise.place}
+    if policy.noise and not places & set(policy.noise):
+        raise RefusedError(
+            f"policy.noise is {list(policy.noise)}, and this round's noise is added by: "
+            f"{', '.join(sorted(places))}"
+        )
 
 
 def is_training(instruction: Instruction) -> bool:

@@ -21,6 +21,7 @@ from ..transport.blobs import blob_path, blobs_of
 from ..transport.fleet_pb2 import Envelope, Instruction
 from ..transport.spares import Spares
 from .database import Database
+from .ledger import content_of
 
 __all__ = ["Recorded", "State"]
 
@@ -96,6 +97,9 @@ class State:
         acknowledged, self._acknowledged = self._acknowledged, deque(maxlen=REPLIES_MAX)
         with self._database.transaction() as rows:
             rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in acknowledged])
+            rows.execute(
+                "UPDATE spent SET answered = 1 WHERE content = ?", (content_of(instruction),)
+            )
             rows.execute(
                 "INSERT INTO replies (instruction_id, run_id, envelope) VALUES (?, ?, ?)",
                 (instruction.id, key, reply.SerializeToString()),

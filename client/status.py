@@ -96,12 +96,14 @@ def spending_of(directory: Path) -> ClientSpending:
 
     Raises:
         ConfigError: client.toml is missing or wrong.
-        StoreError: the database is damaged.
+        StoreError: the database is damaged, or not the whole ledger of this client.
     """
     policy = Owner(directory, content_hash).config().policy
     database = Database(directory / "agent.sqlite")
     try:
-        spent = Ledger(database).spent()
+        ledger = Ledger(database)
+        ledger.require(IdentityFolder(directory).folder)
+        spent = ledger.spent()
     finally:
         database.close()
     return ClientSpending(

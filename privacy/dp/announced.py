@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...errors import ProtocolError
+from .announced_numbers import require_announced
 from .events import ConcentratedEvent, GaussianEvent, LaplaceEvent
 from .integer_sum import Law
 
@@ -48,6 +48,13 @@ class AnnouncedNoise:
         return self.source.startswith("distributed")
 
     @property
+    def place(self) -> Literal["client", "distributed", "server"]:
+        """Where the noise is added."""
+        if self.is_local:
+            return "client"
+        return "distributed" if self.is_distributed else "server"
+
+    @property
     def law(self) -> Law:
         """How the noise within secure sums is distributed."""
         return "discrete_gaussian" if self.source == "distributed_gaussian" else "skellam"
@@ -71,8 +78,7 @@ class AnnouncedNoise:
         if NOISE_KEY not in record:
             return None
         multiplier, source = record[NOISE_KEY], record.get(SOURCE_KEY, "server")
-        if type(multiplier) is not float or not 0 < multiplier < math.inf or source not in SOURCES:
-            raise ProtocolError(
-                f"noise must be a multiplier > 0 of one of {SOURCES}, got {multiplier!r}, {source!r}"
-            )
+        if source not in SOURCES:
+            raise ProtocolError(f"{SOURCE_KEY} must be one of {SOURCES}, got {source!r:.80}")
+        require_announced(NOISE_KEY, multiplier)
         return cls(source=source, multiplier=multiplier)

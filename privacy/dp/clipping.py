@@ -25,6 +25,7 @@ from ...strategies.algorithm import Params
 from ...strategies.bounds import require_choice, require_number
 from ...strategies.norms import ScaledChange, change_squares
 from ...strategies.server_optimizers import is_floating
+from .announced_numbers import require_announced
 
 __all__ = [
     "WITHIN_KEY",
@@ -94,12 +95,10 @@ class Clipping:
         """
         if NORM_KEY not in record:
             return None
-        norm, kind = record[NORM_KEY], record.get(KIND_KEY)
-        if type(norm) is not float or not 0 < norm < math.inf or kind not in KINDS:
-            raise ProtocolError(
-                f"clipping must be one of {KINDS} to a norm, got {kind!r}, {norm!r}"
-            )
-        return cls(kind=kind, norm=norm)
+        kind = record.get(KIND_KEY)
+        if kind not in KINDS:
+            raise ProtocolError(f"{KIND_KEY} must be one of {KINDS}, got {kind!r:.80}")
+        return cls(kind=kind, norm=require_announced(NORM_KEY, record[NORM_KEY]))
 
 
 def clip_update(

@@ -31,6 +31,8 @@ def epsilon_of_line(cost: float, delta: float) -> float:
 def epsilon_of_divergences(divergences: list[float], delta: float) -> float:
     """Return the least epsilon that the Renyi divergences of `ORDERS`, or the first of them, allow."""
     require_number("delta", delta, above=0, below=1)
+    if any(math.isnan(each) or each < 0 for each in divergences):
+        raise ValueError(f"divergences must be numbers >= 0, got {divergences[:3]}...")
     if max(divergences) == 0:
         return 0.0
     found = (

@@ -18,15 +18,17 @@ from ...strategies.bounds import require_number
 __all__ = ["cost_of", "delta_of_cost", "epsilon_of_cost"]
 
 EPSILON_MAX = 1e6
+NOISE_MIN = 1e-150
+"""Less noise than this is none."""
 STEPS = 200
 
 
 def cost_of(noise_multiplier: float) -> float:
     """Return what one release costs: 1 / noise_multiplier^2.
 
-    Edge cases: infinite without noise.
+    Edge cases: infinite without noise, and with so little that the cost is beyond float64.
     """
-    return math.inf if noise_multiplier <= 0 else noise_multiplier**-2.0
+    return noise_multiplier**-2.0 if noise_multiplier > NOISE_MIN else math.inf
 
 
 def delta_of_cost(cost: float, epsilon: float) -> float:
@@ -47,6 +49,8 @@ def epsilon_of_cost(cost: float, delta: float) -> float:
     Edge cases: 0 if nothing was released, infinite for an infinite cost or beyond 1e6.
     """
     require_number("delta", delta, above=0, below=1)
+    if math.isnan(cost):
+        raise ValueError("a cost must be a number, got nan")
     if delta_of_cost(cost, 0.0) <= delta:
         return 0.0
     if not math.isfinite(cost) or delta_of_cost(cost, EPSILON_MAX) > delta:

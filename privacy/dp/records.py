@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import ProtocolError
+from .announced_numbers import RATE_MIN, STEPS_MAX, require_announced
 from .concentrated import ORDERS
 from .events import GaussianEvent, PoissonEvent, StepsEvent
+from .gaussian import cost_of
 
 __all__ = ["RECORD_ORDERS", "RecordTerms", "sampled_divergences"]
 
@@ -45,8 +47,18 @@ class RecordTerms:
     rate: float
 
     def steps(self, epochs: int) -> int:
-        """Return how many steps a round has: so many that a record is in `epochs` on average."""
-        return max(1, round(epochs / self.rate))
+        """Return how many steps a round has: so many that a record is in `epochs` on average.
+
+        Raises:
+            ProtocolError: they are more than `STEPS_MAX`.
+        """
+        steps = max(1, round(epochs / self.rate))
+        if steps > STEPS_MAX:
+            raise ProtocolError(
+                f"{epochs} epochs at {RATE_KEY} = {self.rate:g} are {steps} steps a round, more "
+                f"than {STEPS_MAX}: raise the sampling rate"
+            )
+        return steps
 
     def event(self, epochs: int) -> StepsEvent:
         """Return what a client's round releases."""
@@ -68,14 +80,11 @@ class RecordTerms:
         keys = (CLIP_KEY, NOISE_KEY, RATE_KEY)
         if not any(key in record for key in keys):
             return None
-        clip, noise, rate = (record.get(key) for key in keys)
-        known = all(type(each) is float and 0 < each < math.inf for each in (clip, noise, rate))
-        if not known or rate > 1:  # type: ignore[operator]
-            raise ProtocolError(
-                f"{', '.join(keys)} must be numbers > 0, the last at most 1, got "
-                f"{(clip, noise, rate)}"
-            )
-        return cls(clip=clip, noise_multiplier=noise, rate=rate)  # type: ignore[arg-type]
+        return cls(
+            clip=require_announced(CLIP_KEY, record.get(CLIP_KEY)),
+            noise_multiplier=require_announced(NOISE_KEY, record.get(NOISE_KEY)),
+            rate=require_announced(RATE_KEY, record.get(RATE_KEY), at_least=RATE_MIN, at_most=1),
+        )
 
 
 @lru_cache(maxsize=64)
@@ -88,10 +97,11 @@ def sampled_divergences(rate: float, noise_multiplier: float) -> tuple[float, ..
 
 
 def _divergence(rate: float, noise_multiplier: float, order: int) -> float:
-    if rate == 1:
-        return order / (2 * noise_multiplier**2)
+    cost = cost_of(noise_multiplier)
+    if rate == 1 or math.isinf(cost):
+        return order * cost / 2
     drawn = np.arange(order + 1)
     ways = [math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1) for k in drawn]
     coins = drawn * math.log(rate) + (order - drawn) * math.log1p(-rate)
-    terms = np.array(ways) + coins + drawn * (drawn - 1) / (2 * noise_multiplier**2)
+    terms = np.array(ways) + coins + drawn * (drawn - 1) / 2 * cost
     return max(0.0, float(np.logaddexp.reduce(terms)) / (order - 1))

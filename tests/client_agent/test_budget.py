@@ -13,12 +13,8 @@ import dp_accounting
 import dp_accounting.rdp
 import pytest
 
-from meadow.client.budget import (
-    announced_noise,
-    announced_steps,
-    check_budget,
-    epsilon_spent,
-)
+from meadow.client.announcements import announced_noise, announced_steps, charged_noise
+from meadow.client.budget import check_budget, epsilon_spent
 from meadow.client.database import Database
 from meadow.client.ledger import Ledger, content_of
 from meadow.client.record_budget import record_epsilon
@@ -40,6 +36,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+CLIENTS = 9
+"""Of a secure sum."""
+
+
 def make(
     *,
     id: str = "1",
@@ -55,13 +55,16 @@ def make(
         said["dp-noise-multiplier"] = noise
     if source is not None:
         said["dp-noise"] = source
+    sum_ = pb.Record(name="secure")
+    if kind == "train.secure":
+        sum_.configs.entries.extend(pack_entries({"nodes": bytes(8 * CLIENTS)}))
     record = pb.Record(name="config", configs=pb.Entries(entries=pack_entries(said)))  # type: ignore[arg-type]
     return pb.Instruction(
         id=id,
         run_id=run,
         app=pb.App(name=source or "digits", sha256="a" * 64),
         differential_privacy=private,
-        envelope=pb.Envelope(metadata=pb.Metadata(message_type=kind), records=[record]),
+        envelope=pb.Envelope(metadata=pb.Metadata(message_type=kind), records=[record, sum_]),
     )
 
 
@@ -272,3 +275,73 @@ def test_units_have_budgets_of_their_own(ledger: Ledger) -> None:
     assert math.isinf(epsilon_spent(ledger.spent(), 1e-5))
     (spent,) = ledger.spent()
     assert 0 < record_epsilon(spent.releases, 1e-5) < 10
+
+
+def test_a_share_of_the_sums_noise_is_what_counts() -> None:
+    """A server may be all the other clients, unless the owner knows who or how many they are."""
+    summed = make(source="distributed", kind="train.secure", noise=3.0)
+
+    def charged(instruction: pb.Instruction, **policy: object) -> float | None:
+        noise = charged_noise(instruction, PolicyConfig(**policy))  # type: ignore[arg-type]
+        return None if noise is None else noise.multiplier
+
+    assert charged(summed) == 3.0 / math.sqrt(CLIENTS)
+    assert charged(summed, min_colluders=2) == 3.0
+    assert charged(summed, known_peers=("ed25519:" + "a" * 64,)) == 3.0
+    assert charged(make(source="local_gaussian", noise=3.0)) == 3.0
+    for nodes in (None, b"", b"abc"):
+        lying = make(source="distributed", kind="train.secure")
+        del lying.envelope.records[1].configs.entries[:]
+        if nodes is not None:
+            lying.envelope.records[1].configs.entries.extend(pack_entries({"nodes": nodes}))
+        assert charged(lying) is None
+    assert charged(make(source="server", noise=3.0)) == 3.0
+
+
+EXTREMES = [5e-324, 1e-200, 1e-170, 1e-13, 1e-12, 1e-6, 0.5, 1.0, 1e6, 1e12, 1e13, 1e200, 1.8e308]
+EXTREMES += [math.nan, math.inf, -1.0, 0.0]
+
+
+@pytest.mark.parametrize("key", [*STEPS, "dp-noise-multiplier", "dp-clip-norm"])
+@pytest.mark.parametrize("value", [*EXTREMES, 0, 1, True, "1.0", 10**30, b"1"])
+def test_no_number_breaks_or_fools_the_budget(ledger: Ledger, key: str, value: object) -> None:
+    """A budget refuses, or what is booked is a number that grows with every round."""
+    policy = PolicyConfig(record_epsilon_max=1.0, delta=1e-5)
+    if isinstance(value, int) and value > 1 << 62:
+        return  # the wire's whole numbers end before
+    said = {"dp-clip-norm": 1.0, "dp-clipping": "fixed", "dp-noise-multiplier": 50.0}
+    said = STEPS | {"dp-record-noise-multiplier": 50.0} if key in STEPS else said
+    instruction = make(noise=None)
+    instruction.envelope.records[0].configs.CopyFrom(
+        pb.Entries(entries=pack_entries({**said, key: value}))  # type: ignore[arg-type, dict-item]
+    )
+    steps, noise = announced_steps(instruction), announced_noise(instruction)
+    try:
+        check_budget(instruction, policy, spent=[])
+    except RefusedError:
+        pass
+    else:
+        assert steps is not None or noise is not None
+    spent = [0.0]
+    for number in range(3):
+        instruction.id = str(number)
+        ledger.participate(instruction, now_s=0.0, noise=noise, steps=steps)
+        releases = [each for one in ledger.spent() for each in one.releases]
+        spent.append(record_epsilon(releases, 1e-5))
+    assert not any(math.isnan(each) for each in spent) and spent == sorted(spent)
+    tiny = isinstance(value, float) and 0 < value < 1e-3
+    if tiny and key.endswith("noise-multiplier"):
+        assert spent[1] > 1.0
+
+
+def test_accounting_is_monotone_in_the_noise() -> None:
+    """Down to no noise at all: less of it never costs less, and nothing is "no number"."""
+    from meadow.privacy.dp.gaussian import cost_of
+    from meadow.privacy.dp.records import sampled_divergences
+
+    scales = [10.0**exponent for exponent in range(-320, 13)]
+    costs = [cost_of(each) for each in scales]
+    assert costs == sorted(costs, reverse=True) and costs[0] == math.inf
+    for rate in (1e-9, 0.01, 1 - 1e-12, 1.0):
+        found = [max(sampled_divergences(rate, each)) for each in scales[::8]]
+        assert found == sorted(found, reverse=True) and found[0] == math.inf

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from meadow.client.database import Database
-from meadow.client.ledger import Ledger
+from meadow.client.ledger import Ledger, content_of
 from meadow.client.policy import check, is_training
 from meadow.client_config import PolicyConfig
 from meadow.errors import RefusedError
 from meadow.transport import fleet_pb2 as pb
+from meadow.transport.entries import pack_entries
 
 SHA = "a" * 64
 OTHER = "b" * 64
@@ -30,6 +31,67 @@ def make(**changes: object) -> pb.Instruction:
     for name, value in changes.items():
         setattr(instruction, name, value)
     return instruction
+
+
+def announced(source: str | None, **more: object) -> pb.Record:
+    """Return a record that announces noise, from a source; None: DP-SGD's."""
+    said: dict[str, object] = {"dp-clip-norm": 1.0, "dp-clipping": "fixed", "dp-noise": source}
+    said |= {"dp-noise-multiplier": 1.0}
+    if source is None:
+        said = {f"dp-record-{key}": 0.5 for key in ("clip", "noise-multiplier", "sampling-rate")}
+    return pb.Record(name="config", configs=pb.Entries(entries=pack_entries(said | more)))  # type: ignore[arg-type]
+
+
+def private(source: str | None, message_type: str = "train", **more: object) -> pb.Instruction:
+    """Return an instruction of a private run."""
+    made = make(message_type=message_type, differential_privacy=True)
+    made.envelope.records.append(announced(source, **more))
+    return made
+
+
+SOURCES = {
+    "server": "server",
+    "local_gaussian": "client",
+    "local_laplace": "client",
+    None: "client",
+}
+
+
+@pytest.mark.parametrize("demanded", [("client",), ("client", "distributed"), ("server",)])
+def test_owners_demand_where_noise_is_added(demanded: tuple[str, ...]) -> None:
+    """A server that announces its own noise, however much, does not get an update without any."""
+    policy = PolicyConfig(noise=demanded)
+    for source, place in SOURCES.items():
+        asked = private(source)
+        if place in demanded:
+            check(asked, policy, installed=SHA, rounds_today=0)
+            continue
+        with pytest.raises(RefusedError, match=r"policy.noise is .* is added by: "):
+            check(asked, policy, installed=SHA, rounds_today=0)
+    summed = private("distributed", "train.secure")
+    if "distributed" in demanded:
+        check(summed, policy, installed=SHA, rounds_today=0)
+    else:
+        with pytest.raises(RefusedError, match="added by: distributed"):
+            check(summed, policy, installed=SHA, rounds_today=0)
+
+
+@pytest.mark.parametrize(
+    "policy", [PolicyConfig(require_differential_privacy=True), PolicyConfig(noise=("client",))]
+)
+def test_a_flag_is_no_noise(policy: PolicyConfig) -> None:
+    """A server that says "differential privacy" and announces none gets nothing."""
+    bare = make(differential_privacy=True)
+    broken = private("local_gaussian", **{"dp-noise-multiplier": 1e-200})
+    unclipped = private("local_gaussian", **{"dp-clip-norm": 1e300})
+    asked = [bare, broken, unclipped, private("distributed"), private("server", "train.secure")]
+    asked += [private("local_gaussian", kind) for kind in ("evaluate", "query", "query.secure_all")]
+    for instruction in asked:
+        with pytest.raises(RefusedError, match="carries no noise"):
+            check(instruction, policy, installed=SHA, rounds_today=0)
+    check(private("local_gaussian"), policy, installed=SHA, rounds_today=0)
+    talk = make(message_type="query.secure_confirm", differential_privacy=True)
+    check(talk, policy, installed=SHA, rounds_today=0)
 
 
 def test_allows_by_default() -> None:
@@ -67,6 +129,7 @@ def test_allows_at_the_bounds() -> None:
     instruction = make(
         message_type="train.secure", secure_aggregation=True, differential_privacy=True
     )
+    instruction.envelope.records.append(announced("distributed"))
     check(instruction, policy, installed=SHA, rounds_today=4)
 
 
@@ -119,7 +182,7 @@ def test_ledger_counts_an_instruction_once(tmp_path: Path) -> None:
         database.close()
     ledger = Ledger(Database(tmp_path / "agent.sqlite"))
     assert ledger.rounds_today(now_s=noon_s) == 1
-    assert ledger.rounds_today(now_s=noon_s, besides="a") == 0
+    assert ledger.rounds_today(now_s=noon_s, besides=content_of(make())) == 0
     assert ledger.rounds_today(now_s=noon_s + 86_400) == 0
 
 

@@ -105,7 +105,7 @@ def test_what_laplace_noise_spends() -> None:
 )
 def test_noise_that_cannot_be_announced(record: dict[str, Any]) -> None:
     """A multiplier that is none, and a source that there is not."""
-    with pytest.raises(ProtocolError, match="noise must be a multiplier"):
+    with pytest.raises(ProtocolError, match="must be"):
         AnnouncedNoise.of(record)
     announced = AnnouncedNoise(source="local_laplace", multiplier=2.0)
     assert AnnouncedNoise.of(announced.record()) == announced and AnnouncedNoise.of({}) is None

@@ -75,5 +75,5 @@ def test_terms_that_cannot_be(changes: dict[str, Any]) -> None:
     parts = {"clip": 1.0, "noise": 1.0, "rate": 0.5, **changes}
     names = {"clip": "clip", "noise": "noise-multiplier", "rate": "sampling-rate"}
     said = {f"dp-record-{names[key]}": value for key, value in parts.items() if value is not None}
-    with pytest.raises(ProtocolError, match="must be numbers > 0"):
+    with pytest.raises(ProtocolError, match="must be a number from"):
         RecordTerms.of(said)
