@@ -46,11 +46,14 @@ def test_two_instructions_in_turn_are_executed_once_each(client: Client) -> None
 def test_a_query_between_makes_no_second_execution_free(client: Client) -> None:
     """Neither does another configuration of the run under the same id, which counts anew."""
     client.configure("[policy]\nrounds_per_day = 2\n")
-    first, query = client.instruction("a", 3), client.instruction("q", 3, message_type="evaluate")
+    first = client.instruction("a", 3)
+    queries = [client.instruction(id_, 3, message_type="evaluate") for id_ in "pqr"]
     other = client.instruction("a", 3, run_config={"raise": False})
     third = client.instruction("a", 3, run_config={"raise": 0})
-    replies = sent_in_turn(client, [first, query, first, other, query, third])
-    assert [bool(each.refused) for each in replies] == [False, False, True, False, False, True]
+    sent = [first, queries[0], first, queries[1], other, queries[2], third]
+    replies = sent_in_turn(client, sent)
+    refused = [bool(each.refused) for each in replies]
+    assert refused == [False, False, True, False, False, False, True]
     assert "rounds_per_day is 2" in replies[-1].refused
 
 
