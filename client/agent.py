@@ -34,6 +34,7 @@ from .events import Event, Report
 from .execution import Execution
 from .identity_folder import ClientIdentity, IdentityFolder
 from .ledger import Ledger
+from .line import Line
 from .lock import hold_lock
 from .owner import Owner
 from .state import State
@@ -48,7 +49,7 @@ RENEWAL_CHECK_S = 3600.0
 LEASE_S_MIN = 1.0
 LEASE_S_MAX = 3600.0
 STEADY_S = 15.0
-"""After a connection that lasted this long, the first attempt to get the next is a quick one."""
+"""After a connection that lasted this long, or carried something, the next is tried at once."""
 
 
 class Agent:
@@ -69,6 +70,7 @@ class Agent:
         self._clock = clock
         self._identities = IdentityFolder(self._directory)
         self._uplink = Uplink()
+        self._line = Line()
         self._stopping = asyncio.Event()
         self._renewed = False
 
@@ -145,10 +147,11 @@ class Agent:
         while True:
             identity = self._identities.load()
             self._check_certificate(identity)
-            since_s = time.monotonic()
+            since_s, carried = time.monotonic(), self._line.carried_bytes
             self._renewed = False
             try:
-                async with Connection(identity.fleet_address, identity.credentials()) as connection:
+                address, credentials = identity.fleet_address, identity.credentials()
+                async with Connection(address, credentials, self._line) as connection:
                     welcome = await connection.hello(identity.name, VERSION)
                     told = False
                     await self._converse(connection, identity, welcome, assignments)
@@ -160,7 +163,8 @@ class Agent:
                 told = True
             finally:
                 self._uplink.detach()
-            steady = self._renewed or time.monotonic() - since_s > STEADY_S
+            useful = self._renewed or self._line.carried_bytes > carried
+            steady = useful or time.monotonic() - since_s > STEADY_S
             attempt = 0 if steady else attempt + 1
             await asyncio.sleep(0.0 if self._renewed else retry_delay_s(attempt))
 

@@ -24,6 +24,7 @@ from ..transport.fleet_pb2 import (
 from ..transport.fleet_pb2_grpc import FleetStub
 from ..transport.protocol import PROTOCOL_VERSION
 from ..transport.spares import Spares
+from .line import Line
 from .rpc_errors import rpc_errors
 from .stream import Stream
 from .transfer import Bulk
@@ -37,9 +38,12 @@ ANSWER_WAIT_S = 20.0
 _OPTIONS = [
     ("SingleThreadedUnaryStream", 1),
     ("grpc.http2.max_frame_size", 1 << 20),
-    ("grpc.http2.lookahead_bytes", 4 << 20),
+    ("grpc.http2.bdp_probe", 0),
 ]
-"""Large steps: a chunk a frame, and a few chunks on the line before they are asked for."""
+"""Large steps: a chunk a frame."""
+LOOKAHEAD_BYTES_MAX = 4 << 20
+LOOKAHEAD_CHUNKS = 4
+"""So many are on the line before they are asked for; what nobody has taken is lost with it."""
 
 
 def channel_options() -> list[tuple[str, int]]:
@@ -63,12 +67,19 @@ class Connection:
         lost: done once the stream has ended.
     """
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials) -> None:
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials, line: Line | None = None
+    ) -> None:
+        """Open it; `line` is what earlier connections have found out about the way."""
         self.address = address
-        options = [*channel_options(), *_OPTIONS]
+        self._line = line or Line()
+        lookahead = LOOKAHEAD_CHUNKS * self._line.chunk_bytes
+        if self._line.is_steady:
+            lookahead = LOOKAHEAD_BYTES_MAX
+        options = [*channel_options(), *_OPTIONS, ("grpc.http2.lookahead_bytes", lookahead)]
         self._channel = grpc.secure_channel(address, credentials, options)
         self._stub = FleetStub(self._channel)
-        self._bulk = Bulk(self._channel, address, blob_bytes_max=BLOB_BYTES_MAX)
+        self._bulk = Bulk(self._channel, address, self._line, blob_bytes_max=BLOB_BYTES_MAX)
         self._stream = Stream(self._stub.Connect, address)
         self.lost = self._stream.lost
 
@@ -91,7 +102,7 @@ class Connection:
             raise UnreachableError(text) from None
         if not answer.HasField("welcome"):
             raise ProtocolError(f"{self.address} did not begin with a welcome")
-        self._bulk.wish_for_chunks(answer.welcome.chunk_bytes)
+        self._line.allow_chunks(answer.welcome.chunk_bytes)
         return answer.welcome
 
     async def send(self, message: AgentMessage) -> None:

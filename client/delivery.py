@@ -79,8 +79,7 @@ class Deliveries:
                 size = await self._upload(connection, reply, run_id)
                 await connection.send(AgentMessage(reply=reply))
             except (UnreachableError, IdentityError):
-                await self._uplink.pause(connection, attempt)
-                attempt += 1
+                attempt = await self._uplink.pause(connection, attempt)
             except GoneError:  # answered already, or no longer wanted; what is recorded stays
                 break
             except MeadowError as error:  # the server refuses it: it has to know, and the owner

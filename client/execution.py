@@ -185,8 +185,7 @@ class Execution:
                 await connection.download(blob, self._blob_dir, self._state.spares)
                 break
             except UnreachableError:
-                await self._uplink.pause(connection, attempt)
-                attempt += 1
+                attempt = await self._uplink.pause(connection, attempt)
             except ProtocolError:
                 corrupt += 1
                 if corrupt == CORRUPT_MAX:

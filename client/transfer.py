@@ -1,30 +1,34 @@
 """Blobs to and from the server, in steps that fill the line.
 
 A transfer is a blocking loop in a thread of its own: one hop between threads a file, not one a
-chunk. It never holds more than a few chunks, and it goes on where an earlier attempt stopped.
+chunk. It never holds more than a few chunks, and it goes on where an earlier attempt stopped. What
+it finds out about the line outlives its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
 
-from ..errors import ProtocolError, StoreError
-from ..transport.blobs import CHUNK_BYTES, Receiver, blob_path, chunks
-from ..transport.chunk_wire import pack_upload_chunk, pack_upload_open, unpack_chunk
+from ..errors import MeadowError, ProtocolError, StoreError, UnreachableError
+from ..transport.blobs import Receiver, blob_path, chunks
+from ..transport.chunk_wire import Piece, pack_upload_chunk, pack_upload_open, unpack_chunk
 from ..transport.fleet_pb2 import Blob, DownloadRequest, UploadOpen, UploadState
 from ..transport.spares import Spares
+from .line import Line
 from .rpc_errors import rpc_errors
 
 __all__ = ["Bulk"]
 
-UPLOAD_OPENINGS_MAX = 4
-CHUNK_BYTES_MIN = 16 << 10
+UPLOAD_SETBACKS_MAX = 3
+PORTION_CHUNKS = 4
+"""So many chunks are sent before the server says what it has, where connections break."""
 T = TypeVar("T")
 Started = Callable[["grpc.Future[Any]"], None]
 
@@ -32,7 +36,9 @@ Started = Callable[["grpc.Future[Any]"], None]
 class Bulk:
     """The calls that carry tensors, on a connection to one server."""
 
-    def __init__(self, channel: grpc.Channel, address: str, *, blob_bytes_max: int) -> None:
+    def __init__(
+        self, channel: grpc.Channel, address: str, line: Line, *, blob_bytes_max: int
+    ) -> None:
         self._call_download = channel.unary_stream(
             "/meadow.v1.Fleet/Download",
             request_serializer=DownloadRequest.SerializeToString,
@@ -43,15 +49,9 @@ class Bulk:
             request_serializer=bytes,
             response_deserializer=UploadState.FromString,
         )
-        self.chunk_bytes = CHUNK_BYTES
-        """How large the chunks of uploads are; the server may wish for smaller ones."""
         self._address = address
+        self._line = line
         self._blob_bytes_max = blob_bytes_max
-
-    def wish_for_chunks(self, size_bytes: int) -> None:
-        """Send chunks of this size from now on, if it is a possible one; 0 is no wish."""
-        if size_bytes:
-            self.chunk_bytes = max(CHUNK_BYTES_MIN, min(CHUNK_BYTES, size_bytes))
 
     async def download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
         """Fetch a blob into `folder`, over one of `spares` if there is one.
@@ -82,15 +82,24 @@ class Bulk:
             receiver = self._receiver(folder, blob, spares)
         with receiver, rpc_errors(self._address):
             if not receiver.complete:
-                request = DownloadRequest(blob_id=blob.id, offset=receiver.received_bytes)
-                call = self._call_download(request)
-                started(cast("grpc.Future[Any]", call))
-                try:
-                    for chunk in call:
-                        receiver.write(chunk)
-                finally:
-                    cast("grpc.Future[Any]", call).cancel()
+                self._receive(receiver, blob, started)
             return receiver.finish()
+
+    def _receive(self, receiver: Receiver, blob: Blob, started: Started) -> None:
+        offset = receiver.received_bytes
+        chunk_bytes = 0 if self._line.is_steady else self._line.chunk_bytes
+        request = DownloadRequest(blob_id=blob.id, offset=offset, chunk_bytes=chunk_bytes)
+        call = self._call_download(request)
+        started(cast("grpc.Future[Any]", call))
+        try:
+            for chunk in call:
+                receiver.write(chunk)
+                self._line.carried(len(chunk.data))
+        except grpc.RpcError:
+            self._line.lost()
+            raise
+        finally:
+            cast("grpc.Future[Any]", call).cancel()
 
     def _receiver(self, folder: Path, blob: Blob, spares: Spares | None) -> Receiver:
         size_max = self._blob_bytes_max
@@ -100,27 +109,43 @@ class Bulk:
         size = path.stat().st_size if path.is_file() else -1
         if size != blob.size_bytes:
             raise StoreError(f"{path}: {size} bytes, {blob.size_bytes} were recorded")
-        offset = 0
-        for _ in range(UPLOAD_OPENINGS_MAX):
+        offset, asks, setbacks = 0, self._line.begin(blob.id), 0
+        while setbacks < UPLOAD_SETBACKS_MAX:
             opening = UploadOpen(instruction_id=instruction_id, blob=blob, offset=offset)
-            try:
-                with rpc_errors(self._address):
-                    call = self._call_upload.future(_messages(opening, path, self.chunk_bytes))
-                    started(call)
-                    if call.result().complete:
-                        return
-                raise ProtocolError(f"the server took only a part of blob {blob.id}")
-            except ProtocolError as error:
-                found = re.fullmatch(r"offset=(\d{1,19})", str(error))
-                if found is None:
-                    raise
-                offset = min(int(found[1]), size)
-        raise ProtocolError(f"the server does not say how much of blob {blob.id} it has")
+            portion = 0 if asks else None if self._line.is_steady else PORTION_CHUNKS
+            pieces = islice(chunks(path, offset, self._line.chunk_bytes), portion)
+            there = min(size, self._send(opening, pieces, started))
+            self._line.arrived(blob.id, there)
+            if there == size:
+                self._line.done(blob.id)
+                return
+            setbacks += there <= offset and not asks
+            offset, asks = there, False
+        raise ProtocolError(f"the server takes no more of blob {blob.id} than {offset} bytes")
+
+    def _send(self, opening: UploadOpen, pieces: Iterable[Piece], started: Started) -> int:
+        """Send pieces, and return how much of the blob the server has then."""
+        blob = opening.blob
+        try:
+            with rpc_errors(self._address):
+                call = self._call_upload.future(_messages(opening, pieces))
+                started(call)
+                state = call.result()
+                return blob.size_bytes if state.complete else int(state.received_bytes)
+        except UnreachableError:
+            self._line.lost()
+            raise
+        except MeadowError as error:
+            found = re.fullmatch(r"offset=(\d{1,19})", str(error))
+            if found is None:
+                self._line.done(blob.id)
+                raise
+            return int(found[1])
 
 
-def _messages(opening: UploadOpen, path: Path, chunk_bytes: int) -> Iterator[bytes]:
+def _messages(opening: UploadOpen, pieces: Iterable[Piece]) -> Iterator[bytes]:
     yield pack_upload_open(opening)
-    yield from map(pack_upload_chunk, chunks(path, opening.offset, chunk_bytes))
+    yield from map(pack_upload_chunk, pieces)
 
 
 async def _in_thread(function: Callable[[Started], T]) -> T:

@@ -45,10 +45,12 @@ class Uplink:
             await self._attached.wait()
         return self._connection
 
-    async def pause(self, connection: Connection, attempt: int) -> None:
-        """Wait before a call that failed is tried again on this connection, or on the next."""
+    async def pause(self, connection: Connection, attempt: int) -> int:
+        """Wait before a call that failed is tried again on this connection, or on the next; return
+        the number of that attempt, which is counted anew on each connection."""
         if self._connection is connection:
             await asyncio.wait((connection.lost,), timeout=retry_delay_s(attempt))
+        return attempt + 1 if self._connection is connection else 0
 
     async def try_to_send(self, message: AgentMessage) -> None:
         """Send what is worth nothing later; if there is no connection, nothing happens."""

@@ -60,6 +60,11 @@ WIRE_LIMITS = (
         "faults/test_oversize.py::test_chunks",
     ),
     Limit(
+        "client.line:CHUNK_BYTES_MIN",
+        "how small chunks become on a line that breaks: a connection that carries one carries on",
+        "faults/test_bad_lines.py::test_a_large_model_arrives",
+    ),
+    Limit(
         "server.bulk:TRANSFERS_AT_ONCE_MAX",
         "uploads and downloads of one client at once",
         "faults/test_oversize.py::test_many_transfers",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 
@@ -21,14 +21,19 @@ from .dispatch import Dispatcher
 from .slots import Slots
 from .spool import Spool
 
-__all__ = ["BulkService", "fair_chunk_bytes"]
+__all__ = ["BulkService", "fair_chunk_bytes", "open_in_thread"]
 
 STEPS_AT_ONCE = 4
 CHUNKS_BYTES = 4 << 20
 CHUNK_BYTES_MIN = 64 << 10
+WISH_BYTES_MIN = 4 << 10
 CHUNK_MESSAGE_BYTES_MAX = CHUNK_BYTES_MAX + 64
 TRANSFERS_AT_ONCE_MAX = 8
 """Of one client."""
+OPENING_WAIT_S = 20.0
+
+
+File = TypeVar("File", Receiver, ChunkReader)
 
 
 def fair_chunk_bytes(peers: int) -> int:
@@ -48,6 +53,7 @@ class BulkService:
         self._dispatcher = dispatcher
         self._spool = spool
         self._transfers: Counter[int] = Counter()
+        self._uploads: dict[tuple[int, str], asyncio.Task[Any]] = {}
         self._slots = Slots(STEPS_AT_ONCE)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -75,8 +81,10 @@ class BulkService:
         try:
             with self._transfer(site.node_id):
                 path = blob_path(self._spool.outgoing(run_id), blob.id)
-                with closing(await asyncio.to_thread(ChunkReader, path, request.offset)) as reader:
-                    while sent := await self._slots.step(partial(self._send, reader, context)):
+                async with open_in_thread(partial(ChunkReader, path, request.offset)) as reader:
+                    wish = request.chunk_bytes or CHUNK_BYTES
+                    send = partial(self._send, reader, context, wish)
+                    while sent := await self._slots.step(send):
                         self._spool.count(run_id, sent=sent)
         except MeadowError as error:
             await abort(context, error)
@@ -85,30 +93,54 @@ class BulkService:
         """Take a blob for an open instruction of this client, from where it stopped last time."""
         site = await self._callers.site(context)
         try:
-            first = await anext(requests, b"")
-            opened = unpack_upload(first)
-            if not isinstance(opened, pb.UploadOpen):
-                raise ProtocolError("an upload begins with open")
-            run_id = self._dispatcher.run_of(site.node_id, opened.instruction_id)
-            if run_id is None:
-                text = f"instruction {opened.instruction_id[:80]!r} is not open for {site.name}"
-                await context.abort(grpc.StatusCode.NOT_FOUND, text)
-            with (
-                self._transfer(site.node_id),
-                await asyncio.to_thread(self._open, run_id, opened) as receiver,
-            ):
-                if receiver.received_bytes != opened.offset and not receiver.complete:
-                    await _go_on_from(receiver.received_bytes, context)
-                before = receiver.received_bytes
-                if not receiver.complete:
-                    await self._receive(requests, receiver, site.node_id, opened.instruction_id)
-                self._spool.count(run_id, received=receiver.received_bytes - before)
-                complete = receiver.complete
-                if complete:
-                    await self._finish(receiver, context)
-                return pb.UploadState(received_bytes=receiver.received_bytes, complete=complete)
+            with self._transfer(site.node_id):
+                opened = await _opening(requests)
+                run_id = self._dispatcher.run_of(site.node_id, opened.instruction_id)
+                if run_id is None:
+                    text = f"instruction {opened.instruction_id[:80]!r} is not open for {site.name}"
+                    await context.abort(grpc.StatusCode.NOT_FOUND, text)
+                async with self._newest(site.node_id, opened.blob.id):
+                    return await self._take(requests, opened, run_id, site.node_id, context)
         except MeadowError as error:
             await abort(context, error)
+
+    async def _take(
+        self,
+        requests: AsyncIterator[bytes],
+        opened: pb.UploadOpen,
+        run_id: int,
+        node_id: int,
+        context: Context,
+    ) -> pb.UploadState:
+        async with open_in_thread(partial(self._open, run_id, opened)) as receiver:
+            if receiver.received_bytes != opened.offset and not receiver.complete:
+                await _go_on_from(receiver.received_bytes, context)
+            before = receiver.received_bytes
+            try:
+                if not receiver.complete:
+                    await self._receive(requests, receiver, node_id, opened.instruction_id)
+            finally:
+                self._spool.count(run_id, received=receiver.received_bytes - before)
+            complete = receiver.complete
+            if complete:
+                await self._finish(receiver, context)
+            return pb.UploadState(received_bytes=receiver.received_bytes, complete=complete)
+
+    @asynccontextmanager
+    async def _newest(self, node_id: int, blob_id: str) -> AsyncIterator[None]:
+        """End an earlier upload of the same blob: its line may be gone, and nobody has noticed."""
+        key, own = (node_id, blob_id), asyncio.current_task()
+        assert own is not None
+        earlier = self._uploads.get(key)
+        self._uploads[key] = own
+        try:
+            if earlier is not None:
+                earlier.cancel()
+                await asyncio.wait([earlier])
+            yield
+        finally:
+            if self._uploads.get(key) is own:
+                del self._uploads[key]
 
     async def _finish(self, receiver: Receiver, context: Context) -> None:
         try:
@@ -118,9 +150,10 @@ class BulkService:
                 raise
             await _go_on_from(0, context)  # after a power cut a part may have other bytes
 
-    async def _send(self, reader: ChunkReader, context: Context) -> int:
+    async def _send(self, reader: ChunkReader, context: Context, wish_bytes: int) -> int:
         """Send the next piece and return its size; 0 at the end."""
-        size = fair_chunk_bytes(self._transfers.total())
+        fair_bytes = fair_chunk_bytes(self._transfers.total())
+        size = min(fair_bytes, max(WISH_BYTES_MIN, wish_bytes))
         try:
             piece = reader.read_cached(size)
         except BlockingIOError:
@@ -167,10 +200,37 @@ class BulkService:
             await writing
 
 
+@asynccontextmanager
+async def open_in_thread(open_: Callable[[], File]) -> AsyncIterator[File]:
+    """Open a file in a thread and close it in the end, even if nobody waits for it any more."""
+    opening = asyncio.ensure_future(asyncio.to_thread(open_))
+    try:
+        file = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await asyncio.wait([opening])
+        if opening.exception() is None:
+            opening.result().close()
+        raise
+    with closing(file):
+        yield file
+
+
 async def _go_on_from(offset: int, context: Context) -> NoReturn:
     """Tell the sender where to go on."""
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"offset={offset}")
     raise AssertionError("abort always raises")
+
+
+async def _opening(requests: AsyncIterator[bytes]) -> pb.UploadOpen:
+    """Receive the first message of an upload."""
+    try:
+        async with asyncio.timeout(OPENING_WAIT_S):
+            opened = unpack_upload(await anext(requests, b""))
+    except TimeoutError:
+        raise ProtocolError(f"an upload was not opened within {OPENING_WAIT_S:.0f} s") from None
+    if not isinstance(opened, pb.UploadOpen):
+        raise ProtocolError("an upload begins with open")
+    return opened
 
 
 async def _receive_next(requests: AsyncIterator[bytes]) -> Piece | None:

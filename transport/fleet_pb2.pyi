@@ -291,12 +291,14 @@ class ServerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., instruction: _Optional[_Union[Instruction, _Mapping]] = ..., ack: _Optional[_Union[ReplyAck, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
-    __slots__ = ("blob_id", "offset")
+    __slots__ = ("blob_id", "offset", "chunk_bytes")
     BLOB_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     blob_id: str
     offset: int
-    def __init__(self, blob_id: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    chunk_bytes: int
+    def __init__(self, blob_id: _Optional[str] = ..., offset: _Optional[int] = ..., chunk_bytes: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data")

@@ -200,8 +200,12 @@ class FakeFleet(FleetServicer):
                     self.upload_breaks_after_bytes = None
                     await self._note()
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "the line broke")
-            receiver.finish()
-        return pb.UploadState(received_bytes=opened.blob.size_bytes, complete=True)
+            if receiver.complete:
+                receiver.finish()
+            state = pb.UploadState(
+                received_bytes=receiver.received_bytes, complete=receiver.complete
+            )
+        return state
 
     async def Renew(
         self, request: pb.RenewRequest, context: grpc.aio.ServicerContext

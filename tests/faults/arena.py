@@ -69,16 +69,16 @@ class Played:
         return detail
 
 
-def write_app(folder: Path) -> None:
+def write_app(folder: Path, slots: int = SLOTS) -> None:
     """Write the app of slots."""
     folder.mkdir(parents=True)
-    (folder / "task.py").write_text(TASK)
+    (folder / "task.py").write_text(TASK.replace(str(SLOTS), str(slots)))
     (folder / "meadow.toml").write_text(TOML)
 
 
-def submit(server: LiveServer, folder: Path, *settings: str) -> pb.Run:
+def submit(server: LiveServer, folder: Path, *settings: str, slots: int = SLOTS) -> pb.Run:
     """Submit the app of slots."""
-    write_app(folder)
+    write_app(folder, slots)
     archive = pack(folder)
     opened = pb.SubmitOpen(size_bytes=len(archive), name=folder.name, settings=settings)
     messages = [pb.SubmitMessage(open=opened), pb.SubmitMessage(zip=archive)]

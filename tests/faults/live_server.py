@@ -21,6 +21,7 @@ from meadow.server_config import server_config_to_toml
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import AdminStub, EnrollmentStub, FleetStub
 from meadow.transport.keys import KeyPair, create_request
+from meadow.transport.protocol import PROTOCOL_VERSION
 from meadow.transport.tls import channel_credentials
 
 LEASE_S = 2.0
@@ -128,7 +129,9 @@ class LiveServer:
         assert self.alive
         name = name_of(pair)
         with self.channel(pair) as channel:
-            hello = pb.AgentMessage(hello=pb.Hello(protocol=1, client=name, version="1"))
+            hello = pb.AgentMessage(
+                hello=pb.Hello(protocol=PROTOCOL_VERSION, client=name, version="1")
+            )
             call = FleetStub(channel).Connect(iter([hello]), timeout=CALL_S)
             assert next(call).HasField("welcome")
             call.cancel()
@@ -142,9 +145,9 @@ OPTIONS = [
 ]
 
 
-def wait_until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object], patience_s: float = CALL_S) -> None:
     """Wait for something that the daemon does and tells nobody."""
-    deadline_s = time.monotonic() + CALL_S
+    deadline_s = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen"
         time.sleep(0.005)

@@ -16,6 +16,7 @@ from meadow.transport import fleet_pb2 as pb
 from meadow.transport.blobs import new_blob_id
 from meadow.transport.entries import pack_entries
 from meadow.transport.fleet_pb2_grpc import FleetStub
+from meadow.transport.protocol import PROTOCOL_VERSION
 from meadow.transport.tensors import write_tensors
 
 from .live_server import CALL_S, LiveServer, name_of
@@ -85,7 +86,9 @@ class RawClient:
 
     def connect(self, *, reads: bool = True) -> Stream:
         """Open a stream and introduce ourselves."""
-        hello = pb.AgentMessage(hello=pb.Hello(protocol=1, client=self.name, version="1"))
+        hello = pb.AgentMessage(
+            hello=pb.Hello(protocol=PROTOCOL_VERSION, client=self.name, version="1")
+        )
         self.stream = Stream(self.stub, hello, reads=reads)
         if reads:
             self.node_id = self.stream.next("welcome").node_id

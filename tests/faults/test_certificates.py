@@ -17,6 +17,7 @@ from meadow.transport import fleet_pb2 as pb
 from meadow.transport.authority import Authority
 from meadow.transport.fleet_pb2_grpc import AdminStub, EnrollmentStub, FleetStub
 from meadow.transport.keys import KeyPair, create_request
+from meadow.transport.protocol import PROTOCOL_VERSION
 from meadow.transport.tls import channel_credentials
 
 from .arena import Arena
@@ -64,7 +65,7 @@ STRANGERS: dict[str, Callable[[LiveServer, Path], KeyPair | None]] = {
 def test_strangers(server: LiveServer, victim: RawClient, tmp_path: Path, case: str) -> None:
     """Without a valid certificate of the server's own authority, no call is even made."""
     pair = STRANGERS[case](server, tmp_path)
-    hello = pb.AgentMessage(hello=pb.Hello(protocol=1, client="victim"))
+    hello = pb.AgentMessage(hello=pb.Hello(protocol=PROTOCOL_VERSION, client="victim"))
     with server.channel(pair) as channel:
         for call in (
             lambda: Stream(FleetStub(channel), hello).next("welcome"),
@@ -115,7 +116,7 @@ def test_hello_as_another(server: LiveServer, victim: RawClient, tmp_path: Path)
     """A hello in another client's name is refused and recorded; that client stays connected."""
     mallory = RawClient(server, "mallory", tmp_path)
     for claimed in ("victim", "", "MALLORY", "x" * 1_000_000):
-        hello = pb.AgentMessage(hello=pb.Hello(protocol=1, client=claimed))
+        hello = pb.AgentMessage(hello=pb.Hello(protocol=PROTOCOL_VERSION, client=claimed))
         error = Stream(mallory.stub, hello).ended()
         assert error.code() == DENIED and "mallory" in error.details()
     told = server.events(kind="access_denied")[-4:]
@@ -128,7 +129,7 @@ def test_hello_as_another(server: LiveServer, victim: RawClient, tmp_path: Path)
 def test_denials_do_not_flood(server: LiveServer, victim: RawClient, tmp_path: Path) -> None:
     """However often a client is turned away, the journal holds a few records of it."""
     mallory = RawClient(server, "flooder", tmp_path)
-    hello = pb.AgentMessage(hello=pb.Hello(protocol=1, client="victim"))
+    hello = pb.AgentMessage(hello=pb.Hello(protocol=PROTOCOL_VERSION, client="victim"))
     for _ in range(100):
         Stream(mallory.stub, hello).ended()
     told = [e for e in server.events(kind="access_denied") if e.get("client") == "flooder"]
@@ -229,7 +230,7 @@ def test_revoked_in_a_round(
             client.download(blob)
         with refused(DENIED, match="revoked"):
             client.stub.Renew(pb.RenewRequest(), timeout=CALL_S)
-        hello = pb.AgentMessage(hello=pb.Hello(protocol=1, client=client.name))
+        hello = pb.AgentMessage(hello=pb.Hello(protocol=PROTOCOL_VERSION, client=client.name))
         assert Stream(client.stub, hello).ended().code() == DENIED
 
     played = arena.play((traitor, act))

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from meadow.transport import fleet_pb2 as pb
+from meadow.transport.protocol import PROTOCOL_VERSION
 
 from .arena import Arena
 from .live_server import CALL_S, LiveServer, refused
@@ -155,7 +156,9 @@ def test_first_message(client: RawClient) -> None:
 
 def test_no_protobuf(server: LiveServer, client: RawClient) -> None:
     """Bytes that are no message end their own stream only, whenever they come."""
-    hello = pb.AgentMessage(hello=pb.Hello(protocol=1, client=client.name)).SerializeToString()
+    hello = pb.AgentMessage(
+        hello=pb.Hello(protocol=PROTOCOL_VERSION, client=client.name)
+    ).SerializeToString()
     connect = client.channel.stream_stream("/meadow.v1.Fleet/Connect")
     for said in ([b"\xff" * 100], [hello, b"\xff" * 100]):
         with contextlib.suppress(grpc.RpcError):
