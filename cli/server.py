@@ -112,6 +112,34 @@ def renew_admin(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
 
 
 @app.command()
+def check(
+    dir: ServerDir,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="make a new journal of what is intact in a damaged one")
+    ] = False,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Check everything in a stopped server's folder; exit code 1 if something is damaged."""
+    from ..server.check import DAMAGED_NAME, check_home, repair_journal
+
+    home = ServerHome(dir)
+    if repair:
+        saved = repair_journal(home)
+        rows = {t: f"{len(s.rows)} of {len(s.rows) + len(s.lost)}" for t, s in saved.items()}
+        counts = ", ".join(f"{count} {table}" for table, count in rows.items())
+        text = f"the new journal has {counts}; the damaged one is {DAMAGED_NAME}"
+        say(format, text, repaired=rows, damaged=DAMAGED_NAME)
+    well = True
+    for finding in check_home(home):
+        mark = "ok      " if finding.ok else "damaged "
+        say(format, f"{mark} {finding.subject:<10} {finding.text}",
+            subject=finding.subject, ok=finding.ok, finding=finding.text)  # fmt: skip
+        well = well and finding.ok
+    if not well:
+        raise typer.Exit(1)
+
+
+@app.command()
 def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Say whether the daemon runs, who is connected, and which runs are under way."""
     home = ServerHome(dir)

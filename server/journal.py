@@ -6,9 +6,11 @@ off the event loop.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from ..transport.database import Salvage
 from .database import Database
 from .event_table import EventTable
 from .run_table import RunTable
@@ -48,6 +50,21 @@ class Journal:
     def problems(self) -> list[str]:
         """As `Database.problems`."""
         return self._db.problems()
+
+    def take_over(self, table: str, saved: Salvage, *, numbers: Iterable[int] = ()) -> None:
+        """Write what was saved of another journal's table. The numbers of what is lost, and these
+        `numbers`, are not given again."""
+        self._db.take_over(table, saved.rows)
+        taken = max([0, *numbers, *(int(name) for name in saved.lost if name.isdecimal())])
+        with self._db.transaction() as db:
+            db.execute(
+                "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", (taken, table)
+            )
+            db.execute(
+                "INSERT INTO sqlite_sequence SELECT ?, ? WHERE NOT EXISTS"
+                " (SELECT 1 FROM sqlite_sequence WHERE name = ?)",
+                (table, taken, table),
+            )
 
     def close(self) -> None:
         """Close the file; the last committed transaction stays."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sqlite3
 import struct
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from zlib_ng.zlib_ng import crc32
 
 from ..errors import DamageError, StoreError
 
-__all__ = ["Database", "Layout", "Script", "columns_of"]
+__all__ = ["Database", "Layout", "Salvage", "Script", "columns_of", "salvage"]
 
 Script = str | Callable[[sqlite3.Connection], None]
 
@@ -52,6 +52,19 @@ class Layout:
     versions: tuple[tuple[Script, ...], ...]
     sealed: Mapping[str, tuple[str, ...]]
     remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Salvage:
+    """What is left of a table of a damaged file.
+
+    Attributes:
+        rows: those that are as they were written.
+        lost: the names of those that are not, or are gone.
+    """
+
+    rows: list[dict[str, Any]]
+    lost: list[str]
 
 
 class Database:
@@ -151,6 +164,13 @@ class Database:
                 except (sqlite3.Error, UnicodeDecodeError) as error:
                     found.append(f"{table} cannot be read: {error}")
         return found
+
+    def take_over(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write rows of another file into a table."""
+        with self.transaction() as db:
+            for row in rows:
+                columns, marks = ", ".join(row), ", ".join("?" * len(row))
+                db.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [*row.values()])
 
     def check(self, *, besides: Collection[str] = ()) -> None:
         """Read the whole file, but for the tables `besides`, whose rows are checked when they are
@@ -305,6 +325,33 @@ class Database:
         return DamageError(f"{self.path} is damaged: {what}; {self._layout.remedy}")
 
 
+def salvage(path: Path, layout: Layout, table: str) -> Salvage:
+    """Read what is intact in a table of a damaged file, which is not changed."""
+    seals: dict[str, int] = {}
+    found: dict[str, dict[str, Any]] = {}
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        db.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        for row in _until_damage(db, "SELECT * FROM seals WHERE part = ?", table):
+            seals[str(row["row"])] = row["crc32"]
+        for order in ("ASC", "DESC"):  # what lies behind a damaged page is read from the other end
+            for row in _until_damage(db, f"SELECT * FROM {table} ORDER BY 1 {order}"):
+                name = " ".join(str(row[key]) for key in layout.sealed[table])
+                if seals.get(name) == _checksum(*row.values()):
+                    found[name] = row
+    return Salvage(rows=[*found.values()], lost=[name for name in seals if name not in found])
+
+
+def _until_damage(db: sqlite3.Connection, sql: str, *values: object) -> Iterator[dict[str, Any]]:
+    """Yield rows until one cannot be read."""
+    try:
+        cursor = db.execute(sql, values)
+        names = [column[0] for column in cursor.description]
+        while (row := cursor.fetchone()) is not None:
+            yield dict(zip(names, row, strict=True))
+    except (sqlite3.Error, UnicodeDecodeError):
+        return
+
+
 def columns_of(db: sqlite3.Connection, table: str) -> list[str]:
     """Return the names of a table's columns, empty if there is no such table."""
     return [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
@@ -334,6 +381,6 @@ def _checksum(*values: object) -> int:
         elif isinstance(value, float):
             data = struct.pack("<d", value)
         else:
-            data = str(value).encode()
+            data = str(value).encode("utf-8", "surrogateescape")
         crc = crc32(data, crc32(f"{type(value).__name__}:{len(data)}:".encode(), crc))
     return crc
