@@ -17,16 +17,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from ..errors import ConfigError, IdentityError
 from ..transport.durable import make_folder, sync_folder, write_file
 from ..transport.fleet_pb2 import Certificate
-from ..transport.identity import Identity, identity_of, read_certificate
+from ..transport.identity import Identity, identity_of, read_certificate, verify_issued
 from ..transport.keys import KeyPair, create_request, read_key
 from ..transport.tls import channel_credentials
 
 __all__ = ["ClientIdentity", "IdentityFolder"]
+
+UNUSABLE = (
+    IdentityError,
+    ValueError,
+    TypeError,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+)
+"""What reading and verifying a certificate raises that is none, or not the one it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +128,44 @@ class IdentityFolder:
             key_pem = self._key.read_bytes()
             if not _belong_together(key_pem, certificate_pem):
                 key_pem = self._complete_renewal(certificate_pem)
+            ca_pem = self._require_issued(certificate_pem, str(about["name"]))
             return ClientIdentity(
                 name=str(about["name"]),
                 node_id=int(about["node_id"]),
                 fleet_address=str(about["fleet_address"]),
                 key_pem=key_pem,
                 certificate_pem=certificate_pem,
-                ca_pem=self._ca.read_bytes(),
+                ca_pem=ca_pem,
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, KeyError, *UNUSABLE) as error:
+            if isinstance(error, IdentityError) and str(self.folder) in str(error):
+                raise
             raise IdentityError(f"{self.folder} cannot be used: {error}; enrol again") from error
+
+    def _require_issued(self, certificate_pem: bytes, name: str) -> bytes:
+        """Return the authority's certificate if it is whole, and ours is from it and in our name.
+
+        Raises:
+            IdentityError: one of the files was changed: gRPC would only say that no handshake comes
+                about, again and again.
+        """
+        remedy = "it was damaged or replaced: restore it from a backup, or enrol again"
+        try:
+            authority = read_certificate(self._ca.read_bytes())
+            authority.verify_directly_issued_by(authority)
+        except UNUSABLE as error:
+            why = str(error) or "its own signature does not fit"
+            raise IdentityError(
+                f"{self._ca} is no authority's certificate ({why}); {remedy}"
+            ) from None
+        ca_pem = authority.public_bytes(serialization.Encoding.PEM)
+        try:
+            said = verify_issued(certificate_pem, ca_pem).name
+        except UNUSABLE as error:
+            raise IdentityError(f"{self._certificate} is not usable ({error}); {remedy}") from None
+        if said != name:
+            raise IdentityError(f"{self._certificate} is {said}'s, not {name}'s; {remedy}")
+        return ca_pem
 
     def shown(self) -> KeyPair:
         """Return the key and certificate in use, and change nothing: the agent may be renewing.
@@ -138,7 +178,7 @@ class IdentityFolder:
             for path in (self._key, self._next_key):
                 if path.exists() and _belong_together(key := path.read_bytes(), certificate_pem):
                     return KeyPair(key_pem=key, certificate_pem=certificate_pem)
-        except (OSError, ValueError) as error:
+        except (OSError, *UNUSABLE) as error:
             raise IdentityError(f"{self.folder} cannot be used: {error}; enrol again") from error
         raise IdentityError(f"{self._key} does not belong to {self._certificate}; enrol again")
 

@@ -19,6 +19,9 @@ class GoneError(ProtocolError):
 ON_CLOSED = "Cannot invoke RPC"
 """How gRPC's text begins where a channel is closed: it raises no error of its own for that."""
 
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+"""How gRPC says that a server is not of the authority that is believed."""
+
 _KINDS: dict[grpc.StatusCode, type[MeadowError]] = {
     grpc.StatusCode.UNAUTHENTICATED: IdentityError,
     grpc.StatusCode.PERMISSION_DENIED: IdentityError,
@@ -57,4 +60,9 @@ def rpc_errors(address: str) -> Iterator[None]:
 
 def _short(details: str) -> str:
     """Return the part of gRPC's text that a person can use: the last cause."""
+    if UNTRUSTED in details:
+        return (
+            "what answers there has no certificate of this client's authority: is it the right "
+            "server? If that was laid out anew, enrol again"
+        )
     return details.replace("\n", " ").rpartition("; last error: ")[2][:300]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from meadow.client.identity_folder import IdentityFolder
 from meadow.errors import IdentityError
+from meadow.transport.authority import Authority
 
 from .conftest import Client
 
@@ -65,3 +68,58 @@ def test_revoked_client_stops(client: Client) -> None:
         await client.fleet.stop()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "certificate.pem", "key.pem"])
+def test_no_flipped_bit_is_shown_to_a_server(client: Client, name: str) -> None:
+    """Whichever it is, the agent ends with a sentence that names the file, or nothing is changed."""
+    identities = client.enroll()
+    good = identities.load()
+    path = identities.folder / name
+    data = path.read_bytes()
+    refused = 0
+    for place in range(0, len(data) * 8, 61):
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            found = identities.load()
+        except IdentityError as error:
+            refused += 1
+            assert str(identities.folder) in str(error) and "enrol again" in str(error)
+        else:
+            assert (found.ca_pem, found.certificate) == (good.ca_pem, good.certificate)
+    assert refused > 20
+
+
+def test_an_agent_with_a_damaged_authority_says_so_and_ends(client: Client) -> None:
+    """It does not try for ever, with gRPC's words."""
+
+    async def scenario() -> None:
+        await client.fleet.start()
+        ca = client.enroll().folder / "ca.pem"
+        data = bytearray(ca.read_bytes())
+        data[200] ^= 1
+        ca.write_bytes(data)
+        with pytest.raises(IdentityError, match=r"ca\.pem is no authority's certificate"):
+            await client.agent().run()
+        await client.fleet.stop()
+
+    asyncio.run(scenario())
+
+
+def test_another_server_in_its_place_is_said_to_be_one(client: Client, tmp_path: Path) -> None:
+    """The line says whose certificate is missing, and what to do; the agent tries on."""
+
+    async def scenario() -> None:
+        await client.fleet.start()
+        client.enroll()
+        client.fleet.authority = Authority.create(now=datetime.now(UTC))
+        await client.fleet.stop()
+        await client.fleet.start()
+        async with client.running():
+            await client.hear("disconnected", 1)
+        await client.fleet.stop()
+
+    asyncio.run(scenario())
+    assert "has no certificate of this client's authority" in client.texts("disconnected")[0]

@@ -1,0 +1,76 @@
+"""A client whose disk is full answers with that cause, and goes on once there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from meadow.client import agent as module
+from meadow.client.database import Database
+from meadow.errors import DamageError
+
+from .conftest import Client
+
+
+class Disk:
+    """What the agent's databases lie on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.databases: list[Database] = []
+        monkeypatch.setattr(module, "Database", self.open)
+
+    def open(self, path: Path) -> Database:
+        """Open one."""
+        self.databases.append(Database(path))
+        return self.databases[-1]
+
+    def fill(self) -> None:
+        """Let them find no room any more."""
+        for database in self.databases:
+            ((pages,),) = database.rows("PRAGMA page_count")
+            database.rows(f"PRAGMA max_page_count = {pages}")
+
+    def empty(self) -> None:
+        """Make room."""
+        for database in self.databases:
+            database.rows("PRAGMA max_page_count = 100000")
+
+
+def test_the_cause_is_told_and_passes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite ends the transaction by itself then: that there is none to end is not the cause."""
+    disk = Disk(monkeypatch)
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.fleet.send(client.instruction("a", values=4000))
+            assert client.count_of(await client.fleet.reply("a")) == 1
+            disk.fill()
+            client.fleet.send(client.instruction("b", values=4000))
+            reply = await client.fleet.reply("b")
+            assert "agent.sqlite: database or disk is full" in reply.envelope.error.reason
+            disk.empty()
+            client.fleet.send(client.instruction("c", values=4000))
+            assert client.count_of(await client.fleet.reply("c")) == 2
+
+    asyncio.run(scenario())
+    assert "agent.sqlite: database or disk is full" in client.texts("failed")[0]
+
+
+def test_a_damaged_memory_is_not_believed(client: Client) -> None:
+    """The agent ends with a sentence that says what is lost; it neither answers nor trains."""
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.fleet.send(client.instruction("a", values=4000))
+            await client.fleet.reply("a")
+        database = Database(client.directory / "agent.sqlite")
+        database.rows("UPDATE seals SET crc32 = 1 WHERE part = 'runs'")
+        database.close()
+        with pytest.raises(
+            DamageError, match=r"the row '7' of runs is not as it was written.*enrol"
+        ):
+            await client.agent().run()
+
+    asyncio.run(scenario())
