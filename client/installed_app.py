@@ -14,11 +14,12 @@ from ..apps import App
 from ..client_config import load_client_config
 from ..errors import AppError
 from ..flower import identify_process, rebuild_message, set_message_id
-from ..transport.blobs import blob_path
+from ..transport.blobs import blob_path, blobs_of, require_intact
 from ..transport.codec import decode, encode
 from ..transport.content import pack_content, unpack_content
 from ..transport.entries import unpack_entries
 from ..transport.fleet_pb2 import (
+    Envelope,
     Inspection,
     Instruction,
     TrainingDone,
@@ -100,7 +101,7 @@ class InstalledApp:
         instruction = work.instruction
         blobs, states = Path(work.blob_dir), Path(work.state_dir)
         message = decode(instruction.envelope, lambda blob: blob_path(blobs, blob.id))
-        state = unpack_content(work.state, states) if work.state else RecordDict()
+        state = _unpacked(work.state, states)
         context = self._context(instruction, state)
         self._setup = setup_of(instruction)
         reply = self._client_app(message, context)
@@ -158,6 +159,19 @@ def setup_of(instruction: Instruction) -> bytes:
     for name in OF_ONE_CLIENT:
         said.ClearField(name)
     return sha256(b"meadow secure setup 2\0" + said.SerializeToString(deterministic=True)).digest()
+
+
+def _unpacked(packed: bytes, folder: Path) -> RecordDict:
+    """Return what an app kept between rounds.
+
+    Raises:
+        DamageError: its files have changed on the disk.
+    """
+    if not packed:
+        return RecordDict()
+    for blob in blobs_of(Envelope.FromString(packed)):
+        require_intact(blob_path(folder, blob.id), blob)
+    return unpack_content(packed, folder)
 
 
 def _packed(state: RecordDict, folder: Path) -> bytes:

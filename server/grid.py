@@ -14,14 +14,12 @@ from pathlib import Path
 
 from flwr.app import Error, Message, RecordDict
 
-from ..errors import DamageError
 from ..flower import rebuild_message, set_message_id
 from ..run_grid import RunGrid
 from ..transport import fleet_pb2 as pb
-from ..transport.blobs import blob_path, blobs_of
+from ..transport.blobs import blob_path, blobs_of, require_intact
 from ..transport.codec import BlobWriter, decode, encode
 from ..transport.packed import PACKED_BYTES_MAX
-from ..transport.tensors import checksum
 from .channel import Channel
 
 __all__ = ["FleetGrid"]
@@ -204,21 +202,10 @@ class FleetGrid(RunGrid):
 
         try:
             for blob in blobs_of(item.envelope):
-                _require_as_received(path_of(blob), blob)
+                require_intact(path_of(blob), blob)
             return decode(item.envelope, path_of)
         except Exception as error:
             # Whatever a peer's bytes bring about, the run goes on.
             text = f"the reply cannot be read: {error}"[:REASON_CHARS_MAX]
             failure = pb.AppError(code=REPLY_UNREADABLE, reason=text)
             return decode(pb.Envelope(metadata=item.envelope.metadata, error=failure), path_of)
-
-
-def _require_as_received(path: Path, blob: pb.Blob) -> None:
-    """Pass if a file in the spool is still what its client sent.
-
-    Raises:
-        DamageError: it is not.
-    """
-    there = checksum(path)
-    if (there.size_bytes, there.crc32) != (blob.size_bytes, blob.crc32):
-        raise DamageError("its file has changed on the server's disk since it arrived")

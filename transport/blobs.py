@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from zlib_ng.zlib_ng import crc32 as crc32_of
 
-from ..errors import LimitError, ProtocolError, StoreError
+from ..errors import DamageError, LimitError, ProtocolError, StoreError
 from .chunk_reader import CHUNK_BYTES_MAX, ChunkReader
 from .chunk_wire import Piece
 from .fleet_pb2 import Blob, Chunk, Envelope
@@ -36,6 +36,7 @@ __all__ = [
     "chunks",
     "new_blob_id",
     "packed_bytes_in",
+    "require_intact",
 ]
 
 CHUNK_BYTES: Final = 1 << 20
@@ -76,6 +77,18 @@ def blobs_of(envelope: Envelope) -> list[Blob]:
             if record.HasField("arrays") and record.arrays.HasField("blob")
         }.values()
     )
+
+
+def require_intact(path: Path, blob: Blob) -> None:
+    """Pass if a file is still the blob that was written or received there.
+
+    Raises:
+        DamageError: it is not.
+        StoreError: it cannot be read.
+    """
+    there = checksum(path)
+    if (there.size_bytes, there.crc32) != (blob.size_bytes, blob.crc32):
+        raise DamageError(f"{path.name} has changed on the disk since it was written there")
 
 
 def packed_bytes_in(envelope: Envelope) -> int:

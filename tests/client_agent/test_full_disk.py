@@ -74,3 +74,39 @@ def test_a_damaged_memory_is_not_believed(client: Client) -> None:
             await client.agent().run()
 
     asyncio.run(scenario())
+
+
+STATEFUL_APP = """
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app, server = ClientApp(), object()
+
+@app.train()
+def train(message, context):
+    old = context.state.array_records.get("mine")
+    total = float(old.to_numpy_ndarrays()[0][0]) if old is not None else 0.0
+    context.state["mine"] = ArrayRecord([np.full(20_000, total + 1.0)])
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+"""
+
+
+def test_a_state_that_has_changed_on_the_disk_is_not_trained_on(client: Client) -> None:
+    """What an app keeps between rounds lies in files of its own: one flipped bit is the answer."""
+    (client.app / "counting.py").write_text(STATEFUL_APP)
+
+    async def scenario() -> None:
+        async with client.connected():
+            for id_ in ("a", "b"):
+                client.fleet.send(client.instruction(id_, values=4000))
+                assert not (await client.fleet.reply(id_)).envelope.HasField("error")
+            (file,) = (client.directory / "runs" / "7" / "state").iterdir()
+            data = bytearray(file.read_bytes())
+            data[-3] ^= 16
+            file.write_bytes(data)
+            client.fleet.send(client.instruction("c", values=4000))
+            reason = (await client.fleet.reply("c")).envelope.error.reason
+            assert "has changed on the disk since it was written there" in reason
+
+    asyncio.run(scenario())

@@ -158,4 +158,4 @@ def test_a_file_that_has_changed_since_it_arrived_is_not_believed(
     item = pb.StepReply(key="i1/train/0", envelope=envelope, blob_dir=str(folder))
     desk.said["i1/train/0"].append(item)
     (found,) = grid.pull_messages([id_])
-    assert found.has_error() and "has changed on the server's disk" in found.error.reason
+    assert found.has_error() and "has changed on the disk" in found.error.reason
