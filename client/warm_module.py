@@ -11,6 +11,7 @@ from ..flower import arrays_to_params, params_to_arrays
 from ..module_params import build_module, load_params, load_some, params_of_module
 from ..strategies.algorithm import Params
 from ..task import Task
+from .module_state import PythonState
 
 __all__ = ["WarmModule"]
 
@@ -18,8 +19,8 @@ __all__ = ["WarmModule"]
 class WarmModule:
     """A task's module, built once and kept on its device.
 
-    Guarantees: what one site's training leaves in the module (params, buffers, gradients) is
-        not seen by the next one.
+    Guarantees: what one site's training leaves in the module (params, buffers, gradients, plain
+        attributes) is not seen by the next one.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class WarmModule:
         self._device = device
         self._built_for: tuple[int, int] | None = None
         self._module: torch.nn.Module | None = None
+        self._python: PythonState | None = None
         self._built: dict[int, Params] = {}
         """The params before the first round, by the run's seed, once somebody needs them."""
         self._still: dict[str, torch.Tensor] = {}
@@ -91,6 +93,7 @@ class WarmModule:
         if self._module is None or self._built_for != (seed, generation):
             self._module = self._prepare(build_module(self._task, seed).to(self._device))
             self._built_for = seed, generation
+            self._python = PythonState(self._module)
             self._still = {}
             sent = self._module.state_dict()
             self._unsent = {
@@ -102,5 +105,7 @@ class WarmModule:
             for name, buffer in self._module.named_buffers():
                 if name in self._unsent:
                     buffer.copy_(self._unsent[name])
+        if self._python is not None:
+            self._python.restore()
         self._module.zero_grad(set_to_none=True)
         return self._module

@@ -43,11 +43,15 @@ class Trained(Protocol):
 
 
 class ExampleValues:
-    """Keeps what each step gave before it was made; metrics are computed of all steps at once."""
+    """Keeps what each step gave before it was made; metrics are computed of all steps at once, but
+    those in `mixing` of each client's each batch alone."""
 
-    def __init__(self, task: Task, layout: BatchLayout) -> None:
+    def __init__(
+        self, task: Task, layout: BatchLayout, mixing: frozenset[str] = frozenset()
+    ) -> None:
         self._task = task
         self._layout = layout
+        self._mixing = mixing
         self._steps: list[Step] = []
         self._losses: list[torch.Tensor] = []
         self._outputs: list[torch.Tensor] = []
@@ -81,11 +85,27 @@ class ExampleValues:
         if self._task.metrics:
             outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
             for name, metric in self._task.metrics.items():
-                made[name] = _one_an_example(name, metric(outputs, targets), len(targets))
+                if name in self._mixing:
+                    made[name] = self._by_batch(name)
+                else:
+                    made[name] = _one_an_example(name, metric(outputs, targets), len(targets))
         values = torch.stack([each.float() for each in made.values()])
         sums = self._layout.sums(self._steps, values).cpu().numpy()
         means = sums / self._layout.sizes.sum(axis=1)
         return dict(zip(made, means, strict=True))
+
+    def _by_batch(self, name: str) -> torch.Tensor:
+        """Return a metric's values, of one batch of one client after another; 0 for padding."""
+        metric, made = self._task.metrics[name], []
+        for (step, low, rows, batch), outputs, targets in zip(
+            self._steps, self._outputs, self._targets, strict=True
+        ):
+            values = outputs.new_zeros(rows, batch, dtype=torch.float32)
+            for row, size in enumerate(self._layout.sizes[low : low + rows, step].tolist()):
+                own = slice(row * batch, row * batch + size)
+                values[row, :size] = _one_an_example(name, metric(outputs[own], targets[own]), size)
+            made.append(values.flatten())
+        return torch.cat(made)
 
 
 def _one_an_example(name: str, values: object, count: int) -> torch.Tensor:

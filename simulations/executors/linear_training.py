@@ -7,7 +7,7 @@ rest. It gives what `stacked_training` gives, several times faster.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from .cohort_data import CohortData
 from .example_values import ExampleValues, Means, Tensors, Weights
 from .first_layers import FirstOnce, FirstRepeated
 from .linear_layers import ClientLinear, InnerLinear
+from .rowwise import is_reshaping
 from .stacked_module import StackedModule
 from .stacked_training import plan_of
 
@@ -36,18 +37,28 @@ were never made."""
 
 
 class LinearModule:
-    """A copy of a module whose linear layers are those of many clients.
+    """A copy of a proven graph whose linear layers are those of many clients.
 
     Attributes:
-        layers: by the name of the layer.
+        layers: by the name of the layer in the graph.
         first: the layer that sees the samples themselves, if there is one.
     """
 
-    def __init__(self, module: nn.Module, first: str | None, kind: First) -> None:
-        self.module = copy.deepcopy(module)
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        layers: Mapping[str, nn.Linear],
+        first: str | None,
+        kind: First,
+    ) -> None:
+        shared = [*graph.parameters(), *graph.buffers()]  # they are another round's in every round
+        self.module = copy.deepcopy(graph, {id(each): each for each in shared})
+        for part in self.module.modules():
+            if getattr(part, "inplace", False):  # nobody else sees its input, `_once_each` found
+                setattr(part, "inplace", False)  # noqa: B010 - torch's types know no such attribute
         self.layers: dict[str, ClientLinear] = {}
         self.first: FirstOnce | FirstRepeated | None = None
-        for name, layer in _linear_layers(module).items():
+        for name, layer in layers.items():
             made: ClientLinear = InnerLinear(layer)
             if kind is not None and name == first:
                 made = self.first = kind(layer)
@@ -75,43 +86,62 @@ class LinearModule:
 
 
 class LinearModules:
-    """A module's copies as linear layers, made when they are first of use."""
+    """A module's copies as linear layers, made when they are first of use.
+
+    Attributes:
+        names: of each layer's weight and bias among the module's params.
+    """
 
     @classmethod
     def of(cls, stacked: StackedModule) -> LinearModules | None:
-        """Return those of a module, or None if more than linear layers learns or remembers."""
-        if stacked.mixes_examples or stacked.drops_out or stacked.buffers:
+        """Return those of a module, or None if it is not proven that they do what it does: its
+        graph acts on each row alone, and all that learns are linear layers, each used once."""
+        if not stacked.in_rows or stacked.graph is None:
             return None
-        names = {
-            f"{name}.{param}"
-            for name, layer in _linear_layers(stacked.module).items()
-            for param, _ in layer.named_parameters()
-        }
-        return cls(stacked) if names == set(stacked.trained) else None
+        names = {param.data_ptr(): name for name, param in stacked.trained.items()}
+        layers = _linear_layers(stacked.graph)
+        owned = [
+            names.get(param.data_ptr(), "")
+            for layer in layers.values()
+            for param in layer.parameters()
+        ]
+        if sorted(owned) != sorted(stacked.trained) or not _once_each(stacked.graph, layers):
+            return None
+        return cls(stacked, stacked.graph, layers, names)
 
-    def __init__(self, stacked: StackedModule) -> None:
-        self._module = stacked.module
-        self._used, first = _use_of(stacked.module, stacked.probe)
-        self._first = None if first is None else (first, _linear_layers(stacked.module)[first])
+    def __init__(
+        self,
+        stacked: StackedModule,
+        graph: torch.fx.GraphModule,
+        layers: Mapping[str, nn.Linear],
+        names: Mapping[int, str],
+    ) -> None:
+        self._graph, self._layers = graph, layers
+        self._first = _first_of(graph, layers, stacked.probe)
         self._made: dict[First, LinearModule] = {}
+        self.names = {
+            place: (
+                names[layer.weight.data_ptr()],
+                "" if layer.bias is None else names[layer.bias.data_ptr()],
+            )
+            for place, layer in layers.items()
+        }
 
     def choose(
         self, data: CohortData, settings: TrainingSettings, *, norms: bool = False
-    ) -> LinearModule | None:
-        """Return the module for this chunk, or None if its layers are used in another way.
+    ) -> LinearModule:
+        """Return the module for this chunk.
 
         With `norms`, those of the clients' changes will be asked for.
         """
-        if any(count != 1 for count in self._used.values()):
-            return None
         kind: First = None
-        name, layer = self._first or (None, None)
-        if layer is not None:
+        if self._first is not None:
+            layer = self._layers[self._first]
             size_bytes = 4 * layer.weight.numel() * len(data.rows)
             if not norms or size_bytes > CACHED_BYTES:
                 kind = _kind_of(layer, data, settings)
         if kind not in self._made:
-            self._made[kind] = LinearModule(self._module, name, kind)
+            self._made[kind] = LinearModule(self._graph, self._layers, self._first, kind)
         return self._made[kind]
 
 
@@ -126,39 +156,57 @@ def is_plain(settings: TrainingSettings) -> bool:
     )
 
 
-def _linear_layers(module: nn.Module) -> dict[str, nn.Linear]:
-    """Return the linear layers by name; a layer with hooks or a subclass is none."""
+def _linear_layers(graph: torch.fx.GraphModule) -> dict[str, nn.Linear]:
+    """Return the linear layers that learn, by name."""
     return {
         name: layer
-        for name, layer in module.named_modules()
-        if type(layer) is nn.Linear and name and not layer._forward_hooks
+        for name, layer in graph.named_modules(remove_duplicate=False)
+        if type(layer) is nn.Linear and any(p.requires_grad for p in layer.parameters())
     }
 
 
-def _use_of(module: nn.Module, probe: torch.Tensor) -> tuple[dict[str, int], str | None]:
-    """Count how often each layer is used, and say which one sees the samples themselves."""
-    layers = _linear_layers(module)
-    used = dict.fromkeys(layers, 0)
-    first: list[str] = []
-    samples = probe.flatten(1)
+def _once_each(graph: torch.fx.GraphModule, layers: Mapping[str, nn.Linear]) -> bool:
+    """Return whether each layer is called once, its params are used by nothing else, and what is
+    changed in place is used by nothing else."""
+    nodes = list(graph.graph.nodes)
+    called = [str(node.target) for node in nodes if node.op == "call_module"]
+    if any(called.count(name) != 1 for name in layers):
+        return False
+    if any(not all(p.requires_grad for p in layer.parameters()) for layer in layers.values()):
+        return False
+    owned = {param.data_ptr() for layer in layers.values() for param in layer.parameters()}
+    for node in nodes:
+        if node.op == "get_attr" and _attribute(graph, node.target).data_ptr() in owned:
+            return False
+        if node.kwargs.get("inplace"):
+            return False
+        if node.op == "call_module" and getattr(graph.get_submodule(node.target), "inplace", False):
+            (source,) = node.all_input_nodes
+            if source.target not in layers or len(source.users) > 1:
+                return False
+    return True
 
-    def noting(name: str) -> object:
-        def note(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            used[name] += 1
-            seen = inputs[0]
-            if seen.data_ptr() == probe.data_ptr() and seen.shape == samples.shape:
-                first.append(name)
 
-        return layers[name].register_forward_pre_hook(note)
+def _attribute(graph: torch.fx.GraphModule, target: str) -> torch.Tensor:
+    parent, _, name = target.rpartition(".")
+    found: torch.Tensor = getattr(graph.get_submodule(parent), name)
+    return found
 
-    handles = [noting(name) for name in layers]
-    try:
-        with torch.no_grad():
-            module(probe)
-    finally:
-        for handle in handles:
-            handle.remove()  # type: ignore[attr-defined]
-    return used, first[0] if len(first) == 1 else None
+
+def _first_of(
+    graph: torch.fx.GraphModule, layers: Mapping[str, nn.Linear], probe: torch.Tensor
+) -> str | None:
+    """Return the layer that sees the samples themselves, flattened or not, if there is just one."""
+    first = []
+    for node in graph.graph.nodes:
+        if node.op != "call_module" or node.target not in layers:
+            continue
+        source = node.args[0]
+        while is_reshaping(graph, source):
+            source = source.args[0]
+        if source.op == "placeholder" and layers[node.target].in_features == probe[0].numel():
+            first.append(node.target)
+    return first[0] if len(first) == 1 else None
 
 
 def _kind_of(layer: nn.Linear, data: CohortData, settings: TrainingSettings) -> First:
@@ -174,48 +222,54 @@ def _kind_of(layer: nn.Linear, data: CohortData, settings: TrainingSettings) -> 
 class LinearTrained:
     """What training made of the layers; see `example_values.Trained`."""
 
-    def __init__(self, module: LinearModule, means: Means) -> None:
-        self._layers = module.layers
+    def __init__(
+        self, module: LinearModule, names: Mapping[str, tuple[str, str]], means: Means
+    ) -> None:
+        self._layers = [(*names[place], layer) for place, layer in module.layers.items()]
         self.means = means
 
     def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
         """Return the weighted sum of the clients' changes."""
         made: Tensors = {}
-        for name, layer in self._layers.items():
-            weight, bias = f"{name}.weight", f"{name}.bias"
+        for weight, bias, layer in self._layers:
             made[weight] = layer.change_of_weight(good, weights(weight))
-            if layer.layer.bias is not None:
+            if bias:
                 made[bias] = layer.change_of_bias(good, weights(bias))
         return made
 
     def squares(self) -> Tensors:
         """Return the squared L2 norms of the clients' changes."""
         made: Tensors = {}
-        for name, layer in self._layers.items():
-            made[f"{name}.weight"] = layer.squares_of_weight().double()
-            if layer.layer.bias is not None:
-                made[f"{name}.bias"] = layer.squares_of_bias().double()
+        for weight, bias, layer in self._layers:
+            made[weight] = layer.squares_of_weight().double()
+            if bias:
+                made[bias] = layer.squares_of_bias().double()
         return made
 
     def of_client(self, row: int) -> Tensors:
         """Return one client's params."""
         made: Tensors = {}
-        for name, layer in self._layers.items():
-            made[f"{name}.weight"] = layer.weight_of(row)
-            if layer.layer.bias is not None:
-                made[f"{name}.bias"] = layer.bias_of(row)
+        for weight, bias, layer in self._layers:
+            made[weight] = layer.weight_of(row)
+            if bias:
+                made[bias] = layer.bias_of(row)
         return made
 
 
 def train_linear(
     task: Task,
     linear: LinearModule,
+    names: Mapping[str, tuple[str, str]],
     data: CohortData,
     settings: TrainingSettings,
     *,
     clients: Sequence[int],
+    mixing: frozenset[str] = frozenset(),
 ) -> LinearTrained:
     """Train the clients (node ids, in the order of `data`) from the module's params.
+
+    `names` are those of the layers' weights and biases, `mixing` the metrics that look across a
+    batch.
 
     Guarantees: as `train_stacked`.
     Raises:
@@ -223,7 +277,7 @@ def train_linear(
     """
     plan = plan_of(data, settings, clients)
     device, layout = data.inputs.device, plan.layout
-    values = ExampleValues(task, layout)
+    values = ExampleValues(task, layout, mixing)
     rows = torch.from_numpy(plan.rows_in_order).to(device)
     linear.begin(len(clients), settings.learning_rate_now())
     if isinstance(linear.first, FirstRepeated):
@@ -243,4 +297,4 @@ def train_linear(
             )
         torch.autograd.backward(losses, weights.flatten())
         values.take(step, 0, losses.detach().view(active, width), outputs.detach(), wanted)
-    return LinearTrained(linear, values.means())
+    return LinearTrained(linear, names, values.means())

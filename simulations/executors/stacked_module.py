@@ -6,7 +6,7 @@ over the clients by `torch.func.vmap`: each layer runs once, as one kernel, for 
 
 from __future__ import annotations
 
-import copy
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,9 @@ from torch.func import functional_call, grad, vmap
 
 from ...errors import DataError
 from ...module_params import owners_of
-from ...randomness import seeded
 from ...task import Task
-from .client_dropout import dropout_calls
+from .rowwise import rowwise_function, rowwise_graph
+from .step_trace import StepTrace, trace_step
 
 __all__ = ["StackedModule", "Step", "Tensors"]
 
@@ -37,36 +37,77 @@ class StackedModule:
 
     Attributes:
         module: one client's.
-        probe: the inputs that it was tried with.
+        probe: some inputs that it was tried with.
         trained: the params that training changes, as the module holds them.
-        drops_out: whether the module applies dropout.
-        mixes_examples: whether an example's output depends on the others of its batch.
-        example_bytes: what the outputs of all layers take for one example.
+        graph: its forward pass, if that is proven to act on each row alone; else None.
+        in_rows: whether module and loss are proven so, and draw no random numbers: then a batch may
+            be padded, and hold the rows of several clients.
+        mixing_metrics: the metrics that are not proven so.
+        example_bytes: what the forward pass makes for one example.
         owners: for each name of the state_dict the param or buffer that it is: tied weights have
             several names.
     """
 
     def __init__(
-        self, task: Task, module: torch.nn.Module, probe: torch.Tensor, *, precision: str
+        self,
+        task: Task,
+        module: torch.nn.Module,
+        probe: tuple[torch.Tensor, torch.Tensor],
+        *,
+        precision: str,
     ) -> None:
-        """`probe` are three different inputs of the task: the module is tried with them.
+        """`probe` are three inputs of the task and their targets: the module is tried with them.
 
         Raises:
-            whatever the module raises on them.
+            DataError: its step cannot be mapped over clients; whatever the module raises.
         """
         self._task = task
-        self.probe = probe
+        self.probe, targets = probe
         self.module = module.train()
         self._autocast = torch.bfloat16 if precision == "bf16" else None
         self.trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
         self._fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
         self.buffers = dict(module.named_buffers())
-        self._device = probe.device
-        self.drops_out, self.mixes_examples, self.example_bytes = _examined(module, probe)
+        self._device = self.probe.device
         self.owners = owners_of(module)
+        self.in_rows = False
+        self._traces: dict[int, StepTrace] = {}
+        trace = self.trace(self.probe, targets)
+        self.example_bytes = trace.bytes // len(targets)
+        self.graph = None if trace.draws else rowwise_graph(module, self.probe)
+        outputs = trace.outputs
+        functions = {"": task.loss, **task.metrics}
+        mixing = {n for n, f in functions.items() if not rowwise_function(f, outputs, targets)}
+        self.in_rows = self.graph is not None and "" not in mixing
+        self.mixing_metrics = frozenset(mixing - {""})
         self._mapped = vmap(
             grad(self._loss_of_one, has_aux=True), in_dims=(0, 0, 0, 0, 0), randomness="different"
         )
+
+    def trace(self, inputs: torch.Tensor, targets: torch.Tensor) -> StepTrace:
+        """Return what a step of one client does with a batch of so many examples.
+
+        Raises:
+            DataError: it cannot be mapped over clients; whatever the module raises.
+        """
+        if self.in_rows:  # then it does the same, however large the batch is
+            return next(iter(self._traces.values()))
+        size = len(targets)
+        if size not in self._traces:
+            with self._precision():
+                self._traces[size] = trace_step(
+                    self.module,
+                    self.trained,
+                    {**self._fixed, **self.buffers},
+                    inputs,
+                    lambda outputs: self._losses(outputs, targets),
+                )
+        return self._traces[size]
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether an example's gradient may depend on the others of its batch."""
+        return not self.in_rows
 
     def stack(self, clients: int) -> tuple[Tensors, Tensors]:
         """Return the trained params and the buffers, a row for each of `clients`."""
@@ -87,9 +128,14 @@ class StackedModule:
 
         Shapes: inputs (clients, batch, ...), targets likewise, weights (clients, batch).
         """
-        with torch.autocast(self._device.type, self._autocast, enabled=bool(self._autocast)):
-            gradients, (losses, outputs) = self._mapped(params, buffers, inputs, targets, weights)
-        return Step(gradients, losses, outputs)
+        with self._precision():
+            gradients, (losses, outputs, after) = self._mapped(
+                params, buffers, inputs, targets, weights
+            )
+        for name, values in after.items():  # where a module assigned a new buffer to the old name
+            if values.data_ptr() != buffers[name].data_ptr():
+                buffers[name].copy_(values)
+        return Step(_apart(gradients), losses, outputs)
 
     def example_gradients(
         self, params: Tensors, inputs: torch.Tensor, targets: torch.Tensor
@@ -114,46 +160,45 @@ class StackedModule:
         inputs: torch.Tensor,
         targets: torch.Tensor,
         weights: torch.Tensor,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        """Compute one client's weighted loss, its examples' losses and the outputs."""
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Tensors]]:
+        """Compute one client's weighted loss; also its examples' losses, the outputs, and the
+        buffers afterwards."""
         everything = {**params, **self._fixed, **buffers}
-        outputs: Any = functional_call(self.module, everything, (inputs,))
-        if self._autocast is not None and outputs.dtype == self._autocast:
-            outputs = outputs.float()
-        losses = self._task.loss(outputs, targets)
+        outputs = self._outputs(everything, inputs)
+        losses = self._losses(outputs, targets)
         if losses.shape != weights.shape:
             raise DataError(
                 f"loss must give one value per example, shape {tuple(weights.shape)}, got "
                 f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
             )
-        return (losses * weights).sum(), (losses.detach(), outputs.detach())
+        after = {name: everything[name].detach() for name in buffers}
+        return (losses * weights).sum(), (losses.detach(), outputs.detach(), after)
+
+    def _outputs(self, tensors: Tensors, inputs: torch.Tensor) -> torch.Tensor:
+        """Run the module with these params and buffers, which it may replace in `tensors`."""
+        outputs: torch.Tensor = functional_call(self.module, tensors, (inputs,))
+        return outputs
+
+    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self._autocast is not None and outputs.dtype == self._autocast:
+            outputs = outputs.float()
+        return self._task.loss(outputs, targets)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, self._autocast, enabled=bool(self._autocast))
 
 
 def _repeat(tensor: torch.Tensor, clients: int) -> torch.Tensor:
     return tensor.detach().unsqueeze(0).expand(clients, *tensor.shape).clone()
 
 
-def _examined(module: torch.nn.Module, probe: torch.Tensor) -> tuple[bool, bool, int]:
-    """Say whether the module drops out, whether it mixes a batch's examples, and what the
-    outputs of its layers take for one example."""
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    mixes = any(isinstance(each, norms) and each.training for each in module.modules())
-    trial = copy.deepcopy(module)
-    sizes: list[int] = []
-    for layer in trial.modules():
-        layer.register_forward_hook(lambda _, inputs, made: sizes.append(_bytes_of(made)))
-    with torch.no_grad(), dropout_calls() as rates:
-        first, other = (_first_output(trial, probe[[0, place]]) for place in (1, 2))
-    if first.dtype.is_floating_point:
-        mixes = mixes or not torch.allclose(first, other, rtol=1e-4, atol=1e-5, equal_nan=True)
-    return bool(rates), mixes, sum(sizes) // 4  # two batches of two
-
-
-def _bytes_of(made: object) -> int:
-    return made.numel() * made.element_size() if isinstance(made, torch.Tensor) else 0
-
-
-def _first_output(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    with seeded(0, str(inputs.device)):
-        outputs: torch.Tensor = module(inputs)
-    return outputs[0]
+def _apart(gradients: Tensors) -> Tensors:
+    """Return gradients that can be overwritten one by one: those of two params that are added to
+    each other, as the two biases of an LSTM, are one tensor, and those of a sum are expanded."""
+    seen: set[int] = set()
+    made = {}
+    for name, each in gradients.items():
+        shares = each.data_ptr() in seen or 0 in each.stride()
+        made[name] = each.clone(memory_format=torch.contiguous_format) if shares else each
+        seen.add(each.data_ptr())
+    return made

@@ -1,15 +1,15 @@
 """Trains many clients at once: the steps of `client/trainer.py` with a leading client axis.
 
 Clients are sorted by their number of samples, so that those which still train at a step are a
-prefix of the stack: a step works on views, and nobody waits or is masked. A last, smaller batch is
-padded with weights of zero; where a model looks across the examples of a batch (batch norm),
-clients with batches of the same size are taken together instead.
+prefix of the stack: a step works on views, and nobody waits or is masked. Where the model and the
+loss are proven to act on each example alone, a last, smaller batch is padded with weights of zero;
+elsewhere clients with batches of the same size are taken together instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,12 @@ from ...client.optimizers import descend, new_slots
 from ...client.training_settings import TrainingSettings
 from ...seeds import derive, spread
 from ...task import Task
-from .client_dropout import ClientDropout
+from .client_randomness import ClientRandomness
 from .cohort_data import BatchPlan, CohortData, plan_batches
 from .example_values import ExampleValues, Means, Weights
 from .stacked_module import StackedModule, Tensors
 from .stacked_session import StackedSession
+from .step_trace import StepTrace
 
 __all__ = ["plan_of", "train_stacked"]
 
@@ -116,26 +117,22 @@ class _Training:
         self._plan = plan_of(data, settings, clients)
         self._device = data.inputs.device
         self._params, self._buffers = stacked.stack(len(clients))
-        self._starts = list(stacked.trained.values())
         begun = session.slots if session is not None else None
         self._slots = new_slots(list(self._params.values()), settings) if begun is None else begun
-        self._dropout: ClientDropout | None = None
-        if stacked.drops_out:
-            parts = (settings.server_round, "training")
-            seeds = [derive(settings.stream, parts[0], client, parts[1]) for client in clients]
-            self._dropout = ClientDropout(seeds, self._device)
+        self._clients = clients
+        self._randomness: ClientRandomness | None = None
         self._rows = torch.from_numpy(self._plan.rows).to(self._device)
-        self._values = ExampleValues(task, self._plan.layout)
+        self._values = ExampleValues(task, self._plan.layout, stacked.mixing_metrics)
         self._weights = self._plan.layout.weights
 
     def run(self, losses: torch.Tensor | None) -> StackedTrained:
         layout = self._plan.layout
         for step, active in enumerate(layout.active):
-            if self._stacked.mixes_examples:
+            if self._stacked.in_rows:
+                self._step(step, 0, active, layout.widths[step])
+            else:
                 for low, high, size in layout.runs(step):
                     self._step(step, low, high, size)
-            else:
-                self._step(step, 0, active, layout.widths[step])
         starts = {**self._stacked.trained, **self._stacked.buffers}
         rows = {**self._params, **self._buffers}
         if self._session is not None:
@@ -155,29 +152,46 @@ class _Training:
         params = {name: tensor[low:high] for name, tensor in self._params.items()}
         buffers = {name: tensor[low:high] for name, tensor in self._buffers.items()}
         weights = self._weights[low:high, number, :size]
-        own = self._plan.layout.sizes[low:high, number].tolist()
-        with self._dropout.of(low, own) if self._dropout else nullcontext():
+        trace = self._stacked.trace(inputs[0], targets[0])
+        with self._drawing(low, high, trace):
             made = self._stacked.step(params, buffers, inputs, targets, weights)
         outputs, flat = made.outputs.flatten(0, 1), targets.flatten(0, 1)
         self._values.take(number, low, made.losses, outputs, flat)
-        followed = made.gradients
+        used = [name for name in params if name not in trace.unused]
+        followed = {name: made.gradients[name] for name in used}
         if self._session is not None:
             followed = self._session.corrected(params, followed, low, high)
-        gradients = self._corrected(list(params.values()), list(followed.values()))
-        slots = [[tensor[low:high] for tensor in slot] for slot in self._slots]
-        descend(list(params.values()), gradients, slots, self._settings, step=number + 1)
+        gradients = self._corrected({name: params[name] for name in used}, followed)
+        places = [place for place, name in enumerate(params) if name not in trace.unused]
+        slots = [[slot[place][low:high] for place in places] for slot in self._slots]
+        descend([params[name] for name in used], gradients, slots, self._settings, step=number + 1)
 
-    def _corrected(
-        self, params: list[torch.Tensor], gradients: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    @contextmanager
+    def _drawing(self, low: int, high: int, trace: StepTrace) -> Iterator[None]:
+        """Let each client of a step draw its own random numbers, if the step draws any."""
+        if not trace.draws:
+            yield
+            return
+        if self._randomness is None:
+            stream, number = self._settings.stream, self._settings.server_round
+            seeds = [derive(stream, number, client, "training") for client in self._clients]
+            self._randomness = ClientRandomness(seeds, self._device)
+        self._randomness.begin(low, high, trace.draws)
+        with self._randomness:
+            yield
+        self._randomness.end()
+
+    def _corrected(self, params: Tensors, followed: Tensors) -> list[torch.Tensor]:
         """Apply the algorithm's local objective, then clip each client's gradient."""
-        settings = self._settings
+        settings, gradients = self._settings, list(followed.values())
         if settings.proximal_mu:
             gradients = [
-                proximal(gradient, param, start, mu=settings.proximal_mu)
-                for gradient, param, start in zip(gradients, params, self._starts, strict=True)
+                proximal(
+                    gradient, params[name], self._stacked.trained[name], mu=settings.proximal_mu
+                )
+                for name, gradient in followed.items()
             ]
-        if settings.gradient_clip_norm:
+        if settings.gradient_clip_norm and gradients:
             squares = [each.reshape(len(each), -1).square().sum(1) for each in gradients]
             norms = torch.stack(squares).sum(0).sqrt()
             # as torch.nn.utils.clip_grad_norm_ does

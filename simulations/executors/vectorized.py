@@ -31,15 +31,16 @@ from .cohort_data import CohortData
 from .contract import Executor, Teller, error_reply
 from .example_values import Trained
 from .known_cohort import KnownCohort, Loaded
-from .linear_training import LinearModule, LinearModules, is_plain, train_linear
+from .linear_training import LinearModules, is_plain, train_linear
 from .site_data import SiteData
-from .stacked_evaluation import evaluate_stacked
+from .stacked_evaluation import StackedEvaluation
 from .stacked_module import StackedModule
 from .stacked_records import train_stacked_records
 from .stacked_replies import CohortReplies
 from .stacked_session import StackedSession
 from .stacked_training import train_stacked
 from .step_threads import step_threads
+from .step_trace import undisturbed
 
 __all__ = ["VectorizedExecutor"]
 
@@ -75,6 +76,7 @@ class VectorizedExecutor:
         self._device = torch.device(device)
         self._module = WarmModule(task, device)
         self._data = SiteData(task, clients)
+        self._evaluation = StackedEvaluation(task, self._device)
         self._known = KnownCohort()
         self._clients = clients
         self._other = other
@@ -136,35 +138,57 @@ class VectorizedExecutor:
         clients = [client for client, _ in chunk]
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
         records, clips = RecordTerms.of(replies.config), replies.clipping is not None
-        linear, params = None, sum(tensor.numel() for tensor in stacked.trained.values())
-        if records is None and settings.algorithm == "plain":
-            linear = self._linear_module(stacked, data, settings, norms=clips)
-            params = params if linear is None else linear.step_params
-        with step_threads(params, data, settings):
-            trained: Trained
-            if records is not None:
+        session: StackedSession | None = None
+        trained: Trained
+        if records is not None:
+            with step_threads(_params_in(stacked), data, settings):
                 trained = train_stacked_records(
                     self._task, stacked, data, settings, records, clients=clients
                 )
-            elif linear is not None:
-                trained = train_linear(self._task, linear, data, settings, clients=clients)
-            else:
-                session, losses = self._session_of(chunk, stacked, settings, replies)
-                trained = train_stacked(
-                    self._task,
-                    stacked,
-                    data,
-                    settings,
-                    clients=clients,
-                    session=session,
-                    losses=losses,
-                )
-                if session is not None:
-                    session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
-            answers = replies.add(stacked, trained, clients, data.counts.tolist())
-            if self.combines:  # it adds everything up now, and yields only what failed
-                answers = iter(list(answers))
+        else:
+            linear = self._linear_modules(stacked, settings)
+            with undisturbed(stacked.module):
+                if linear is not None:
+                    trained = self._train_linear(linear, stacked, data, settings, clients, clips)
+                else:
+                    session, losses = self._session_of(chunk, stacked, settings, replies)
+                    with step_threads(_params_in(stacked), data, settings):
+                        trained = train_stacked(
+                            self._task,
+                            stacked,
+                            data,
+                            settings,
+                            clients=clients,
+                            session=session,
+                            losses=losses,
+                        )
+        if session is not None:
+            session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
+        answers = replies.add(stacked, trained, clients, data.counts.tolist())
+        if self.combines:  # it adds everything up now, and yields only what failed
+            answers = iter(list(answers))
         yield from answers
+
+    def _train_linear(
+        self,
+        linear: LinearModules,
+        stacked: StackedModule,
+        data: CohortData,
+        settings: TrainingSettings,
+        clients: Sequence[int],
+        clips: bool,
+    ) -> Trained:
+        module = linear.choose(data, settings, norms=clips)
+        with step_threads(module.step_params, data, settings):
+            return train_linear(
+                self._task,
+                module,
+                linear.names,
+                data,
+                settings,
+                clients=clients,
+                mixing=stacked.mixing_metrics,
+            )
 
     def _session_of(
         self,
@@ -180,8 +204,11 @@ class VectorizedExecutor:
         clients = [client for client, _ in chunk]
         session = StackedSession(algorithm, stacked, replies.arrays, clients, self._clients)
         if algorithm.needs_losses:
-            parts = [data.train for _, data in chunk]
-            _, means = evaluate_stacked(self._task, stacked.module, parts, device=self._device)
+            _, means = self._evaluation.evaluate(
+                stacked.module,
+                [data.train for _, data in chunk],
+                batch_size=settings.batch_size,
+            )
             losses = torch.from_numpy(means["loss"]).to(self._device)
         return session, losses
 
@@ -198,16 +225,15 @@ class VectorizedExecutor:
         _refuse(self._stacked[key], settings)
         return self._stacked[key]
 
-    def _linear_module(
-        self, stacked: StackedModule, data: CohortData, settings: TrainingSettings, *, norms: bool
-    ) -> LinearModule | None:
-        """Return the module as linear layers, if that is all there is to train."""
+    def _linear_modules(
+        self, stacked: StackedModule, settings: TrainingSettings
+    ) -> LinearModules | None:
+        """Return the module as linear layers, if that is all there is to train, by plain SGD."""
+        if settings.algorithm != "plain" or not is_plain(settings):
+            return None
         if stacked not in self._linear:
             self._linear[stacked] = LinearModules.of(stacked)
-        modules = self._linear[stacked]
-        if modules is None or not is_plain(settings):
-            return None
-        return modules.choose(data, settings, norms=norms)
+        return self._linear[stacked]
 
     def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings) -> int:
         """Return how many clients fit into memory at once."""
@@ -242,8 +268,8 @@ class VectorizedExecutor:
             return
         clients = [client for client, _ in tested]
         try:
-            counts, means = evaluate_stacked(
-                self._task, module, [data for _, data in tested], device=self._device
+            counts, means = self._evaluation.evaluate(
+                module, [data for _, data in tested], batch_size=settings.batch_size
             )
         except Exception as error:
             self._tell(error)
@@ -295,7 +321,12 @@ def _refuse(stacked: StackedModule, settings: TrainingSettings) -> None:
     """Raise where only the trainer for one client can do what the settings ask for."""
     if settings.precision == "fp16":
         raise DataError("training.precision fp16 scales the loss by what each client has seen")
-    if settings.accumulation_steps > 1 and stacked.mixes_examples:
+    if settings.accumulation_steps > 1 and (not stacked.in_rows or stacked.mixing_metrics):
         raise DataError(
-            "training.accumulation_steps > 1 with a model that looks across a batch's examples"
+            "training.accumulation_steps > 1 with a model, a loss or a metric that is not known to "
+            "look at each example alone"
         )
+
+
+def _params_in(stacked: StackedModule) -> int:
+    return sum(tensor.numel() for tensor in stacked.trained.values())

@@ -1,0 +1,170 @@
+"""Whatever a model does: vectorized trains what sequential trains, and clients stay apart."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
+
+import meadow
+from meadow.flower import arrays_to_params, identify_process, params_to_arrays
+from meadow.module_params import build_module, params_of_module
+from meadow.simulations.clients import SimulatedClients
+from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.sequential import SequentialExecutor
+from meadow.simulations.executors.vectorized import VectorizedExecutor
+from meadow.strategies.broadcast import Broadcast
+from meadow.strategies.combined import columns_in
+
+from .model_zoo import TOKENS, ZOO, Habit
+
+identify_process(run_id=1, node_id=0)
+
+SIZES = (23, 5, 14, 10, 14, 20)
+"""Unequal: with batches of 10 some clients have one step, some three, with a smaller last one."""
+RTOL, ATOL = 2e-4, 2e-5
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sgd": {"learning-rate": 0.1},
+    "momentum": {"learning-rate": 0.05, "momentum": 0.9, "weight-decay": 0.01},
+    "adam": {"optimizer": "adam", "learning-rate": 0.01, "epsilon": 1e-3},
+}
+KINDS = {"flat": (16,), "image": (1, 4, 4), "tokens": (6,), "double": (16,)}
+
+Updates = dict[int, tuple[dict[str, Any], dict[str, Any]]]
+"""The params and the metrics of each client's reply."""
+
+
+def data_of(index: int, kind: str, poked: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + index + 1000 * (index == poked))
+    shape = (SIZES[index], *KINDS[kind])
+    if kind == TOKENS:
+        inputs = torch.randint(0, 20, shape, generator=generator)
+    else:
+        inputs = torch.randn(shape, generator=generator)
+    inputs = inputs.double() if kind == "double" else inputs
+    return inputs, torch.randint(0, 4, (SIZES[index],), generator=generator)
+
+
+def task_of(habit: Habit, *, poked: int | None = None) -> meadow.Task:
+    return meadow.Task(
+        model=habit.build,
+        loss=habit.loss,
+        metrics=habit.metrics,
+        client_data=lambda site: meadow.ClientData(
+            train=data_of(site.index, habit.inputs, poked),
+            test=data_of(site.index, habit.inputs, poked),
+        ),
+    )
+
+
+def order_of(task: meadow.Task, kind: str, settings: dict[str, Any]) -> Broadcast:
+    config = ConfigRecord({"batch-size": 10, "seed": 5, "server-round": 2, "epochs": 2, **settings})
+    arrays = params_to_arrays(params_of_module(build_module(task, 5)))
+    content = RecordDict({"arrays": arrays, "config": config})
+    clients = tuple(range(1, len(SIZES) + 1))
+    return Broadcast(content, kind, clients, group_id="2", id_prefix="m-")
+
+
+def executor_of(name: str, task: meadow.Task, reasons: list[str]) -> Any:
+    clients = SimulatedClients(len(SIZES), run_id=1, run_config={})
+    sequential = SequentialExecutor(meadow.client_app(task, device="cpu"), clients)
+    if name == "sequential":
+        return sequential
+    teller = Teller(event=lambda kind, detail: reasons.append(f"{kind}: {detail}"))
+    return VectorizedExecutor(
+        task, clients, device="cpu", combine=False, other=sequential, teller=teller
+    )
+
+
+@cache
+def run(
+    name: str,
+    model: str,
+    settings: str = "sgd",
+    *,
+    kind: str = MessageType.TRAIN,
+    poked: int | None = None,
+    time: int = 1,
+) -> tuple[Updates, list[str]]:
+    """Return each client's update, and why clients were run one by one, if they were.
+
+    The same run is made again for another `time`.
+    """
+    reasons: list[str] = []
+    task = task_of(ZOO[model], poked=poked)
+    made = {}
+    for reply in executor_of(name, task, reasons).execute(order_of(task, kind, SETTINGS[settings])):
+        assert not reply.has_error(), reply.error.reason
+        records = reply.content.array_records
+        params = dict(arrays_to_params(records["arrays"])) if records else {}
+        metrics = dict(reply.content.metric_records["metrics"])
+        made[reply.metadata.src_node_id] = params, metrics
+    assert sorted(made) == list(range(1, len(SIZES) + 1))
+    return made, reasons
+
+
+def assert_alike(found: Updates, expected: Updates) -> None:
+    for client, (params, metrics) in expected.items():
+        ours, measured = found[client]
+        assert list(ours) == list(params)
+        for name, values in params.items():
+            assert ours[name].dtype == values.dtype
+            np.testing.assert_allclose(
+                ours[name], values, rtol=RTOL, atol=ATOL, err_msg=f"client {client}: {name}"
+            )
+        for name, value in metrics.items():
+            assert measured[name] == pytest.approx(value, rel=1e-3, abs=1e-5), (client, name)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("model", ZOO)
+def test_every_model_trains_as_alone(model: str, settings: str) -> None:
+    """Each client's params are those of sequential, whether the cohort is one tensor or not."""
+    expected, _ = run("sequential", model, settings)
+    found, reasons = run("vectorized", model, settings)
+    assert_alike(found, expected)
+    assert bool(reasons) != ZOO[model].stacked, reasons
+
+
+@pytest.mark.parametrize("model", ZOO)
+def test_the_same_round_twice_gives_the_same_bits(model: str) -> None:
+    """Random numbers come from the clients' seeds, and from nowhere else."""
+    torch.rand(1)  # the global generator is somewhere else
+    found, again = run("vectorized", model)[0], run("vectorized", model, time=2)[0]
+    for client, (params, _) in found.items():
+        for name, values in params.items():
+            assert again[client][0][name].tobytes() == values.tobytes(), (client, name)
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize("model", ZOO)
+def test_clients_stay_apart(model: str, executor: str) -> None:
+    """Another client's data change that client's update alone."""
+    before, after = run(executor, model)[0], run(executor, model, poked=2)[0]
+    for client, (params, _) in before.items():
+        close = [
+            np.allclose(after[client][0][name], values, rtol=1e-6, atol=1e-7)
+            for name, values in params.items()
+        ]
+        assert all(close) == (client != 3), client
+
+
+@pytest.mark.parametrize("model", ZOO)
+def test_every_model_is_evaluated_as_alone(model: str) -> None:
+    """Each client's loss and metrics are those of sequential."""
+    expected, _ = run("sequential", model, kind=MessageType.EVALUATE)
+    found, _ = run("vectorized", model, kind=MessageType.EVALUATE)
+    for client, (_, metrics) in expected.items():
+        for key, value in metrics.items():
+            (measured,) = np.ravel(columns_of(found[client][1])[key])
+            assert measured == pytest.approx(value, rel=1e-4, abs=1e-6), (client, key)
+
+
+def columns_of(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a reply that stands for one client, by name."""
+    listed = columns_in(MetricRecord(metrics)) if "combined-clients" in metrics else {}
+    return {**metrics, **listed}
