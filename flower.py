@@ -241,15 +241,16 @@ def records_in(content: RecordDict, kind: type[Record]) -> list[Record]:
     return [record for record in content.values() if isinstance(record, kind)]
 
 
-def identify_process(*, run_id: int, node_id: int) -> None:
+def identify_process(*, run_id: int, node_id: int, quiet: bool = True) -> None:
     """Tell Flower who this process is: `Message()` inside its strategies needs to know.
 
-    One process runs one run.
+    One process runs one run. A `quiet` one logs nothing of Flower's below a warning; a plain
+    Flower app's is not.
     """
     TaskIdentity.run_id = run_id
     TaskIdentity.node_id = node_id
     TaskIdentity.task_id = run_id
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("flwr").setLevel(logging.WARNING if quiet else logging.DEBUG)
 
 
 def set_message_id(message: Message, message_id: str) -> None:

@@ -14,8 +14,9 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import RLock
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from .flower_answers import Answer
 from .flower_rounds import WEIGHT_KEY, RoundWatch, Traffic
 from .run_grid import WrappedGrid
 from .strategies.adapter import Evaluate, FederatedStrategy
@@ -88,6 +90,10 @@ class ObservedGrid(WrappedGrid):
     An app's own code gets replies as a list, as it would from Flower's own grids, so that it may
     count them or go through them twice. Meadow's strategies get them as they come, and hold no
     more of them than they need.
+
+    Messages that are pushed are executed, pulled or not, before anything else is sent: a grid
+    that executes them itself (`execute_pushed`) is told when. An app may send from several
+    threads; such a grid serves them one after another.
     """
 
     def __init__(
@@ -95,11 +101,17 @@ class ObservedGrid(WrappedGrid):
         grid: Grid,
         *,
         on_round: Callable[[Row], None],
+        on_answer: Callable[[Answer], None] = lambda answer: None,
         clock: Callable[[], float] = time.monotonic,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`around` is entered where the grid executes messages itself, in this process."""
         super().__init__(grid)
-        self._watch = RoundWatch(on_round, clock=clock, traffic=self._traffic)
+        self.watch = RoundWatch(on_round, clock=clock, traffic=self._traffic, on_answer=on_answer)
         self._streams = False
+        self._execute_pushed = getattr(grid, "execute_pushed", None)
+        self._lock = RLock()
+        self._around = around
         self.last_arrays: ArrayRecord | None = None
         """The newest params that clients, or central evaluation, were given."""
 
@@ -112,39 +124,73 @@ class ObservedGrid(WrappedGrid):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watch.complete(unless_open=kind is not None)
+        if kind is None:
+            with self._turn():
+                self._catch_up()
+        self.watch.complete(unless_open=kind is not None)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; their replies are fetched with `pull_messages`."""
-        return self._grid.push_messages(self._outgoing(messages))
+        with self._turn():
+            batch = self._outgoing(messages)
+            ids = list(self._grid.push_messages(batch))
+        self.watch.pushed(ids, batch)
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that have arrived to these messages."""
-        replies = list(self._grid.pull_messages(message_ids))
-        for reply in replies:
-            self._watch.received(reply)
+        ids = list(message_ids)
+        with self._turn():
+            self._catch_up()
+            replies = list(self._grid.pull_messages(ids))
+        self.watch.pulled(ids, replies)
         return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Send messages and return their replies."""
-        batch = self._outgoing(messages)
-        replies = self._watch.watched(self._grid.send_and_receive(batch, timeout=timeout))
-        return replies if self._streams else list(replies)
+        with self._turn():
+            self._catch_up()
+            batch = self._outgoing(messages)
+            replies = self.watch.watched(batch, self._grid.send_and_receive(batch, timeout=timeout))
+            return self._streamed(replies) if self._streams else list(replies)
+
+    @property
+    def clients_max(self) -> int | None:
+        """How many clients there will ever be, where they all live in this process."""
+        return None if self._execute_pushed is None else len(list(self.get_node_ids()))
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Serve one thread after another where this process executes what is sent."""
+        if self._execute_pushed is None:
+            yield
+            return
+        with self._lock, self._around():
+            yield
+
+    def _streamed(self, replies: Iterable[Message]) -> Iterator[Message]:
+        with nullcontext() if self._execute_pushed is None else self._around():
+            yield from replies
+
+    def _catch_up(self) -> None:
+        """Have what was pushed executed; Meadow's own strategies say when what they push is due."""
+        if self._execute_pushed is not None and not self._streams:
+            self._execute_pushed()
 
     # ------------------------------------------------------------------ what a strategy adds
 
     @contextmanager
     def following(self, strategy: Strategy) -> Iterator[None]:
         """Give replies, and weigh them, as this strategy does, until its `start` is over."""
-        before = self._streams, self._watch.weight_key
+        before = self._streams, self.watch.weight_key
         self._streams = isinstance(strategy, FederatedStrategy)
-        self._watch.weight_key = getattr(strategy, "weighted_by_key", WEIGHT_KEY)
+        self.watch.weight_key = getattr(strategy, "weighted_by_key", WEIGHT_KEY)
         try:
             yield
         finally:
-            self._streams, self._watch.weight_key = before
+            self._streams, self.watch.weight_key = before
 
     def observing(self, evaluate: Evaluate) -> Evaluate:
         """Return central evaluation whose metrics are in the round's row too."""
@@ -152,14 +198,14 @@ class ObservedGrid(WrappedGrid):
         def observed(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             self.last_arrays = arrays
             metrics = evaluate(server_round, arrays)
-            self._watch.evaluated(server_round, metrics)
+            self.watch.aggregated("server", server_round, metrics or {})
             return metrics
 
         return observed
 
     def _outgoing(self, messages: Iterable[Message]) -> list[Message]:
         batch = list(messages)
-        self._watch.sending(batch)
+        self.watch.sending(batch)
         for message in batch[:1]:
             self.last_arrays = next(iter(message.content.array_records.values()), self.last_arrays)
         return batch

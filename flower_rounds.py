@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
 
-from flwr.app import Message, MessageType, MetricRecord
+from flwr.app import Message, MessageType
 
+from .errors import NOTHING_TO_EVALUATE
+from .flower_answers import Answer, legacy_metrics, words_in
+from .strategies.combined import clients_of
 from .strategies.metrics import MetricMeans, Metrics, scalars_of
 from .strategies.recorder import Row
 
@@ -16,49 +22,77 @@ WEIGHT_KEY = "num-examples"
 """Flower's name for the number by which a reply's metrics are weighted."""
 
 WEIGHT_MAX = 1e9
+GROUP_DIGITS_MAX = 9
 
 Traffic = tuple[int, int]
 """Bytes of tensors sent and received so far."""
 
 
+COUNTED = (MessageType.TRAIN, MessageType.EVALUATE, MessageType.QUERY)
+"""Kinds of messages that belong to a round."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Round:
     number: int
-    said: int
+    said: int | None
     """What the app calls it: a second strategy in the same app begins at 1 again."""
     began_s: float
     traffic: Traffic
-    asked: set[int] = field(default_factory=set)
-    answered: set[int] = field(default_factory=set)
-    train: MetricMeans = field(default_factory=MetricMeans)
-    evaluate: MetricMeans = field(default_factory=MetricMeans)
+    asked: set[tuple[str, int]] = field(default_factory=set)
+    """Who was asked for what, as ("train.adapter", client)."""
+    kinds: set[str] = field(default_factory=set)
+    answered: dict[str, set[int]] = field(default_factory=lambda: {kind: set() for kind in COUNTED})
+    failed: set[int] = field(default_factory=set)
+    means: dict[str, MetricMeans] = field(
+        default_factory=lambda: {kind: MetricMeans() for kind in COUNTED}
+    )
     server: Metrics = field(default_factory=dict)
+    aggregated: dict[str, Metrics] = field(default_factory=dict)
     open_batches: int = 0
 
+    def begin_training(self, batch: Sequence[Message]) -> None:
+        """Drop an evaluation of the first params, which came before any training."""
+        trains = MessageType.TRAIN
+        if kind_of(batch[0]) != trains or trains in self.kinds:
+            return
+        self.means[MessageType.EVALUATE] = MetricMeans()
+        self.asked = {each for each in self.asked if kind_in(each[0]) != MessageType.EVALUATE}
+
     def row(self, *, now_s: float, traffic: Traffic) -> Row:
-        return {
+        answered = self.answered[MessageType.TRAIN] or set().union(*self.answered.values())
+        row: dict[str, Any] = {
             "round": self.number,
             "duration_s": now_s - self.began_s,
-            "clients": len(self.answered),
-            "failures": len(self.asked - self.answered),
-            "train": self.train.means(),
-            "evaluate": self.evaluate.means(),
+            "clients": len(answered - self.failed),
+            "failures": len(self.failed),
+            "train": self._metrics(MessageType.TRAIN),
+            "evaluate": self._metrics(MessageType.EVALUATE),
             "server": dict(self.server),
             "bytes_sent": traffic[0] - self.traffic[0],
             "bytes_received": traffic[1] - self.traffic[1],
             "privacy": None,
         }
+        if MessageType.QUERY in self.kinds:
+            row["query"] = self._metrics(MessageType.QUERY)
+        return row
+
+    def _metrics(self, kind: str) -> Metrics:
+        return {**self.means[kind].means(), **self.aggregated.get(kind, {})}
 
 
 class RoundWatch:
     """Watches an app's messages and tells of each round when it is over.
 
-    A round begins with a train message of another "server-round" than before, or an evaluate
-    message of a later one; where train messages name none, with each batch of them. It is over
-    when the next one begins, or at `complete`. Rounds are numbered upwards, whatever the app does.
+    A message says its round by a "server-round" in a config record, or by a group id that is a
+    number, as those of Flower's older workflows. A round begins with a train message of another
+    number than before, or an evaluate or query message of a later one; where messages have no
+    number, when a client is asked for the same thing again. It is over when the next one begins,
+    or at `complete`. Rounds are numbered upwards, whatever the app does.
 
     The metrics of a row are the means of what clients report, weighted by `weight_key`; a reply
-    without a usable weight counts as one example.
+    without a usable weight counts as one example. A client that answers with an error, or not at
+    all although the app waited for it, is a failure. Methods may be called from several threads.
     """
 
     def __init__(
@@ -67,88 +101,170 @@ class RoundWatch:
         *,
         clock: Callable[[], float],
         traffic: Callable[[], Traffic],
+        on_answer: Callable[[Answer], None] = lambda answer: None,
     ) -> None:
         self._on_round = on_round
+        self._on_answer = on_answer
         self._clock = clock
         self._traffic = traffic
+        self._lock = RLock()
         self._round: _Round | None = None
         self._last_number = 0
+        self._pushed: dict[str, int] = {}
+        """Clients that were sent a message in this round whose reply nobody has pulled."""
         self.weight_key = WEIGHT_KEY
+        self.asked = self.answers = 0
+        """Messages that were sent so far, and replies with content."""
+        self.errors: Counter[str] = Counter()
+        """What clients said instead, and how often."""
 
     def sending(self, batch: Iterable[Message]) -> None:
         """Note what is sent; if it begins a round, the one before is over."""
-        counted = [m for m in batch if kind_of(m) in (MessageType.TRAIN, MessageType.EVALUATE)]
-        if not counted:
-            return
-        said = _number_in(counted[0])
-        if self._is_new(kind_of(counted[0]), said):
-            self.complete()
-            self._begin(said)
-        if self._round is not None:
-            trained = (m for m in counted if kind_of(m) == MessageType.TRAIN)
-            self._round.asked.update(m.metadata.dst_node_id for m in trained)
+        with self._lock:
+            counted = [m for m in batch if kind_of(m) in COUNTED]
+            self.asked += len(counted)
+            if not counted:
+                return
+            said = _number_in(counted[0])
+            if self._is_new(counted, said):
+                self.complete()
+                self._begin(said)
+            now = self._round
+            if now is None:
+                return
+            if now.said is None:
+                now.begin_training(counted)
+                now.said, now.number = said, max(now.number, said or 0)
+                self._last_number = now.number
+            now.asked.update(_asked(message) for message in counted)
+            now.kinds.update(kind_of(message) for message in counted)
+
+    def pushed(self, ids: Iterable[str], batch: Iterable[Message]) -> None:
+        """Note under which ids messages were pushed."""
+        with self._lock:
+            clients = (message.metadata.dst_node_id for message in batch)
+            self._pushed.update(zip(ids, clients, strict=False))
+
+    def pulled(self, ids: Iterable[str], replies: Iterable[Message]) -> None:
+        """Note what came when the app asked for the replies to pushed messages."""
+        with self._lock:
+            for reply in replies:
+                self.received(reply)
+            if self._round is not None:
+                missing = (self._pushed[id_] for id_ in ids if id_ in self._pushed)
+                self._round.failed.update(missing)
 
     def received(self, reply: Message) -> None:
         """Note a reply; an error is a client that has not answered."""
-        kind, now = kind_of(reply), self._round
-        if now is None or not reply.has_content():
-            return
-        if kind == MessageType.TRAIN:
-            now.answered.add(reply.metadata.src_node_id)
-            self._add(now.train, reply)
-        elif kind == MessageType.EVALUATE:
-            self._add(now.evaluate, reply)
+        with self._lock:
+            client, kind, now = reply.metadata.src_node_id, kind_of(reply), self._round
+            asked = self._pushed.pop(reply.metadata.reply_to_message_id, None)
+            if reply.has_content():
+                self.answers += 1
+            elif reply.error.code != NOTHING_TO_EVALUATE:
+                self.errors[reply.error.reason or "an error without a reason"] += 1
+            if now is None or kind not in COUNTED:
+                return
+            if asked is not None:
+                now.failed.discard(asked)
+            if reply.has_content():
+                now.answered[kind].add(client)
+                self._add(now, kind, reply)
+            elif reply.error.code != NOTHING_TO_EVALUATE:
+                now.failed.add(client)
 
-    def watched(self, replies: Iterable[Message]) -> Iterator[Message]:
-        """Pass on the replies to a batch, noting each as it comes."""
+    def watched(self, batch: Sequence[Message], replies: Iterable[Message]) -> Iterator[Message]:
+        """Pass on the replies to a batch, noting each as it comes, and who did not answer."""
         now = self._round
+        missing = {m.metadata.dst_node_id for m in batch if kind_of(m) in COUNTED}
         if now is not None:
             now.open_batches += 1
         for reply in replies:
+            missing -= set(clients_of(reply))
             self.received(reply)
             yield reply
         if now is not None:
             now.open_batches -= 1
+            now.failed |= missing
 
-    def evaluated(self, said: int, metrics: MetricRecord | None) -> None:
-        """Note what central evaluation gave for a round, by the app's number for it."""
-        if self._round is not None and self._round.said == said:
-            self._round.server = scalars_of(metrics)
+    def aggregated(self, part: str, said: int, metrics: Mapping[str, Any]) -> None:
+        """Note what the app made of a round's metrics itself, or of a central evaluation.
+
+        `part` is "server", or a kind of messages; `said` is the app's number for the round.
+        """
+        with self._lock:
+            now = self._round
+            if now is None or now.said not in (said, None):
+                return
+            values = now.server if part == "server" else now.aggregated.setdefault(part, {})
+            values.update(scalars_of(metrics))
+            if words := {key: word for key, word in metrics.items() if key not in values}:
+                self._on_answer(
+                    {"round": now.number, "client": None, "type": part, "records": {part: words}}
+                )
 
     def complete(self, *, unless_open: bool = False) -> None:
         """Tell of the round under way, if there is one; it is over.
 
         With `unless_open`, one that still waits for replies is dropped instead.
         """
-        done, self._round = self._round, None
-        if done is not None and not (unless_open and done.open_batches):
-            self._on_round(done.row(now_s=self._clock(), traffic=self._traffic()))
+        with self._lock:
+            done, self._round = self._round, None
+            self._pushed = {}
+            if done is not None and not (unless_open and done.open_batches):
+                self._on_round(done.row(now_s=self._clock(), traffic=self._traffic()))
 
-    def _is_new(self, kind: str, said: int | None) -> bool:
-        now = self._round
-        if kind == MessageType.TRAIN:
-            return now is None or said is None or said != now.said
-        return said is not None and said > (now.said if now else 0)
+    def _is_new(self, batch: Sequence[Message], said: int | None) -> bool:
+        now, kind = self._round, kind_of(batch[0])
+        if now is None:
+            return said is None or said > 0  # 0 is before the first round
+        if said is None:
+            if now.said is None:
+                return any(_asked(message) in now.asked for message in batch)
+            return kind == MessageType.TRAIN
+        if now.said is None:
+            return MessageType.TRAIN in now.kinds
+        return said != now.said if kind == MessageType.TRAIN else said > now.said
 
     def _begin(self, said: int | None) -> None:
         self._last_number = max(self._last_number + 1, said or 0)
         self._round = _Round(
             number=self._last_number,
-            said=self._last_number if said is None else said,
+            said=said,
             began_s=self._clock(),
             traffic=self._traffic(),
         )
 
-    def _add(self, means: MetricMeans, reply: Message) -> None:
-        for record in reply.content.metric_records.values():
-            metrics = scalars_of(record)
+    def _add(self, now: _Round, kind: str, reply: Message) -> None:
+        legacy = legacy_metrics(reply.content)
+        for metrics in [legacy] if legacy is not None else _metrics_in(reply):
             weight = metrics.pop(self.weight_key, None)
-            means.add(metrics, weight=weight if weight and 0 < weight <= WEIGHT_MAX else 1.0)
+            now.means[kind].add(
+                metrics, weight=weight if weight and 0 < weight <= WEIGHT_MAX else 1.0
+            )
+        if said := words_in(reply, everything=kind == MessageType.QUERY):
+            client = reply.metadata.src_node_id
+            type_ = reply.metadata.message_type
+            self._on_answer({"round": now.number, "client": client, "type": type_, "records": said})
 
 
 def kind_of(message: Message) -> str:
     """Return the first part of a message type such as "train.adapter"."""
-    return message.metadata.message_type.partition(".")[0]
+    return kind_in(message.metadata.message_type)
+
+
+def kind_in(message_type: str) -> str:
+    """Return the first part of a message type."""
+    return message_type.partition(".")[0]
+
+
+def _asked(message: Message) -> tuple[str, int]:
+    return message.metadata.message_type, message.metadata.dst_node_id
+
+
+def _metrics_in(reply: Message) -> Iterator[Metrics]:
+    for record in reply.content.metric_records.values():
+        yield scalars_of(record)
 
 
 def _number_in(message: Message) -> int | None:
@@ -156,4 +272,5 @@ def _number_in(message: Message) -> int | None:
         number = config.get("server-round")
         if isinstance(number, int):
             return number
-    return None
+    group = message.metadata.group_id
+    return int(group) if group.isdecimal() and len(group) <= GROUP_DIGITS_MAX else None

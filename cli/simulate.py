@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, MeadowError
+from ..flower_app import read_node_config
 from ..process_limits import keep_freed_memory, wait_for_threads
 from .live import RunView
 from .output import Format, FormatOption, say
@@ -33,12 +34,17 @@ def simulate(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="override a setting: training.epochs=2")
     ] = None,
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option(help='what every client finds in its node_config: dataset-path="/data"'),
+    ] = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Simulate an app, Meadow's or plain Flower's, with many clients on this machine."""
     if (folder is None) == (resume is None):
         raise ConfigError("give either an app, or --resume with a run folder")
-    if resume is not None and (clients or rounds or executor or seed or out or settings):
+    given = (clients, rounds, executor, seed, out, settings, node_config)
+    if resume is not None and any(each is not None for each in given):
         raise ConfigError(
             "--resume goes on with the settings that the run began with; give no more"
         )
@@ -73,6 +79,7 @@ def simulate(
                 out=target,
                 clients=clients,
                 executor=executor,
+                node_config=read_node_config(node_config or []),
                 on_event=view.show,
             )
     _conclude(summary, target, format)

@@ -67,7 +67,7 @@ class InstalledApp:
         app = App.load(start.app_dir, environ={})
         if app.sha256 != start.sha256:
             raise AppError(f"{start.app_dir} was changed since the agent looked at it")
-        identify_process(run_id=0, node_id=start.node_id)
+        identify_process(run_id=0, node_id=start.node_id, quiet=app.flower is None)
         if app.flower is not None:
             client_app = app.load_object(app.flower.client_app)
             if not isinstance(client_app, ClientApp):
@@ -137,8 +137,12 @@ class InstalledApp:
         )
 
     def _context(self, instruction: Instruction, state: RecordDict) -> Context:
-        identify_process(run_id=instruction.run_id, node_id=self._node_id)
+        quiet = self._app.flower is None
+        identify_process(run_id=instruction.run_id, node_id=self._node_id, quiet=quiet)
         node_config = {"site-count": instruction.sites, **self._node_config}
+        for ours, flowers in (("site-index", "partition-id"), ("site-count", "num-partitions")):
+            if ours in node_config:
+                node_config.setdefault(flowers, node_config[ours])
         return Context(
             run_id=instruction.run_id,
             node_id=self._node_id,

@@ -11,16 +11,14 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr.app import Context, RecordDict
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from ..apps import App
 from ..config import config_to_toml
-from ..errors import AppError, MeadowError, RunStoppedError
-from ..flower_result import ObservedGrid, capture_result
+from ..errors import MeadowError, RunStoppedError
 from ..settings_text import value_to_toml
-from ..strategies.recorder import Row
 from .app import open_books, run_rounds
+from .flower_run import run_flower_app
 from .run_folder import RunFolder
 
 __all__ = ["OnEvent", "execute", "rounds_of", "run_config_of"]
@@ -66,7 +64,7 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
             result = run_rounds(app.load_task(), app.config, grid, recorder=folder, privacy=books)
             status, cause = result.status, result.cause
         else:
-            _run_flower_app(app, grid, folder, run_id)
+            run_flower_app(app, grid, folder, run_id=run_id, run_config=run_config_of(app))
     except (RunStoppedError, KeyboardInterrupt) as stop:
         status, cause = "stopped", str(stop) or "interrupted"
     except MeadowError as error:
@@ -81,34 +79,6 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
         duration_s=time.monotonic() - begun_s,
         privacy=books.summary() if books is not None else None,
     )
-
-
-def _run_flower_app(app: App, grid: Grid, folder: RunFolder, run_id: int) -> None:
-    assert app.flower is not None
-    server_app = app.load_object(app.flower.server_app)
-    if not isinstance(server_app, ServerApp):
-        kind = type(server_app).__name__
-        raise AppError(f"{app.flower.server_app!r} is a {kind}, not a ServerApp")
-    context = Context(
-        run_id=run_id, node_id=0, node_config={}, state=RecordDict(), run_config=run_config_of(app)
-    )
-    folder.begin_anew()
-    observed = ObservedGrid(grid, on_round=lambda row: _end_round(row, grid, folder))
-    with capture_result() as captured:
-        try:
-            with observed:
-                server_app(observed, context)
-        finally:
-            arrays = captured.result.arrays if captured.result else observed.last_arrays
-            if arrays is not None:
-                folder.save_model(arrays)
-
-
-def _end_round(row: Row, grid: Grid, folder: RunFolder) -> None:
-    folder.append_row(row)
-    asked = getattr(grid, "is_stopping", None)
-    if callable(asked) and asked():
-        raise RunStoppedError("the run was asked to stop")
 
 
 def resolved_toml(app: App) -> str:

@@ -8,6 +8,12 @@
     tensorboard/       the metrics as TensorBoard events
     summary.json       how the run ended
 
+A plain Flower app has no checkpoints. Beside these it may leave
+
+    answers.jsonl      what clients answered to questions, and text that they reported
+    result.json        arrays of text that its strategy made
+    app.log, files/    what it printed, logged and wrote
+
 Where rounds can be repeated, as in a simulation, a run may be slower to make them durable: then it
 goes on from the last one that is.
 """
@@ -25,7 +31,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from ..errors import StoreError
-from ..flower import params_to_arrays, tensors_of
+from ..flower import FlatTensor, params_to_arrays
 from ..strategies.adapter import RunResult
 from ..strategies.recorder import Checkpoint, RoundTable, Row
 from ..transport.durable import sweep, write_file
@@ -35,6 +41,9 @@ from .round_lines import RoundLines
 from .tensorboard import EventFile
 
 __all__ = ["RunFolder"]
+
+PARTS = ("train", "evaluate", "server", "query")
+"""Of a row; only plain Flower apps ask clients questions."""
 
 
 class RunFolder:
@@ -64,6 +73,7 @@ class RunFolder:
         self._pending: tuple[Checkpoint, Row] | None = None
         self._rows = RoundLines(folder / "metrics.jsonl")
         self._tables = RoundLines(folder / "clients.jsonl")
+        self._answers = RoundLines(folder / "answers.jsonl")
         self._spent_s = 0.0
         """What the rounds took before this process went on from them."""
         try:
@@ -150,15 +160,25 @@ class RunFolder:
         if row["round"] > self._told_round:
             self.event("round_committed", row)
 
-    def save_model(self, arrays: ArrayRecord) -> None:
-        """Write model.safetensors for an app that has no checkpoints."""
-        write_tensors(self.folder / "model.safetensors", tensors_of(arrays), fsync=True)
+    def append_answer(self, answer: Mapping[str, Any]) -> None:
+        """Record text, numbers and lists that a client answered to an app without checkpoints."""
+        self._answers.append(json.loads(json.dumps(answer, default=str)))
+
+    def save_result(self, tensors: Mapping[str, FlatTensor], others: Mapping[str, Any]) -> None:
+        """Write model.safetensors, and result.json for arrays of text, for an app that has no
+        checkpoints."""
+        if tensors:
+            write_tensors(self.folder / "model.safetensors", tensors, fsync=True)
+        if others:
+            text = json.dumps(others, indent=1, default=str)
+            write_file(self.folder / "result.json", text.encode() + b"\n")
 
     def begin_anew(self) -> None:
         """Drop the rows of an earlier attempt, of an app that always begins with round 1; they
         are not told again."""
         self._told_round = self._rows.count()
         self._rows.clear()
+        self._answers.clear()
 
     def _append(self, row: Row) -> None:
         self._rows.append(row)
@@ -198,13 +218,13 @@ class RunFolder:
 
 
 def _part(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: row.get(key) for key in ("round", "train", "evaluate", "server")}
+    return {key: row.get(key) for key in ("round", *PARTS) if key in row or key != "query"}
 
 
 def _scalars(row: Row) -> dict[str, float]:
     return {
         f"{part}/{name}": value
-        for part in ("train", "evaluate", "server")
+        for part in PARTS
         for name, value in (row.get(part) or {}).items()
         if isinstance(value, int | float)
     }

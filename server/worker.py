@@ -42,7 +42,8 @@ def main(fd: int) -> int:
         app = App.load(Path(start.app_dir), overrides=list(start.settings), environ={})
         _require_same(app, start.sha256)
         _introduce(channel, app)
-        identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID)
+        quiet = app.flower is None
+        identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID, quiet=quiet)
         quorum = app.config.run.min_clients if app.config else 0
         grid = FleetGrid(
             channel,

@@ -65,15 +65,19 @@ class Ahead:
 def _alike(missing: Sequence[Message], later: Sequence[Message]) -> list[list[Message]]:
     """Return groups of one content and different clients: all missing messages, and later ones."""
     owed = Counter(message.metadata.dst_node_id for message in (*missing, *later))
-    groups: dict[tuple[int, int], list[Message]] = {}
+    groups: dict[tuple[int, str, int], list[Message]] = {}
     for message in missing:
         client = message.metadata.dst_node_id
         alone = client if owed[client] > 1 else 0
-        groups.setdefault((id(message.content), alone), []).append(message)
+        groups.setdefault((*_what(message), alone), []).append(message)
     for message in later:
-        if owed[message.metadata.dst_node_id] == 1 and (id(message.content), 0) in groups:
-            groups[id(message.content), 0].append(message)
+        if owed[message.metadata.dst_node_id] == 1 and (*_what(message), 0) in groups:
+            groups[*_what(message), 0].append(message)
     return list(groups.values())
+
+
+def _what(message: Message) -> tuple[int, str]:
+    return id(message.content), message.metadata.message_type
 
 
 def _to(message: Message, reply: Message) -> Message:

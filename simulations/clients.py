@@ -33,11 +33,16 @@ class SimulatedClients:
         run_config: RunConfig,
         states_file: Path | None = None,
         states: States | None = None,
+        node_config: RunConfig | None = None,
     ) -> None:
-        """Nothing is written before a client keeps something. `states` replaces the file."""
+        """Nothing is written before a client keeps something. `states` replaces the file.
+
+        `node_config` is what the Contexts of all clients say beside their place.
+        """
         self.count = count
         self.run_id = run_id
         self.run_config = dict(run_config)
+        self.node_config = dict(node_config or {})
         self._states_file = states_file
         self._states = states
         self._scratch_folder: SharedFolder | None = None
@@ -52,6 +57,7 @@ class SimulatedClients:
         if not 1 <= node_id <= self.count:
             raise ValueError(f"there is no client {node_id}; there are 1 to {self.count}")
         return {
+            **self.node_config,
             "site-index": node_id - 1,
             "site-count": self.count,
             "partition-id": node_id - 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +44,7 @@ class SimulationGrid(RunGrid):
         self._ahead = Ahead(executor)
         self._clients = clients
         self._waiting: OrderedDict[str, Message] = OrderedDict()
+        self._unpulled: dict[str, Message] = {}
         self._messages = 0
         self._stopping = False
         self._traffic = _Traffic()
@@ -68,9 +69,12 @@ class SimulationGrid(RunGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Execute these messages and return their replies."""
-        waiting = [self._waiting.pop(id_, None) for id_ in message_ids]
-        return self._execute_pushed([message for message in waiting if message is not None])
+        """Execute these messages, where that is not done yet, and return their replies."""
+        ids = list(message_ids)
+        done = [self._unpulled.pop(id_) for id_ in ids if id_ in self._unpulled]
+        waiting = [self._waiting.pop(id_, None) for id_ in ids]
+        executed = self._execute_pushed([message for message in waiting if message is not None])
+        return done + executed
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -96,6 +100,14 @@ class SimulationGrid(RunGrid):
     def combines_updates(self) -> bool:
         """Whether a reply may stand for many clients."""
         return self._executor.combines
+
+    def execute_pushed(self) -> None:
+        """Execute all messages that wait, a client's own in the order in which they were pushed;
+        what is answered is kept until it is pulled."""
+        waiting, self._waiting = list(self._waiting.values()), OrderedDict()
+        for wave in _waves(waiting):
+            for reply in self._execute(wave):
+                self._unpulled[reply.metadata.reply_to_message_id] = reply
 
     def wait_for_nodes(self, count: int) -> None:
         """Return at once: there will never be more clients."""
@@ -166,6 +178,19 @@ class SimulationGrid(RunGrid):
                 self._traffic.sent += len(messages) * content_bytes(messages[0])
         else:
             self._traffic.sent += sum(map(content_bytes, messages))
+
+
+def _waves(messages: Iterable[Message]) -> list[list[Message]]:
+    """Return the messages in parts that have at most one for a client, the earlier ones first."""
+    waves: list[list[Message]] = []
+    sent: Counter[int] = Counter()
+    for message in messages:
+        client = message.metadata.dst_node_id
+        if sent[client] == len(waves):
+            waves.append([])
+        waves[sent[client]].append(message)
+        sent[client] += 1
+    return waves
 
 
 def content_bytes(message: Message) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from ..apps import App
 from ..errors import ConfigError
 from ..flower import identify_process
+from ..flower_app import Scalar
 from ..server.execute import execute, resolved_toml, rounds_of, run_config_of
 from ..server.run_folder import RunFolder
 from ..transport.durable import write_file
@@ -31,6 +32,8 @@ __all__ = ["default_folder", "resume", "simulate"]
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 FLOWER_CLIENTS = 10
 RUN_ID = 1
+PLACES = frozenset({"site-index", "site-count", "partition-id", "num-partitions"})
+"""What a client's Context says of its place among the others."""
 DURABLE_PAUSE_S = 1.0
 """What an interrupted simulation repeats at most, in seconds of work."""
 ORIGIN = "origin.json"
@@ -44,11 +47,14 @@ def simulate(
     out: Path | None = None,
     clients: int | None = None,
     executor: str | None = None,
+    node_config: Mapping[str, Scalar] | None = None,
     on_event: OnEvent = lambda kind, detail: None,
 ) -> dict[str, Any]:
     """Run an app, Meadow's or plain Flower's, with simulated clients; returns the summary.
 
-    The run folder `out` (by default `default_folder`) is new, or empty.
+    The run folder `out` (by default `default_folder`) is new, or empty. `node_config` is what the
+    Context of every client says of its node beside its place. How many clients a Flower app has
+    its federation says, where `clients` does not.
 
     Raises:
         AppError, ConfigError: the app or its configuration cannot be used.
@@ -56,13 +62,14 @@ def simulate(
     if clients is not None and (Path(app_folder) / "meadow.toml").is_file():
         overrides = [*overrides, f"simulation.clients={clients}"]
     app = App.load(app_folder, overrides=overrides)
+    _refuse_places(node_config or {})
     plan = ExecutorPlan.of(app, executor)
     client_app_of(app)  # before there is a folder: an app that does not load leaves none
     tagged_of(app.config)
     devices_of(app)  # and neither do files that cannot be read
     folder = Path(out) if out is not None else default_folder(app.name)
     _make_empty(folder)
-    count = app.config.simulation.clients if app.config else clients or FLOWER_CLIENTS
+    count = clients or clients_of(app)
     identify_process(run_id=RUN_ID, node_id=0)
     plan, reason = plan.settled(app, count)
     origin = {
@@ -71,9 +78,25 @@ def simulate(
         "settings": list(app.settings),
         "clients": count,
         "executor": plan.name,
+        "node_config": dict(node_config or {}),
     }
     write_file(folder / ORIGIN, json.dumps(origin, indent=1).encode())
-    return _run(app, plan, folder, clients=count, on_event=on_event, reason=reason)
+    return _run(app, plan, folder, origin, on_event=on_event, reason=reason)
+
+
+def clients_of(app: App) -> int:
+    """Return how many clients an app is simulated with, if nobody says it."""
+    if app.config is not None:
+        return app.config.simulation.clients
+    return (app.flower.supernodes if app.flower else None) or FLOWER_CLIENTS
+
+
+def _refuse_places(node_config: Mapping[str, Scalar]) -> None:
+    if places := PLACES.intersection(node_config):
+        raise ConfigError(
+            f"--node-config cannot set {', '.join(sorted(places))}: every simulated client has its "
+            "own; --clients says how many there are"
+        )
 
 
 def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> dict[str, Any]:
@@ -95,7 +118,7 @@ def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> di
             "undo the change, or simulate anew"
         )
     plan = ExecutorPlan.of(app, origin["executor"])
-    return _run(app, plan, folder, clients=origin["clients"], on_event=on_event)
+    return _run(app, plan, folder, origin, on_event=on_event)
 
 
 def _make_empty(folder: Path) -> None:
@@ -120,30 +143,36 @@ def _run(
     app: App,
     plan: ExecutorPlan,
     folder: Path,
+    origin: Mapping[str, Any],
     *,
-    clients: int,
     on_event: OnEvent,
     reason: str = "",
 ) -> dict[str, Any]:
-    identify_process(run_id=RUN_ID, node_id=0)
+    identify_process(run_id=RUN_ID, node_id=0, quiet=app.flower is None)
     run_folder = RunFolder(
-        folder, config_toml=resolved_toml(app), on_event=on_event, pause_s=DURABLE_PAUSE_S
+        folder.absolute(),
+        config_toml=resolved_toml(app),
+        on_event=on_event,
+        pause_s=DURABLE_PAUSE_S,
     )
 
     def tell(node_id: int, text: str) -> None:
         run_folder.event("traceback", {"client": node_id, "text": text[-4000:]})
 
     population = SimulatedClients(
-        clients,
+        origin["clients"],
         run_id=RUN_ID,
         run_config=run_config_of(app),
+        node_config=origin.get("node_config"),
         states_file=run_folder.folder / "checkpoints" / "clients.sqlite",
     )
     run_folder.checkpoints.keep_client_states(population.save, population.load)
     teller = Teller(traceback=tell, explain=app.explain, event=run_folder.event)
     executor = with_adversaries(plan.make(app, population, teller=teller), app.config)
     grid = _grid_of(app, executor, population)
-    on_event("ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": clients})
+    on_event(
+        "ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": population.count}
+    )
     if reason:
         on_event("executor_chosen", {"executor": plan.name, "reason": reason})
     try:

@@ -5,6 +5,7 @@ is_stopping() -> bool     whether the run is to end
 cohort_of(group_id)       the clients that a round was begun with before a restart, if any
 forget(group_id)          hears that a group's messages are no longer needed: their round is durable,
                           or who still works on one is to stop
+execute_pushed()          executes, in this process, what was pushed and not pulled so far
 wait_for_replies(ids)     waits, without polling, until `pull_messages` has something for them, or
                           clients have come or gone
 bytes_sent                all bytes so far, and

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from flwr.app import MetricRecord
-
 __all__ = ["MetricMeans", "Metrics", "scalars_of"]
 
 Metrics = dict[str, float | None]
@@ -16,7 +14,7 @@ VALUE_MAX = 1e290
 """Larger values are taken for infinite: their weighted sum would be."""
 
 
-def scalars_of(metrics: MetricRecord | None) -> Metrics:
+def scalars_of(metrics: Mapping[str, object] | None) -> Metrics:
     """Return the single numbers of a record; lists are left out."""
     return {
         name: float(value) if -VALUE_MAX < value < VALUE_MAX else None

@@ -152,5 +152,6 @@ def settings_of(app: App, clients: SimulatedClients, inner: str) -> WorkerSettin
         clients=clients.count,
         run_id=clients.run_id,
         run_config=clients.run_config,
+        node_config=clients.node_config,
         inner=inner,
     )

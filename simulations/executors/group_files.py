@@ -45,6 +45,7 @@ class WorkerSettings:
     clients: int
     run_id: int
     run_config: Mapping[str, bool | int | float | str]
+    node_config: Mapping[str, bool | int | float | str]
     inner: str
     """The executor that runs a group."""
 

@@ -54,8 +54,8 @@ class GroupRunner:
         Raises:
             AppError, ConfigError: it does not load, or is not the one that the run began with.
         """
-        identify_process(run_id=settings.run_id, node_id=0)
         app = App.load(settings.folder, overrides=settings.overrides, environ={})
+        identify_process(run_id=settings.run_id, node_id=0, quiet=app.flower is None)
         if app.sha256 != settings.sha256:
             raise AppError(f"the app {app.folder} was changed during the run; undo the change")
         self._states = MemoryStates()
@@ -63,6 +63,7 @@ class GroupRunner:
             settings.clients,
             run_id=settings.run_id,
             run_config=settings.run_config,
+            node_config=settings.node_config,
             states=self._states,
         )
         self._tracebacks: list[tuple[int, str]] = []

@@ -160,6 +160,11 @@ class Federation:
         """Enrol and start clients, and wait until all are connected."""
         for index in range(count):
             self.enroll(index)
+        self.start_clients(count)
+
+    def start_clients(self, count: int) -> None:
+        """Start clients that are enrolled, and wait until all are connected."""
+        for index in range(count):
             command = ["client", "start", "--dir", str(self.client_dir(index))]
             self.clients.append(Process(command, self.folder / f"client-{index}.log"))
             self.clients[-1].start()
