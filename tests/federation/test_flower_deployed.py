@@ -10,9 +10,9 @@ import pytest
 
 from meadow.simulations.run import simulate
 
-from ..federation.processes import Federation, meadow
-from .features import APPS, CASES, CLIENTS, Case
-from .test_simulated import assert_near
+from .flower_features import APPS, CASES, CLIENTS, Case
+from .processes import Federation, meadow
+from .test_flower_simulated import assert_near
 
 pytestmark = pytest.mark.fleet
 

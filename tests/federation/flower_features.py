@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-APPS = Path(__file__).parent / "apps"
+APPS = Path(__file__).parent / "flower_apps"
 CLIENTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An app of `apps/`, and what is set of its run config."""
+    """An app of `flower_apps/`, and what is set of its run config."""
 
     app: str
     settings: tuple[str, ...] = ()

@@ -12,8 +12,8 @@ from meadow.apps import App
 from meadow.errors import ConfigError
 from meadow.simulations.run import simulate
 
-from .engine import simulate_with_flower
-from .features import APPS, CASES, CLIENTS, Case
+from .flower_engine import simulate_with_flower
+from .flower_features import APPS, CASES, CLIENTS, Case
 
 
 def run(folder: Path, app: str, *settings: str, **options: Any) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def test_what_is_pushed_is_executed(tmp_path: Path, executor: str) -> None:
     assert summary["status"] == "finished"
     said = result(tmp_path)
     assert said["steps"] == [4] * CLIENTS
-    assert said["accuracy"][0] < 0.6 < 0.9 < said["accuracy"][-1]
+    assert said["accuracy"][0] < 0.6
+    assert said["accuracy"][-1] > 0.9
     rows = lines(tmp_path, "metrics.jsonl")
     assert [(row["round"], row["clients"], row["failures"]) for row in rows] == [
         (number, CLIENTS, 0) for number in range(1, 5)

@@ -41,7 +41,7 @@ def mean_of(key):
 class Written(FedAvg):
     """FedAvg that writes what it made."""
 
-    history: list = []
+    history: list
 
     def aggregate_fit(self, server_round, results, failures):
         parameters, metrics = super().aggregate_fit(server_round, results, failures)
