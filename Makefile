@@ -21,7 +21,7 @@ help:
 	@echo "make format  apply what formatting and lint can repair"
 	@echo "make bench   the benchmarks, or one: make bench NAME=aggregation"
 	@echo "make proto   the Python code of $(PROTO)"
-	@echo "make docs    docs/configuration.md, docs/algorithms.md, docs/security.md from the code"
+	@echo "make docs    docs/configuration.md, docs/algorithms.md, docs/security.md, docs/flower.md from the code"
 	@echo "make clean   remove what is made, but not .venv nor runs"
 
 demo: $(READY)
@@ -53,6 +53,7 @@ proto: $(READY) build/names/meadow
 docs: $(READY)
 	@$(BIN)/python docs/configuration.py docs/configuration.md
 	@$(BIN)/python docs/algorithms.py docs/algorithms.md
+	@$(BIN)/python docs/flower.py docs/flower.md
 	@$(BIN)/python docs/security.py docs/security.md
 
 clean:

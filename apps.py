@@ -23,6 +23,7 @@ from typing import Any
 from .config import FILE_NAME, Config, load_config
 from .errors import AppError, MeadowError
 from .flower_app import FlowerApp, read_flower_app
+from .missing_imports import remedy_of
 from .settings_sources import given_by_environment
 from .task import Task
 
@@ -117,11 +118,8 @@ class App:
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # an app may raise anything while it is imported
-            remedy = ""
-            if isinstance(error, ModuleNotFoundError):
-                remedy = f"; is {error.name!r} installed, or misspelt?"
             raise AppError(
-                f"{self.folder}: importing {module_name!r} failed: {self.explain(error)}{remedy}"
+                f"{self.folder}: importing {module_name!r} failed: {self.explain(error)}"
             ) from error
         try:
             return getattr(module, attribute)
@@ -133,6 +131,7 @@ class App:
         if isinstance(error, MeadowError):
             return str(error)
         text = " ".join(traceback.format_exception_only(error)[-1].split())
+        remedy = remedy_of(error)
         places = [
             (each.filename, each.lineno) for each in traceback.extract_tb(error.__traceback__)
         ]
@@ -140,8 +139,8 @@ class App:
             places.append((error.filename or "", error.lineno))
         for file, line in reversed(places):
             if self.folder in Path(file).parents:
-                return f"{text} ({Path(file).relative_to(self.folder)}, line {line})"
-        return text
+                return f"{text} ({Path(file).relative_to(self.folder)}, line {line}){remedy}"
+        return text + remedy
 
 
 def _make_importable(folder: Path) -> None:

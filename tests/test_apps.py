@@ -306,3 +306,27 @@ def test_an_entry_twice_is_refused(tmp_path: Path) -> None:
     """The second of two entries of one name does not replace the first."""
     with pytest.raises(AppError):
         unpack(archive_of(("a", b"1", PLAIN), ("a", b"2", PLAIN)), tmp_path / "app")
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("import sklearnn", "pip install sklearnn"),
+        ("from flwr.server import Nothing", "flwr 1."),
+        ("import cv2_missing.part", "'cv2_missing' misspelt"),
+    ],
+)
+def test_a_missing_import_says_what_to_do(tmp_path: Path, line: str, remedy: str) -> None:
+    """The sentence names the package that is wanted, and for Flower's own the version that is here."""
+    (tmp_path / "meadow.toml").write_text('[app]\ntask = "wanting:task"\n')
+    (tmp_path / "wanting.py").write_text(f"{line}\n")
+    with pytest.raises(AppError, match="wanting.py, line 1") as caught:
+        App.load(tmp_path, environ={}).load_object("wanting:task")
+    assert remedy in str(caught.value)
+
+
+def test_a_missing_package_of_an_extra_names_the_extra() -> None:
+    """What one of Meadow's extras installs is installed by it."""
+    said = remedy_of(ModuleNotFoundError("no", name="sklearn.linear_model"))
+    assert "pip install 'meadow-fl[examples]'" in said
+    assert remedy_of(ValueError("no")) == ""

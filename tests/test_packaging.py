@@ -140,7 +140,7 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
         assert made == (ROOT / "transport" / name).read_text(), f"{name}: run make proto"
 
 
-@pytest.mark.parametrize("name", ["configuration", "algorithms", "security"])
+@pytest.mark.parametrize("name", ["configuration", "algorithms", "security", "flower"])
 def test_pages_made_from_the_code_are_current(name: str) -> None:
     """The pages list the keys, the algorithms and the limits that the code has."""
     page = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))["page"]()

@@ -51,4 +51,6 @@ FEATURES = {
     "PyTorch: a VAE under a trainer like Lightning's": AUTOENCODER,
     "PyTorch: DP-SGD by Opacus": PRIVATE,
 }
-CASES = sorted(set(FEATURES.values()), key=lambda case: case.name)
+CASES = list(dict.fromkeys(FEATURES.values()))
+DEPLOYED = CASES
+"""Cases that a real federation runs, too."""

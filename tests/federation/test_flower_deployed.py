@@ -10,7 +10,7 @@ import pytest
 
 from meadow.simulations.run import simulate
 
-from .flower_features import APPS, CASES, CLIENTS, Case
+from .flower_features import APPS, CLIENTS, DEPLOYED, Case
 from .processes import Federation, meadow
 from .test_flower_simulated import assert_near
 
@@ -46,7 +46,7 @@ def submitted(fleet: Federation, case: Case, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DEPLOYED, ids=lambda case: case.name)
 def test_it_does_what_the_simulation_does(fleet: Federation, case: Case, tmp_path: Path) -> None:
     """The app's own results, and every round's clients, failures and metrics, are the same; what
     it printed and wrote comes with the run's folder."""
