@@ -15,8 +15,10 @@ DISTRIBUTIONS = {
     "dateutil": "python-dateutil",
     "flwr_datasets": "flwr-datasets",
     "pytorch_lightning": "pytorch-lightning",
+    "ray": "flwr",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
+    "xgboost": "xgboost-cpu",
     "yaml": "pyyaml",
 }
 """Packages that are installed under another name than they are imported by."""
@@ -40,7 +42,7 @@ def remedy_of(error: BaseException) -> str:
     distribution = DISTRIBUTIONS.get(package, package)
     extra = _extra_with(distribution)
     wanted = f"'{PROJECT}[{extra}]'" if extra else distribution
-    return f"; is {package!r} misspelt, or is its package not installed? pip install {wanted}"
+    return f"; is {package!r} installed, or misspelt? It comes with: pip install {wanted}"
 
 
 def _version(distribution: str) -> str:
