@@ -14,18 +14,16 @@ from .privacy.dp.clipping import Clipping
 from .privacy.dp.correlation import correlated
 from .privacy.dp.plan import PrivacyPlan
 from .privacy.dp.record_plan import RecordPlan
-from .privacy.dp.sampling import shortfall
 from .record_config import build_record_plan, record_rules
 from .strategies.mean import MeanAggregator
 
 if TYPE_CHECKING:
     from .config import Config
 
-__all__ = ["build_privacy", "privacy_rules"]
+__all__ = ["build_privacy", "cohort_of", "privacy_rules"]
 
 COUNT_NOISE_SHARE = 20
 """Without count_noise: one part in so many of the cohort. Source: Andrew et al. (2021)."""
-SHORTFALL_MAX = 0.01
 SECTION = "privacy.differential_privacy"
 AVERAGES = ("fedavg", "fedprox", "lora")
 
@@ -41,7 +39,7 @@ def build_privacy(config: Config) -> PrivacyPlan | RecordPlan | None:
         return None
     if chosen.unit == "record":
         return build_record_plan(config)
-    cohort, population = _cohort(config), _population(config)
+    cohort, population = cohort_of(config), _population(config)
     if chosen.epsilon is None and chosen.noise_multiplier is None:
         raise ConfigError(f"{SECTION} needs epsilon or noise_multiplier")
     made = PrivacyPlan(
@@ -84,12 +82,9 @@ def privacy_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
 
 
 def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
-    chosen, run = config.privacy.differential_privacy, config.run
-    cohort, population = _cohort(config), _population(config)
+    chosen = config.privacy.differential_privacy
+    cohort, population = cohort_of(config), _population(config)
     said = (chosen.epsilon is not None) + (chosen.noise_multiplier is not None)
-    missed = 0.0
-    if chosen.sampling == "poisson" and cohort <= population:
-        missed = run.rounds * shortfall(population, cohort / population, run.min_clients)
     return [
         (
             said != 1,
@@ -111,15 +106,6 @@ def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             cohort > population,
             (f"{SECTION}.population", "run.cohort"),
             f"= {population} is less than run.cohort = {cohort:g}; raise population",
-        ),
-        (
-            missed > SHORTFALL_MAX,
-            ("run.min_clients", "run.cohort"),
-            (
-                f"= {run.min_clients} is too close to a cohort of {cohort:g} that is drawn by coins: "
-                f"some round would have fewer with a probability of about {min(1.0, missed):.2g}; "
-                f'lower min_clients, raise cohort, or set {SECTION}.sampling = "fixed"'
-            ),
         ),
     ]
 
@@ -233,7 +219,7 @@ def _neighbour_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     ]
 
 
-def _cohort(config: Config) -> float:
+def cohort_of(config: Config) -> float:
     """Return the divisor of a round's sum."""
     cohort = config.run.cohort
     if isinstance(cohort, int):
@@ -250,5 +236,5 @@ def _adaptive(config: Config) -> AdaptiveClip:
     return AdaptiveClip(
         quantile=chosen.target_quantile,
         rate=chosen.clip_learning_rate,
-        count_stddev=chosen.count_noise or _cohort(config) / COUNT_NOISE_SHARE,
+        count_stddev=chosen.count_noise or cohort_of(config) / COUNT_NOISE_SHARE,
     )

@@ -7,7 +7,7 @@ app that never commits a round (a plain Flower app) is replayed from its first m
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +43,7 @@ class FleetGrid(RunGrid):
         spool: Path,
         quorum: int,
         cohorts: Mapping[str, Sequence[int]],
+        secret: bytes,
         tags: Sequence[str] = (),
     ) -> None:
         self._channel = channel
@@ -54,6 +55,7 @@ class FleetGrid(RunGrid):
         self._done: set[str] = set()
         self._quorum = quorum
         self._cohorts = cohorts
+        self._secret = secret
         self.tags = tuple(tags)
         """Whom the daemon tells of: clients that have all of them."""
         self._pushes: Counter[tuple[str, str]] = Counter()
@@ -155,17 +157,24 @@ class FleetGrid(RunGrid):
         name = (head.group_id, head.message_type)
         key = f"{head.group_id}/{head.message_type}/{self._pushes[name]}"
         self._pushes[name] += 1
-        stem = f"{self._run.run_id}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
         self._writer.packed_bytes_max = min(PACKED_BYTES_MAX, PACKED_TOGETHER_MAX // len(batch))
         envelopes, ids = [], []
         for index, message in enumerate(batch):
-            set_message_id(message, f"{stem}-{index}")
+            set_message_id(message, self._id_of(key, index))
             envelopes.append(encode(message, self._writer))
             ids.append(message.metadata.message_id)
         self._remember(head.group_id, envelopes)
         step = pb.Step(key=key, envelopes=envelopes, quorum=quorum, deadline_s=deadline_s)
         self._channel.send(pb.WorkerMessage(step=step))
         return key, ids
+
+    def _id_of(self, key: str, index: int) -> str:
+        """Return a message's id: the same for a restarted worker, and for nobody else of any use.
+
+        A client that could tell its place in the cohort from it would learn who else was drawn.
+        """
+        made = hmac.digest(self._secret, f"{key}/{index}".encode(), "sha256")
+        return f"{self._run.run_id}-{made[:16].hex()}"
 
     def _remember(self, group_id: str, envelopes: list[pb.Envelope]) -> None:
         self._newest = group_id

@@ -34,6 +34,11 @@ class PrivateRun:
         """Whether rounds are released by their clients, and so before the server has replies."""
         return self.plan.released_by_clients
 
+    @property
+    def by_coins(self) -> bool:
+        """Whether cohorts are drawn by secret coins."""
+        return isinstance(self.plan, PrivacyPlan) and self.plan.sampling == "poisson"
+
     def draw(self, present: Sequence[int]) -> list[int] | None:
         """Return a round's cohort by secret coins, None if the plan does not ask for it."""
         return self.plan.draw(present)

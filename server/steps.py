@@ -87,13 +87,14 @@ class Step:
 def instruction_of(
     run: RunRow, ready: pb.WorkerReady, row: InstructionRow, *, clients: int, sites: int
 ) -> pb.Instruction:
-    """Return what a client is told: one of `clients` in this step, of the `sites` enrolled."""
+    """Return what a client is told: one of `clients` in this step, of the `sites` enrolled; where
+    who was drawn is a secret, of the cohort that is configured."""
     return pb.Instruction(
         id=row.id,
         run_id=run.id,
         app=pb.App(name=run.app, sha256=run.sha256),
         envelope=pb.Envelope.FromString(row.envelope),
-        cohort_clients=clients,
+        cohort_clients=ready.cohort or clients,
         sites=sites,
         run_config=ready.run_config,
         secure_aggregation=ready.secure_aggregation,

@@ -17,8 +17,11 @@ from typing import Any
 from ..apps import App
 from ..errors import DamageError, MeadowError
 from ..flower import identify_process
+from ..privacy.entropy import system_entropy
+from ..private_config import cohort_of
 from ..process_limits import allow_many_files, keep_freed_memory
 from ..transport import fleet_pb2 as pb
+from ..transport.durable import write_file
 from ..transport.entries import pack_entries
 from ..transport.pipe import Pipe
 from .channel import Channel
@@ -29,6 +32,8 @@ from .run_folder import RunFolder
 __all__ = ["main"]
 
 SERVER_NODE_ID = 0
+SECRET_FILE = "message-ids.key"
+SECRET_BYTES = 32
 
 
 def main(fd: int) -> int:
@@ -44,13 +49,15 @@ def main(fd: int) -> int:
         _introduce(channel, app)
         quiet = app.flower is None
         identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID, quiet=quiet)
-        quorum = app.config.run.min_clients if app.config else 0
+        by_coins = _draws_coins(app)
+        quorum = app.config.run.min_clients if app.config and not by_coins else 0
         grid = FleetGrid(
             channel,
             run_id=start.run_id,
             spool=Path(start.spool_dir),
             quorum=quorum,
             cohorts={cohort.group_id: cohort.node_ids for cohort in start.cohorts},
+            secret=_secret_in(Path(start.run_dir)),
             tags=_tags_of(app),
         )
 
@@ -89,8 +96,37 @@ def _introduce(channel: Channel, app: App) -> None:
         secure_aggregation=bool(privacy and privacy.secure_aggregation.enabled),
         differential_privacy=bool(privacy and privacy.differential_privacy.enabled),
         tags=_tags_of(app),
+        cohort=_announced_cohort(app),
     )
     channel.send(pb.WorkerMessage(ready=ready))
+
+
+def _draws_coins(app: App) -> bool:
+    """Say whether who takes part is a secret that amplifies privacy."""
+    private = app.config.privacy.differential_privacy if app.config else None
+    return bool(
+        private and private.enabled and private.unit == "client" and private.sampling == "poisson"
+    )
+
+
+def _announced_cohort(app: App) -> int:
+    """Return the size of a cohort as clients are told, 0 for as many as there are.
+
+    How many were drawn by coins is as secret as who they are.
+    """
+    if not _draws_coins(app):
+        return 0
+    assert app.config is not None
+    return int(cohort_of(app.config))
+
+
+def _secret_in(folder: Path) -> bytes:
+    """Return what the ids of a run's messages are made from; it is made when it is first needed."""
+    file = folder / SECRET_FILE
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(file, system_entropy(SECRET_BYTES), mode=0o600)
+    return file.read_bytes()
 
 
 def _tags_of(app: App) -> tuple[str, ...]:

@@ -19,6 +19,11 @@ class PrivateRounds(Protocol):
     def ahead(self) -> bool:
         """Whether a round is released by its clients: it is accounted for before they are asked."""
 
+    @property
+    def by_coins(self) -> bool:
+        """Whether cohorts are drawn by secret coins: then a round counts whoever was drawn, for what
+        it takes back was drawn, too."""
+
     def draw(self, present: Sequence[int]) -> list[int] | None:
         """Return a round's cohort, None if it is drawn as without privacy."""
 

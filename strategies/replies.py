@@ -52,6 +52,7 @@ class TrainingReplies:
         params: Params,
         algorithm: Algorithm,
         plan: RoundPlan,
+        quorum: int,
         combined: bool,
         reports: bool = True,
         tell: Tell,
@@ -64,6 +65,7 @@ class TrainingReplies:
         self._forms = forms_of(params, algorithm.lengths_max)
         self._fault = algorithm.fault
         self._plan = plan
+        self._quorum = quorum
         self._combined = combined
         self._reports = reports and algorithm.reports
         self._tell = tell
@@ -104,7 +106,7 @@ class TrainingReplies:
         """
         for client in sorted(self._open):
             self._fail(client, f"no answer within {self._plan.deadline_s:g} s")
-        valid, needed = len(self._contributors), self._plan.min_clients
+        valid, needed = len(self._contributors), self._quorum
         if valid < needed:
             raise QuorumError(
                 f"round {self._number}: quorum not met: {valid} of {needed} updates"

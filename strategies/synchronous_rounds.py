@@ -78,6 +78,7 @@ class SynchronousRounds:
             params=sent,
             algorithm=algorithm,
             plan=self._plan,
+            quorum=0 if self._by_coins else self._plan.min_clients,
             combined=self._combined,
             reports=self._privacy is None,
             tell=course.tell,
@@ -179,6 +180,10 @@ class SynchronousRounds:
         }
         course.commit(row, self._table, with_memory(course.state, self._memory))
         forget_group(grid, str(number))
+
+    @property
+    def _by_coins(self) -> bool:
+        return self._privacy is not None and self._privacy.by_coins
 
     def _cohort_of(self, number: int, grid: Grid) -> list[int]:
         if known := recall_group(grid, str(number)):

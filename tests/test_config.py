@@ -410,11 +410,6 @@ WRONG: list[tuple[str, str, list[str]]] = [
         ["differential_privacy.enabled", 'selection.kind = "uniform"'],
     ),
     (
-        "coins that give too few",
-        f"{PRIVATE}epsilon = 2.0\n[run]\ncohort = 3\nmin_clients = 2",
-        ["run.min_clients", "drawn by coins"],
-    ),
-    (
         "more drawn than there are",
         f"{PRIVATE}epsilon = 2.0\npopulation = 5\n[run]\ncohort = 50",
         ["privacy.differential_privacy.population", "raise population"],

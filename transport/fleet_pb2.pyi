@@ -541,18 +541,20 @@ class StepEnd(_message.Message):
     def __init__(self, key: _Optional[str] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ...) -> None: ...
 
 class WorkerReady(_message.Message):
-    __slots__ = ("rounds", "run_config", "secure_aggregation", "differential_privacy", "tags")
+    __slots__ = ("rounds", "run_config", "secure_aggregation", "differential_privacy", "tags", "cohort")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     RUN_CONFIG_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     DIFFERENTIAL_PRIVACY_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
+    COHORT_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     run_config: _containers.RepeatedCompositeFieldContainer[Entry]
     secure_aggregation: bool
     differential_privacy: bool
     tags: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, rounds: _Optional[int] = ..., run_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., secure_aggregation: _Optional[bool] = ..., differential_privacy: _Optional[bool] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+    cohort: int
+    def __init__(self, rounds: _Optional[int] = ..., run_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., secure_aggregation: _Optional[bool] = ..., differential_privacy: _Optional[bool] = ..., tags: _Optional[_Iterable[str]] = ..., cohort: _Optional[int] = ...) -> None: ...
 
 class Forget(_message.Message):
     __slots__ = ("group_id", "blob_ids")

@@ -8,9 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from meadow.apps import App
 from meadow.errors import MeadowError, StoreError
 from meadow.server import threads
 from meadow.server.dispatch import Dispatcher
@@ -383,3 +385,46 @@ def test_a_row_that_cannot_be_changed_fails_its_run(tmp_path: Path) -> None:
         assert len(desk.failed) == 2 and "end" not in desk.kinds()
 
     at_a_desk(tmp_path, scenario)
+
+
+def test_clients_hear_of_the_configured_cohort_where_coins_drew_it() -> None:
+    """How many were drawn is as secret as who they are; elsewhere it is as many as were asked."""
+    from meadow.server.run_table import RunRow
+    from meadow.server.step_table import InstructionRow
+    from meadow.server.steps import instruction_of
+
+    row = InstructionRow(
+        id="1", run_id=1, step_key="1/train/0", node_id=1, envelope=b"", state="pending", reply=None
+    )
+    told = {}
+    for announced in (0, 50):
+        ready = pb.WorkerReady(cohort=announced, differential_privacy=True)
+        run = mock.Mock(spec=RunRow, id=1, app="digits", sha256="a")
+        made = [instruction_of(run, ready, row, clients=n, sites=9) for n in (3, 4)]
+        told[announced] = [each.cohort_clients for each in made]
+    assert told == {0: [3, 4], 50: [50, 50]}
+
+
+def test_which_runs_keep_their_cohorts_secret() -> None:
+    """Those whose cohorts are drawn by coins; the server waits for no number of them."""
+    from types import SimpleNamespace
+
+    from meadow.config import make_config
+    from meadow.server.worker import _announced_cohort, _draws_coins
+
+    def app(**private: object) -> App:
+        chosen = {"enabled": True, "noise_multiplier": 1.0, **private}
+        sections = {
+            "run": {"cohort": 50},
+            "simulation": {"clients": 500},
+            "privacy": {"differential_privacy": chosen},
+        }
+        return SimpleNamespace(config=make_config(sections))  # type: ignore[return-value]
+
+    assert _draws_coins(app()) and _announced_cohort(app()) == 50
+    for others in (
+        {"sampling": "fixed"},
+        {"unit": "record", "sampling_rate": 0.1},
+        {"sampling": "fixed", "clip": 2.0},
+    ):
+        assert not _draws_coins(app(**others)) and _announced_cohort(app(**others)) == 0

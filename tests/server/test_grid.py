@@ -54,7 +54,7 @@ def desk() -> Desk:
 @pytest.fixture
 def grid(desk: Desk, tmp_path: Path) -> FleetGrid:
     """A grid of a run without a past."""
-    return FleetGrid(desk, run_id=1, spool=tmp_path, quorum=0, cohorts={"i7": [3]})  # type: ignore[arg-type]
+    return FleetGrid(desk, run_id=1, spool=tmp_path, quorum=0, secret=b"s", cohorts={"i7": [3]})  # type: ignore[arg-type]
 
 
 def push(grid: FleetGrid, group: str, *, client: int = 1, ttl: float = 30.0) -> str:
@@ -159,3 +159,23 @@ def test_a_file_that_has_changed_since_it_arrived_is_not_believed(
     desk.said["i1/train/0"].append(item)
     (found,) = grid.pull_messages([id_])
     assert found.has_error() and "has changed on the disk" in found.error.reason
+
+
+def test_an_id_says_nothing_of_the_cohort(desk: Desk, tmp_path: Path) -> None:
+    """No order, no place and no count is in it; only the run's own worker makes it again."""
+
+    def ids(secret: bytes, clients: range, group: str = "1") -> list[str]:
+        grid = FleetGrid(desk, run_id=1, spool=tmp_path, quorum=0, secret=secret, cohorts={})  # type: ignore[arg-type]
+        batch = [
+            Message(RecordDict({"arrays": PARAMS}), client, "train", group_id=group)
+            for client in clients
+        ]
+        return [str(id_) for id_ in grid.push_messages(batch)]
+
+    found = ids(b"a", range(40))
+    assert found == ids(b"a", range(40)) and found[:5] == ids(b"a", range(5))
+    assert not {*found} & {*ids(b"b", range(40))} and not {*found} & {*ids(b"a", range(40), "2")}
+    digits = [id_.removeprefix("1-") for id_ in found]
+    assert len({*digits}) == 40 and digits != sorted(digits)
+    stems = {(len(each), each[:4]) for each in digits}
+    assert all(len(each) == 32 for each in digits) and len(stems) == 40, "no common stem"

@@ -169,3 +169,24 @@ def test_a_crash_between_noise_and_commit(tmp_path: Path, monkeypatch: pytest.Mo
     assert done["privacy"]["releases"] == 4
     assert rows_of(out)[-1]["privacy"]["releases"] == 4
     assert done["privacy"]["epsilon"] > failed["privacy"]["epsilon"]
+
+
+def test_a_round_counts_whoever_was_drawn_by_coins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody, or fewer than min_clients: noise is released, and no coins are tossed again."""
+    from meadow.privacy.dp import plan as plans
+
+    draws = iter([[], [3], [2, 5], [1], []])
+    drawn: list[list[int]] = []
+
+    def draw(*given: object) -> list[int]:
+        drawn.append(next(draws))
+        return drawn[-1]
+
+    monkeypatch.setattr(plans, "draw_poisson", draw)
+    app = written(tmp_path / "app", "noise_multiplier = 1.0\n", rounds=5)
+    done = simulate(app, out=tmp_path / "out", overrides=["run.min_clients=4"])
+    assert done["status"] == "finished", done["cause"]
+    assert [row["clients"] for row in rows_of(tmp_path / "out")] == [len(each) for each in drawn]
+    assert len(drawn) == 5 and done["privacy"]["releases"] == 5

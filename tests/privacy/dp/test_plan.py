@@ -15,7 +15,7 @@ from meadow.privacy.dp.clipping import Clipping
 from meadow.privacy.dp.events import GaussianEvent, PoissonEvent
 from meadow.privacy.dp.mechanism import NoisyAggregate
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.privacy.dp.sampling import draw_poisson, shortfall
+from meadow.privacy.dp.sampling import draw_poisson
 from meadow.privacy.entropy import system_entropy
 from meadow.strategies.algorithm import Algorithm
 from meadow.strategies.fedavg import fedavg
@@ -65,18 +65,6 @@ def test_coins_are_independent_and_of_the_planned_probability() -> None:
     counts = np.bincount([client for cohort in drawn for client in cohort], minlength=1001)[1:]
     assert counts.min() > 0 and counts.max() < 50
     assert all(cohort == sorted(set(cohort)) for cohort in drawn)
-
-
-@pytest.mark.parametrize(
-    ("population", "probability", "needed"), [(5, 0.3, 2), (100, 0.05, 3), (4, 1.0, 5)]
-)
-def test_the_probability_of_too_few(population: int, probability: float, needed: int) -> None:
-    """It is the binomial distribution's."""
-    from scipy.stats import binom
-
-    assert shortfall(population, probability, needed) == pytest.approx(
-        binom.cdf(needed - 1, population, probability)
-    )
 
 
 @pytest.mark.parametrize("algorithm", [fedavg(), fedavg(server_optimizer="adam"), fedprox()])
