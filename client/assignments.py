@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ..errors import LimitError
+from ..transport.fields import ID_CHARS_MAX
 from ..transport.fleet_pb2 import AgentMessage, Cancel, Instruction, Progress, Reply
 from .delivery import Deliveries
 from .events import Event, Report
@@ -15,7 +16,6 @@ from .uplink import Uplink
 __all__ = ["INSTRUCTIONS_MAX", "Assignments"]
 
 INSTRUCTIONS_MAX = 64
-ID_CHARS_MAX = 200
 CANCEL_GRACE_S = 2.0
 """Work that ends this soon after it was cancelled is let end: a new process takes longer."""
 LEASE_BEATS = 4

@@ -21,6 +21,7 @@ from ..errors import (
 )
 from ..privacy.secure_kinds import is_talk
 from ..transport.blobs import blob_path, blobs_of, check_blob_id
+from ..transport.fields import check_fields
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
 from .announcements import announced_steps, charged_noise
 from .budget import check_budget
@@ -30,7 +31,7 @@ from .owner import Owner
 from .policy import check, is_training
 from .rpc_errors import GoneError
 from .state import State
-from .training import APP_NOT_LOADED, Trainer, failure
+from .training import APP_NOT_LOADED, REASON_CHARS_MAX, Trainer, failure
 from .uplink import Uplink
 
 __all__ = ["Execution", "label_of"]
@@ -71,8 +72,10 @@ class Execution:
 
         Guarantees: an instruction whose reply was recorded is not executed again, also after the
             reply was given up; one that trains is counted in the ledger before it is executed.
+            An instruction that cannot be executed is answered as failed, whatever that raises.
         """
         try:
+            check_fields(instruction)
             recorded = self._state.recorded(instruction.id)
             envelope = recorded.envelope if recorded else await self._execute(instruction, step)
             return Reply(instruction_id=instruction.id, envelope=envelope)
@@ -80,10 +83,12 @@ class Execution:
             return await self._refuse(instruction, str(error))
         except GoneError:
             return None
-        except (MeadowError, OSError) as error:
-            text = f"{label_of(instruction.envelope)}: {error}"
+        except Exception as error:  # whatever a server's words bring about, the agent goes on
+            ours = isinstance(error, MeadowError | OSError)
+            reason = str(error) if ours else f"it raised {type(error).__name__}: {error}"
+            text = f"{label_of(instruction.envelope)}: {reason[:REASON_CHARS_MAX]}"
             self._report(Event(kind="failed", text=text))
-            envelope = failure(instruction, APP_NOT_LOADED, str(error))
+            envelope = failure(instruction, APP_NOT_LOADED, reason)
             return Reply(instruction_id=instruction.id, envelope=envelope)
 
     async def _execute(self, instruction: Instruction, step: Callable[[], None]) -> Envelope:
@@ -168,6 +173,7 @@ class Execution:
             await asyncio.to_thread(self._ledger.refuse, instruction, reason, now_s=now_s)
         except StoreError as error:
             self._report(Event(kind="warning", text=str(error)))
+        reason = reason[:REASON_CHARS_MAX]
         text = f"{label_of(instruction.envelope)}: refused: {reason}"
         self._report(Event(kind="refused", text=text, detail={"app": instruction.app.name}))
         return Reply(instruction_id=instruction.id, refused=reason)

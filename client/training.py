@@ -14,6 +14,7 @@ __all__ = [
     "APP_CRASHED",
     "APP_NOT_LOADED",
     "APP_RAISED",
+    "REASON_CHARS_MAX",
     "REPLY_UNAVAILABLE",
     "Trainer",
     "failure",

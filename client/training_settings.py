@@ -21,6 +21,10 @@ LocalAlgorithm = Literal[
     "analytics", "newton", "xgb_bagging", "xgb_cyclic",
 ]  # fmt: skip
 
+WHOLE_MAX = 1_000_000_000
+NUMBER_MAX = 1e12
+"""What no setting exceeds: wide enough for any use, and nothing overflows within it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
@@ -70,7 +74,8 @@ class TrainingSettings:
                 if kind is float and type(value) is int:
                     value = float(value)
                 if type(value) is not kind:
-                    raise ProtocolError(f"{key} must be of type {kind.__name__}, got {value!r}")
+                    text = f"{key} must be of type {kind.__name__}, got {value!r:.80}"
+                    raise ProtocolError(text)
                 values[name] = value
         settings = cls(**values)
         settings._check()
@@ -79,14 +84,18 @@ class TrainingSettings:
     def _check(self) -> None:
         for name in ("epochs", "batch_size", "schedule_rounds", "step_rounds", "server_round",
                      "accumulation_steps", "head_epochs"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ProtocolError(f"{name} must be >= 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= WHOLE_MAX:
+                raise ProtocolError(
+                    f"{name} must be in [1, {WHOLE_MAX}], got {getattr(self, name)}"
+                )
         for name in ("learning_rate", "momentum", "weight_decay", "gradient_clip_norm",
                      "proximal_mu", "epsilon", "dynamic_alpha", "fairness_q",
-                     "mixture_learning_rate", "ditto_lambda", "tuning_epochs", "repeat"):  # fmt: skip
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ProtocolError(f"{name} must be finite and >= 0, got {value}")
+                     "mixture_learning_rate", "ditto_lambda", "tuning_epochs", "repeat",
+                     "warmup_rounds"):  # fmt: skip
+            if not 0 <= getattr(self, name) <= NUMBER_MAX:  # NaN is refused here too
+                raise ProtocolError(
+                    f"{name} must be in [0, {NUMBER_MAX:g}], got {getattr(self, name)}"
+                )
         for name in ("beta_1", "beta_2", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ProtocolError(f"{name} must be in [0, 1], got {getattr(self, name)}")

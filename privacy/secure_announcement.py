@@ -13,11 +13,12 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from ..errors import SecureAggregationError
+from ..errors import ConfigError, SecureAggregationError
 from ..flower import tensors_of
 from .secagg import ADVERTISEMENT_BYTES, Binding, Plan, Roster
+from .secagg.binding import SESSION_BYTES
 from .secagg.keys import KEY_BYTES
-from .secure_terms import RECORD, SecureTerms
+from .secure_terms import CLIENTS_MAX, METRIC_CHARS_MAX, METRICS_COUNT_MAX, RECORD, SecureTerms
 
 __all__ = [
     "CERTIFICATE_BYTES_MAX",
@@ -33,6 +34,18 @@ NODE_BYTES = 8
 SETUP_BYTES = 32
 CERTIFICATE_BYTES_MAX = 4096
 BLOCK = 65_536
+_FIELDS: Mapping[str, tuple[Any, int, int]] = {
+    "session": (bytes, *SESSION_BYTES),
+    "round": (int, 0, (1 << 63) - 1),
+    "setup": (bytes, SETUP_BYTES, SETUP_BYTES),
+    "nodes": (bytes, 0, NODE_BYTES * CLIENTS_MAX),
+    "keys": (bytes, 0, KEY_BYTES * CLIENTS_MAX),
+    "advertised": (bytes, 0, ADVERTISEMENT_BYTES * CLIENTS_MAX),
+    "certificates": (list, 0, CLIENTS_MAX),
+    "metrics": (str, 0, METRICS_COUNT_MAX * (METRIC_CHARS_MAX + 1)),
+}
+"""The fields of an announcement beside the numbers of its terms: the type of each, and the least and
+most that it may be, or its length."""
 _TERMS = {entry.name: entry.name.replace("_", "-") for entry in fields(SecureTerms)}
 
 
@@ -89,27 +102,25 @@ class Announcement:
         """Return what a record says.
 
         Raises:
-            SecureAggregationError: it is malformed, or lists a client twice.
+            SecureAggregationError: a field is missing, of another type or beyond what it may be, or a
+            client is listed twice.
         """
         try:
-            said: Any = dict(record)
+            said = {name: _checked(record, name) for name in _FIELDS if name in record}
             nodes = [int.from_bytes(each, "big") for each in _cut(said["nodes"], NODE_BYTES)]
             if nodes != sorted(set(nodes)):
                 raise ValueError("its nodes are not sorted and different")
             keys = _cut(said["keys"], KEY_BYTES)
             advertised = _cut(said["advertised"], ADVERTISEMENT_BYTES)
             certificates = said.get("certificates", [b""] * len(nodes))
-            if any(type(each) is not bytes for each in certificates):
-                raise ValueError("its certificates are not bytes")
-            terms = {name: said[wire] for name, wire in _TERMS.items() if wire in said}
+            terms: dict[str, Any] = {
+                name: record[wire] for name, wire in _TERMS.items() if wire in record
+            }
             terms["metrics"] = tuple(filter(None, said["metrics"].split("\n")))
-            session, number, setup = said["session"], said["round"], said["setup"]
-            if (type(session), type(number), type(setup)) != (bytes, int, bytes):
-                raise ValueError("its session, round or setup is of another type")
             return cls(
-                session=session,
-                round=number,
-                setup=setup,
+                session=said["session"],
+                round=said["round"],
+                setup=said["setup"],
                 keys=dict(zip(nodes, keys, strict=True)),
                 advertised=dict(zip(nodes, advertised, strict=True)),
                 terms=SecureTerms(**terms),
@@ -117,8 +128,30 @@ class Announcement:
                     node: each for node, each in zip(nodes, certificates, strict=True) if each
                 },
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise SecureAggregationError(f"an announcement lacks {error}") from None
+        except (ConfigError, ValueError) as error:
             raise SecureAggregationError(f"an announcement cannot be read: {error}") from None
+
+
+def _checked(record: ConfigRecord, name: str) -> Any:
+    """Return a field of an announcement.
+
+    Raises:
+        ValueError: it is of another type, or larger or smaller than it may be.
+    """
+    value: Any = record[name]
+    kind, least, most = _FIELDS[name]
+    if type(value) is not kind:
+        raise ValueError(f"its {name} must be {kind.__name__}, is {type(value).__name__}")
+    size = value if kind is int else len(value)
+    if not least <= size <= most:
+        raise ValueError(f"its {name} must be of {least} to {most}, is of {size}")
+    if kind is list and any(
+        type(each) is not bytes or len(each) > CERTIFICATE_BYTES_MAX for each in value
+    ):
+        raise ValueError(f"its {name} must be bytes, each at most {CERTIFICATE_BYTES_MAX}")
+    return value
 
 
 def name_of(node: int) -> str:

@@ -24,14 +24,12 @@ from .secure_announcement import Announcement
 from .secure_group import SecureGroup, draw_groups, session_id
 from .secure_kinds import ANSWERS, IDENTITY, SUFFIX
 from .secure_member import Member
-from .secure_terms import RECORD, SECURE_SUM_FAILED, SecureTerms
+from .secure_terms import CLIENTS_MAX, RECORD, SECURE_SUM_FAILED, SecureTerms
 from .secure_vector import VectorLayout
 
-__all__ = ["CLIENTS_MAX", "SecureExchange"]
+__all__ = ["SecureExchange"]
 
 VERSION = 4
-CLIENTS_MAX = 10_000
-"""The largest cohort: everybody is told everybody's keys."""
 
 
 class SecureExchange:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, SecureAggregationError
-from ..strategies.bounds import require_choice, require_number
+from ..strategies.bounds import require_choice
 from .dp.announced import AnnouncedNoise
 from .dp.clipping import Clipping
 from .dp.integer_sum import LAWS, Law
@@ -27,7 +27,16 @@ from .secagg import Plan, plan_secure_sum
 from .secagg.noisy_encoding import NoisyEncoding
 from .secagg.topology import CLIENTS_MIN, choose_topology
 
-__all__ = ["GRINDING_BITS", "MASKED", "RECORD", "SECURE_SUM_FAILED", "SecureTerms"]
+__all__ = [
+    "CLIENTS_MAX",
+    "GRINDING_BITS",
+    "MASKED",
+    "METRICS_COUNT_MAX",
+    "METRIC_CHARS_MAX",
+    "RECORD",
+    "SECURE_SUM_FAILED",
+    "SecureTerms",
+]
 
 RECORD = "secure"
 MASKED = "masked"
@@ -39,8 +48,28 @@ GRINDING_BITS = 64
 """A ring is as safe as if nobody chose it from someone who tries 2^64 of them: the server can try
 as many as it computes between the last introduction that it hears and its announcement."""
 
-METRICS_BOUND = 1e9
 METRICS_COUNT_MAX = 64
+METRIC_CHARS_MAX = 128
+CLIENTS_MAX = 10_000
+"""The largest cohort: everybody is told everybody's keys."""
+WHOLE_BOUNDS = {
+    "bits": (8, 32),
+    "value_bits": (2, 24),
+    "weight_max": (1, 1 << 24),
+    "group_size": (CLIENTS_MIN, CLIENTS_MAX),
+}
+NUMBER_BOUNDS = {
+    "corrupt": (0.0, 1.0),
+    "dropout": (0.0, 1.0),
+    "clip": (1e-12, 1e12),
+    "metrics_max": (1e-9, 1e9),
+    "clip_norm": (1e-12, 1e12),
+    "noise_multiplier": (1e-9, 1e9),
+}
+"""What the numbers of a run's terms may be, the ends included: all that is used, and within it no sum
+or plan overflows."""
+ABSENT = ("weight_max", "group_size", "clip_norm", "noise_multiplier")
+"""Which of them may be None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,22 +102,30 @@ class SecureTerms:
     noise_law: Law = "skellam"
 
     def __post_init__(self) -> None:
-        if self.group_size is not None and self.group_size < CLIENTS_MIN:
-            raise ConfigError(f"group_size must be >= {CLIENTS_MIN}, got {self.group_size}")
-        if not 0 < self.metrics_max <= METRICS_BOUND:
-            raise ConfigError(f"metrics_max must be in (0, 1e9], got {self.metrics_max!r}")
+        self._check_numbers()
+        if type(self.metrics) is not tuple or any(type(name) is not str for name in self.metrics):
+            raise ConfigError(f"metrics must be a tuple of names, got {self.metrics!r:.200}")
         if len(self.metrics) > METRICS_COUNT_MAX or len(set(self.metrics)) != len(self.metrics):
             raise ConfigError(f"metrics must be at most {METRICS_COUNT_MAX} different names")
-        if any(not name or not name.isprintable() for name in self.metrics):
-            raise ConfigError(f"metrics must have plain names, got {self.metrics!r:.200}")
+        if any(not 0 < len(n) <= METRIC_CHARS_MAX or not n.isprintable() for n in self.metrics):
+            raise ConfigError(f"metrics must have short plain names, got {self.metrics!r:.200}")
         if (self.clip_norm is None) != (self.noise_multiplier is None):
             raise ConfigError("a noisy sum needs clip_norm and noise_multiplier, and no other has")
         require_choice("noise_law", self.noise_law, LAWS)
-        if self.noise_multiplier is not None:
-            require_number("noise_multiplier", self.noise_multiplier, above=0)
-            require_number("clip_norm", self.clip_norm, above=0)
-            if self.metrics:
-                raise ConfigError(f"metrics carry no noise: none may be summed, got {self.metrics}")
+        if self.noise_multiplier is not None and self.metrics:
+            raise ConfigError(f"metrics carry no noise: none may be summed, got {self.metrics}")
+
+    def _check_numbers(self) -> None:
+        for name, (least, most) in (*WHOLE_BOUNDS.items(), *NUMBER_BOUNDS.items()):
+            value = getattr(self, name)
+            if value is None and name in ABSENT:
+                continue
+            whole = type(value) is int
+            if not whole and (name in WHOLE_BOUNDS or type(value) is not float):
+                kind = "whole number" if name in WHOLE_BOUNDS else "number"
+                raise ConfigError(f"{name} must be a {kind}, got {value!r:.80}")
+            if not least <= value <= most:
+                raise ConfigError(f"{name} must be in [{least:g}, {most:g}], got {value!r:.80}")
 
     def require_announced(self, record: Mapping[str, Any]) -> None:
         """Check that sums have the noise and the clip that an instruction announces.

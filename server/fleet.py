@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 
 from .. import __version__
-from ..errors import LimitError, MeadowError
+from ..errors import MeadowError
 from ..transport import fleet_pb2 as pb
+from ..transport.fields import check_fields
 from ..transport.protocol import PROTOCOL_VERSION
 from .bulk import fair_chunk_bytes
 from .callers import REVOKED, Callers, Context, abort, caller
@@ -23,7 +24,6 @@ from .threads import JournalThread
 __all__ = ["FleetService"]
 
 HELLO_WAIT_S = 30.0
-INSTRUCTION_ID_CHARS_MAX = 64
 
 
 class Issuer(Protocol):
@@ -141,14 +141,12 @@ class FleetService:
         reason = "a message could not be read"
         try:
             async for message in requests:
+                check_fields(message)
                 if message.HasField("progress"):
                     self._dispatcher.renew_lease(link.node_id, message.progress.instruction_id)
                 elif message.HasField("reply"):
-                    id_ = message.reply.instruction_id
-                    if len(id_) > INSTRUCTION_ID_CHARS_MAX:  # it would be queued to be echoed
-                        raise LimitError(f"an instruction's id of {len(id_)} characters")
                     await self._dispatcher.reply(link.node_id, message.reply)
-                    ack = pb.ReplyAck(instruction_id=id_)
+                    ack = pb.ReplyAck(instruction_id=message.reply.instruction_id)
                     link.send(pb.ServerMessage(ack=ack))
             reason = "the agent closed its side"
         except grpc.RpcError:

@@ -9,6 +9,7 @@ from ..errors import ProtocolError
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blobs_of
 from ..transport.codec import check_size
+from ..transport.fields import check_fields
 from .run_table import RunRow
 from .spool import Spool
 from .step_table import InstructionRow
@@ -110,6 +111,7 @@ def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> p
     envelope = pb.Envelope()
     envelope.CopyFrom(reply.envelope)
     try:
+        check_fields(envelope)
         check_size(envelope)
         spool.check(item.instruction.run_id, item.instruction.id, envelope)
     except ProtocolError as error:

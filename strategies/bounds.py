@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable
 
 from ..errors import ConfigError
@@ -24,16 +24,21 @@ def require_number(
     Raises:
         ConfigError: it is not; the text names the argument, the bound and the value.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, got {value!r}")
+    largest = sys.float_info.max
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not -largest <= value <= largest  # NaN is refused here too
+    ):
+        raise ConfigError(f"{name} must be a finite number, got {value!r:.80}")
     if above is not None and not value > above:
-        raise ConfigError(f"{name} must be > {above:g}, got {value!r}")
+        raise ConfigError(f"{name} must be > {above:g}, got {value!r:.80}")
     if at_least is not None and not value >= at_least:
-        raise ConfigError(f"{name} must be >= {at_least:g}, got {value!r}")
+        raise ConfigError(f"{name} must be >= {at_least:g}, got {value!r:.80}")
     if below is not None and not value < below:
-        raise ConfigError(f"{name} must be < {below:g}, got {value!r}")
+        raise ConfigError(f"{name} must be < {below:g}, got {value!r:.80}")
     if at_most is not None and not value <= at_most:
-        raise ConfigError(f"{name} must be <= {at_most:g}, got {value!r}")
+        raise ConfigError(f"{name} must be <= {at_most:g}, got {value!r:.80}")
     return float(value)
 
 
@@ -44,7 +49,7 @@ def require_whole(name: str, value: object, *, at_least: int) -> int:
         ConfigError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise ConfigError(f"{name} must be a whole number >= {at_least}, got {value!r}")
+        raise ConfigError(f"{name} must be a whole number >= {at_least}, got {value!r:.80}")
     return value
 
 
@@ -56,4 +61,4 @@ def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """
     names = sorted(choices)
     if value not in names:
-        raise ConfigError(f"{name} must be one of {', '.join(names)}, got {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(names)}, got {value!r:.80}")

@@ -20,8 +20,9 @@ from ..errors import LimitError, ProtocolError
 from ..flower import NUMPY_STYPE, FlatTensor, TensorArray, rebuild_message, record_of, tensor_of
 from .blobs import check_blob_id
 from .entries import EntryValue, pack_entries, unpack_entries
+from .fields import ERROR_CHARS_MAX, check_fields
 from .fleet_pb2 import AppError, ArrayInfo, Arrays, Blob, Entries, Envelope, Metadata, Record
-from .header import CODES, DIMENSIONS_MAX, NAME_BYTES_MAX, TENSORS_MAX, check_name
+from .header import CODES, DIMENSIONS_MAX, TENSORS_MAX, check_name
 from .packed import PACKED_BYTES_MAX, unpack_tensors
 from .tensors import TensorFile
 from .writer import BlobWriter
@@ -43,7 +44,6 @@ ENVELOPE_BYTES_MAX: Final = 32 << 20
 """For a whole envelope; what describes 100,000 arrays with usual names fits."""
 PLAIN_BYTES_MAX: Final = 256 << 20
 """For the arrays of one record that are no tensors."""
-REASON_CHARS_MAX: Final = 16_384
 
 
 def encode(message: Message, blobs: BlobWriter) -> Envelope:
@@ -59,7 +59,7 @@ def encode(message: Message, blobs: BlobWriter) -> Envelope:
     if message.has_error():
         # A file's name in a traceback may hold what is no text.
         reason = (message.error.reason or "").encode("utf-8", "replace").decode()
-        reason = reason[:REASON_CHARS_MAX]
+        reason = reason[:ERROR_CHARS_MAX]
         envelope.error.CopyFrom(AppError(code=message.error.code, reason=reason))
     else:
         content = message.content
@@ -83,13 +83,12 @@ def decode(envelope: Envelope, open_blob: Callable[[Blob], Path]) -> Message:
         StoreError: a blob cannot be read.
     """
     check_size(envelope)
+    check_fields(envelope)
     metadata = _unpack_metadata(envelope.metadata)
     if envelope.HasField("error"):
         if envelope.records:
             raise ProtocolError("an envelope has both records and an error")
-        reason = envelope.error.reason
-        _check_count("characters of an error", len(reason), REASON_CHARS_MAX)
-        return rebuild_message(metadata, Error(envelope.error.code, reason or None))
+        return rebuild_message(metadata, Error(envelope.error.code, envelope.error.reason or None))
     _check_count("records", len(envelope.records), RECORDS_MAX)
     infos = sum(len(record.arrays.infos) for record in envelope.records)
     _check_count("arrays", infos, TENSORS_MAX)
@@ -146,12 +145,11 @@ def _pack_metadata(message: Message) -> Metadata:
         )
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"a message's metadata cannot be sent: {error}") from None
-    _check_metadata(metadata)
+    check_fields(metadata)
     return metadata
 
 
 def _unpack_metadata(metadata: Metadata) -> FlowerMetadata:
-    _check_metadata(metadata)
     try:
         return FlowerMetadata(
             run_id=metadata.run_id,
@@ -166,16 +164,6 @@ def _unpack_metadata(metadata: Metadata) -> FlowerMetadata:
         )
     except ValueError as error:  # Flower knows which types there are
         raise ProtocolError(str(error)) from None
-
-
-def _check_metadata(metadata: Metadata) -> None:
-    for field in ("message_id", "reply_to_message_id", "group_id", "message_type"):
-        size = len(getattr(metadata, field))
-        if size > NAME_BYTES_MAX:
-            raise LimitError(f"a message's {field} has {size} characters, > {NAME_BYTES_MAX}")
-    for field in ("created_at_s", "ttl_s"):
-        if not math.isfinite(getattr(metadata, field)):
-            raise ProtocolError(f"a message's {field} is not finite")
 
 
 # ------------------------------------------------------------------------- records

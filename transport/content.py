@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from flwr.app import Metadata, RecordDict
+from google.protobuf.message import DecodeError
 
+from ..errors import ProtocolError
 from ..flower import rebuild_message
 from .blobs import blob_path
 from .codec import decode, encode
@@ -32,5 +34,8 @@ def unpack_content(packed: bytes, folder: Path) -> RecordDict:
     Raises:
         ProtocolError, StoreError: the bytes or the files are damaged.
     """
-    envelope = Envelope.FromString(packed)
+    try:
+        envelope = Envelope.FromString(packed)
+    except DecodeError:
+        raise ProtocolError(f"{len(packed)} bytes of records are damaged") from None
     return decode(envelope, lambda blob: blob_path(folder, blob.id)).content

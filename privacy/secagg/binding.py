@@ -16,7 +16,10 @@ from .client_keys import ADVERTISEMENT_BYTES, Advertisement
 from .keys import KEY_BYTES
 from .plan import Plan
 
-__all__ = ["Binding", "Roster", "context_of"]
+__all__ = ["SESSION_BYTES", "Binding", "Roster", "context_of"]
+
+SESSION_BYTES = (16, 64)
+"""The fewest and the most that a session's id may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +44,9 @@ class Binding:
     beacon: bytes = bytes(32)
 
     def __post_init__(self) -> None:
-        if not 16 <= len(self.session) <= 64:
-            raise ConfigError(f"session must have 16 to 64 bytes, got {len(self.session)}")
+        least, most = SESSION_BYTES
+        if not least <= len(self.session) <= most:
+            raise ConfigError(f"session must have {least} to {most} bytes, got {len(self.session)}")
         if not 0 <= self.round < 1 << 63:
             raise ConfigError(f"round must be in [0, 2^63), got {self.round}")
         for name in ("model", "configuration", "beacon"):

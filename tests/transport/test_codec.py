@@ -32,6 +32,7 @@ from meadow.transport import codec
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode
 from meadow.transport.entries import pack_entries, unpack_entries
+from meadow.transport.fields import ERROR_CHARS_MAX
 from meadow.transport.fleet_pb2 import Blob, Entry, Envelope, Value
 from meadow.transport.packed import PACKED_BYTES_MAX
 from meadow.transport.tensors import FileTensor, TensorFile, checksum, write_tensors
@@ -132,7 +133,7 @@ def test_errors_round_trip(tmp_path: Path, reason: str | None) -> None:
     got = through(message_of(Error(-3, reason)), tmp_path)
     assert got.has_error()
     assert got.error.code == -3
-    assert got.error.reason == (reason and reason[: codec.REASON_CHARS_MAX])
+    assert got.error.reason == (reason and reason[:ERROR_CHARS_MAX])
 
 
 def test_what_is_no_text_is_a_typed_error(tmp_path: Path) -> None:
