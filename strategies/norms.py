@@ -74,7 +74,11 @@ def moved_change(
 
 
 class ScaledChange:
-    """A `FlatTensor`: an old tensor's scaled change to a new one, added to a third (or the old)."""
+    """A `FlatTensor`: an old tensor's scaled change to a new one, added to a third (or the old).
+
+    It is of the new one's dtype, or `exact`: in float64 (complex128), where it is not rounded so
+    that a bound of the change would not hold any more.
+    """
 
     def __init__(
         self,
@@ -83,20 +87,23 @@ class ScaledChange:
         factor: float,
         *,
         onto: NDArray[Any] | None = None,
+        exact: bool = False,
     ) -> None:
         self._old, self._new, self._factor = old.reshape(-1), new, factor
         self._onto = self._old if onto is None else onto.reshape(-1)
+        self._wide = np.dtype(np.complex128 if new.dtype.kind == "c" else np.float64)
+        self._dtype = self._wide if exact else new.dtype
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self._new.dtype
+        return self._dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self._new.shape
 
     def __getitem__(self, values: slice) -> NDArray[Any]:
-        wide = np.complex128 if self.dtype.kind == "c" else np.float64
+        wide = self._wide
         made: NDArray[Any] = self._new[values].astype(wide)
         old: NDArray[Any] = self._old[values].astype(wide)
         onto = old if self._onto is self._old else self._onto[values].astype(wide)

@@ -66,7 +66,7 @@ class Clipping:
         """Return what each tensor's change is multiplied by, in (0, 1].
 
         A change that is clipped ends a hair below the norm, so that it is within it also after it
-        was rounded to the params' dtype, and nobody clips it again.
+        was rounded to float32 (if its params are not much larger), and nobody clips it again.
 
         Edge cases: 1 for a change of nothing.
         Raises:
@@ -102,12 +102,14 @@ class Clipping:
 
 
 def clip_update(
-    params: Params, tensors: Mapping[str, FlatTensor], clipping: Clipping
+    params: Params, tensors: Mapping[str, FlatTensor], clipping: Clipping, *, exact: bool = False
 ) -> tuple[dict[str, FlatTensor], bool]:
     """Return a client's tensors with a bounded change, and whether it was within the bound.
 
-    Guarantees: the change is that of the exact arithmetic, rounded to the params' dtype where the
-        tensors are read. Tensors that are not floating-point are those of `params`.
+    Guarantees: the change is that of the exact arithmetic. Where the tensors are read it is rounded
+        to the params' dtype, and may exceed the bound by that: by nearly as much again in 16 bits.
+        `exact` tensors are float64 (complex128), and what is read is within the bound. Tensors that
+        are not floating-point are those of `params`.
     Raises:
         UpdateError: a value is not finite.
     """
@@ -118,7 +120,7 @@ def clip_update(
         if not is_floating(tensor.dtype):
             clipped[name] = MemoryTensor(np.ascontiguousarray(params[name]))
         elif factors[name] < 1:
-            clipped[name] = ScaledChange(params[name], tensor, float(factors[name]))
+            clipped[name] = ScaledChange(params[name], tensor, float(factors[name]), exact=exact)
         else:
             clipped[name] = tensor
     return clipped, all(factor == 1 for factor in factors.values())

@@ -41,26 +41,38 @@ def noisy_update(
         UpdateError: a value is not finite.
     """
     laplace = noise.source == "local_laplace"
-    if not laplace:
-        tensors, _ = clip_update(params, tensors, clipping)
-    real = [name for name in tensors if is_floating(params[name].dtype)]
-    changes = {name: _reals(tensors[name].numpy()) - _reals(params[name]) for name in real}
+    changes = _bounded(params, tensors, clipping, laplace=laplace)
     stddev, generator = noise.multiplier * clipping.norm, generator_of(entropy)
-    total = math.fsum(float(np.abs(change).sum()) for change in changes.values())
-    if not math.isfinite(total):
-        raise UpdateError("the update has values that are not finite: it cannot be clipped")
-    factor = min(1.0, clipping.norm / total) if laplace and total else 1.0
     noisy = dict(params)
     for name, change in changes.items():
         if laplace:
             drawn = generator.laplace(0.0, stddev / math.sqrt(2.0), change.size)
         else:
             drawn = generator.normal(0.0, stddev, change.size)
-        moved = _reals(params[name]) + change * factor + drawn
+        moved = _reals(params[name]) + change + drawn
         if params[name].dtype.kind == "c":
             moved = moved.view(np.complex128)
         noisy[name] = moved.astype(params[name].dtype).reshape(params[name].shape)
     return {name: MemoryTensor(np.ascontiguousarray(noisy[name])) for name in tensors}
+
+
+def _bounded(
+    params: Params, tensors: Mapping[str, FlatTensor], clipping: Clipping, *, laplace: bool
+) -> dict[str, Reals]:
+    """Return the clipped changes in float64; rounding to the params' dtype is after the noise.
+
+    Raises:
+        UpdateError: a value is not finite.
+    """
+    if not laplace:
+        tensors, _ = clip_update(params, tensors, clipping, exact=True)
+    real = [name for name in tensors if is_floating(params[name].dtype)]
+    changes = {name: _reals(tensors[name].numpy()) - _reals(params[name]) for name in real}
+    total = math.fsum(float(np.abs(change).sum()) for change in changes.values())
+    if not math.isfinite(total):
+        raise UpdateError("the update has values that are not finite: it cannot be clipped")
+    factor = min(1.0, clipping.norm / total) if laplace and total else 1.0
+    return {name: change * factor for name, change in changes.items()}
 
 
 def _reals(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Reals:

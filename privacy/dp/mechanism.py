@@ -61,8 +61,9 @@ class PrivateMean:
         past: the earlier rounds' noise, if this round's depends on it.
 
     Guarantees: the sum's L2 sensitivity to one client is `clipping.norm` for updates of single
-        clients, in exact arithmetic; a reply that stands for many was clipped by whoever made it,
-        within the rounding of float32.
+        clients, up to the rounding of float64, whatever the params' dtype: changes are clipped and
+        added up in float64, and rounded once, after the noise. A reply that stands for many was
+        clipped by whoever made it, within the rounding of float32.
     Edge cases: no updates at all is a release too, of noise; an update without a finite norm adds
         nothing. Tensors that are not floating-point stay what they were.
     """
@@ -100,7 +101,7 @@ class PrivateMean:
             tensors: Mapping[str, FlatTensor] = update.params
             if update.clients == 1:
                 try:
-                    tensors, _ = clip_update(accumulator.params, tensors, self.clipping)
+                    tensors, _ = clip_update(accumulator.params, tensors, self.clipping, exact=True)
                 except UpdateError:  # too large to have a norm: it adds nothing to the sum
                     continue
             counted = replace(update, params=tensors, weight=float(update.clients))

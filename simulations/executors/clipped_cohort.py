@@ -11,11 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ...errors import DataError
 from ...privacy.dp.clipping import WITHIN_KEY, Clipping
 from .example_values import Trained, Weights
 from .stacked_module import StackedModule
 
 __all__ = ["ClippedCohort"]
+
+EXACT_BYTES = 4
 
 
 class ClippedCohort:
@@ -24,9 +27,15 @@ class ClippedCohort:
     A param that the model has under two names counts under each, as it is sent.
 
     Guarantees: within the rounding of float32, no change is larger than the clip.
+    Raises:
+        DataError: the params are of less than 32 bits: clients have to be added up one by one.
     """
 
     def __init__(self, stacked: StackedModule, trained: Trained, clipping: Clipping) -> None:
+        if any(each.element_size() < EXACT_BYTES for each in stacked.trained.values()):
+            raise DataError(
+                "params of less than 32 bits round a cohort's sum by more than privacy allows"
+            )
         self._owners, self._clipping = stacked.owners, clipping
         own = {name: squares.cpu().numpy() for name, squares in trained.squares().items()}
         self._sent = {name: own[owner] for name, owner in stacked.owners.items() if owner in own}
