@@ -10,13 +10,14 @@ PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
 FLEET_TESTS := tests/client_agent tests/faults tests/federation
 
-.PHONY: help demo test check format bench proto docs clean
+.PHONY: help demo test soak check format bench proto docs clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo    a whole federation on this machine, with mutual TLS and real data;"
 	@echo "             with SECURE=1 the server sees only sums of updates"
 	@echo "make test    every test"
+	@echo "make soak    a federation under random faults, for SECONDS=600, with SEED=1"
 	@echo "make check   formatting, lint, types, layers and packaging"
 	@echo "make format  apply what formatting and lint can repair"
 	@echo "make bench   the benchmarks, or one: make bench NAME=aggregation"
@@ -31,6 +32,11 @@ test: $(READY) # in two halves at once: those of a fleet mostly wait for its pro
 	@$(PYTEST) --durations=5 $(FLEET_TESTS:%=--ignore=%) & others=$$!; \
 	$(PYTEST) --durations=5 $(FLEET_TESTS); fleet=$$?; \
 	wait $$others && exit $$fleet
+
+soak: SECONDS ?= 600
+soak: SEED ?= 1
+soak: $(READY) # kills, cut lines, full disks (as root) and flipped bits: every model is compared
+	@cd tests && ../$(BIN)/python -m federation.soak --seconds $(SECONDS) --seed $(SEED)
 
 check: $(READY) build/names/meadow
 	@$(BIN)/ruff check .

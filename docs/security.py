@@ -86,18 +86,62 @@ WIRE_LIMITS = (
     ),
 )
 
+DISK = """\
+## What is on disk
+
+| what happens | what is done |
+|---|---|
+| a bit of a checkpoint or its manifest flips | it does not have its checksum: the round before is taken, event `checkpoint_damaged` |
+| a bit of a run's instruction or reply flips, in the journal or in the spool | the run fails and says which row or file it was; `meadow run resume` repeats the round |
+| a bit of another row of the journal, of `agent.sqlite` or of a run's `privacy.sqlite` flips | the daemon, the agent or the run does not start and says so; `meadow server check --repair` saves what is intact of a journal |
+| a bit of an app flips between submission and a worker's start | the run fails: the app is not the one that was submitted |
+| a bit of a client's identity flips | the agent ends, and names the file |
+| a disk is full | nothing is half written: the daemon waits for room, a client answers with the cause |
+| the power is cut | everything that a commit names was synced before it |
+| a file is of another version of Meadow | it is brought up to date, or refused with what to do |
+
+Checksums are CRC-32: they find accidents, not somebody who can write to the folder. What they do not
+find: a flipped bit in `metrics.jsonl`, which people read and no model depends on, and one in a
+write-ahead log between a kill and the next start, where SQLite drops the transactions since.
+"""
+
+DISK_LIMITS = (
+    Limit(
+        "server.threads:RETRY_S_MAX",
+        "between two attempts to write to a full disk, in seconds",
+        "server/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
+    ),
+    Limit(
+        "server.supervisor:STOP_WAIT_S",
+        "how long a run that is stopped may take until its worker is killed, in seconds",
+        "server/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
+    ),
+    Limit(
+        "server.supervisor:DEATHS_MAX",
+        "deaths of a run's worker without a round in between, until the run fails",
+        "federation/test_kill.py::test_run_survives",
+    ),
+    Limit(
+        "server.checkpoints:CHECKPOINTS_KEPT",
+        "rounds that a run keeps to go on from",
+        "server/test_run_folder.py::test_the_newest_checkpoint_comes_back",
+    ),
+)
+
 TESTS = """\
 ## How it is tested
 
 `tests/faults` attacks a live server with raw clients that say what no agent would; `tests/transport`
 feeds every decoder with what no encoder writes. Each row above names the test that fails if its limit
-does not hold.
+does not hold. `tests/faults/power_cut.py` is a disk that forgets what was not synced, and `make soak
+SECONDS=3600` runs a federation under random kills, cut and corrupted lines, full disks and flipped bits, and
+compares each model with that of an undisturbed run, byte by byte.
 """
 
 
 def page() -> str:
     """Return the whole page."""
-    parts = [INTRODUCTION, WIRE, table(WIRE_LIMITS), TESTS]
+    parts = [INTRODUCTION, WIRE, table(WIRE_LIMITS), DISK, table(DISK_LIMITS), TESTS]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
