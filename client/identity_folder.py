@@ -17,28 +17,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from ..errors import ConfigError, IdentityError
 from ..transport.durable import make_folder, sync_folder, write_file
 from ..transport.fleet_pb2 import Certificate
-from ..transport.identity import Identity, identity_of, read_certificate, verify_issued
+from ..transport.identity import (
+    Identity,
+    identity_of,
+    read_certificate,
+    verify_authority,
+    verify_issued,
+)
 from ..transport.keys import KeyPair, create_request, read_key
 from ..transport.tls import channel_credentials
 
 __all__ = ["ClientIdentity", "IdentityFolder"]
-
-UNUSABLE = (
-    IdentityError,
-    ValueError,
-    TypeError,
-    InvalidSignature,
-    UnsupportedAlgorithm,
-    x509.InvalidVersion,
-)
-"""What reading and verifying a certificate raises that is none, or not the one it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +132,14 @@ class IdentityFolder:
                 certificate_pem=certificate_pem,
                 ca_pem=ca_pem,
             )
-        except (OSError, KeyError, *UNUSABLE) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            UnsupportedAlgorithm,
+            IdentityError,
+        ) as error:
             if isinstance(error, IdentityError) and str(self.folder) in str(error):
                 raise
             raise IdentityError(f"{self.folder} cannot be used: {error}; enrol again") from error
@@ -151,18 +153,13 @@ class IdentityFolder:
         """
         remedy = "it was damaged or replaced: restore it from a backup, or enrol again"
         try:
-            authority = read_certificate(self._ca.read_bytes())
-            authority.verify_directly_issued_by(authority)
-        except UNUSABLE as error:
-            why = str(error) or "its own signature does not fit"
-            raise IdentityError(
-                f"{self._ca} is no authority's certificate ({why}); {remedy}"
-            ) from None
-        ca_pem = authority.public_bytes(serialization.Encoding.PEM)
+            ca_pem = verify_authority(self._ca.read_bytes())
+        except IdentityError as error:
+            raise IdentityError(f"{self._ca} cannot be used: {error}; {remedy}") from None
         try:
             said = verify_issued(certificate_pem, ca_pem).name
-        except UNUSABLE as error:
-            raise IdentityError(f"{self._certificate} is not usable ({error}); {remedy}") from None
+        except IdentityError as error:
+            raise IdentityError(f"{self._certificate} cannot be used: {error}; {remedy}") from None
         if said != name:
             raise IdentityError(f"{self._certificate} is {said}'s, not {name}'s; {remedy}")
         return ca_pem
@@ -178,7 +175,7 @@ class IdentityFolder:
             for path in (self._key, self._next_key):
                 if path.exists() and _belong_together(key := path.read_bytes(), certificate_pem):
                     return KeyPair(key_pem=key, certificate_pem=certificate_pem)
-        except (OSError, *UNUSABLE) as error:
+        except (OSError, ValueError, UnsupportedAlgorithm, IdentityError) as error:
             raise IdentityError(f"{self.folder} cannot be used: {error}; enrol again") from error
         raise IdentityError(f"{self._key} does not belong to {self._certificate}; enrol again")
 

@@ -13,7 +13,6 @@ from ..errors import DamageError, MeadowError, StoreError
 from ..transport.database import Salvage, salvage
 from ..transport.durable import sync_folder
 from ..transport.identity import verify_issued
-from ..transport.keys import read_key
 from .checkpoints import Checkpoints
 from .database import JOURNAL_LAYOUT
 from .home import AdminIdentity, ServerHome
@@ -57,7 +56,6 @@ def check_home(home: ServerHome) -> Iterator[Finding]:
 def _identity(home: ServerHome) -> Finding:
     try:
         ca_pem = home.authority.certificate_pem
-        read_key(home.authority.key_pem)
         admin = AdminIdentity.read(home.folder / "admin.json")
         serial = verify_issued(admin.certificate_pem, ca_pem).serial
         if serial != home.admin_serial():

@@ -28,8 +28,8 @@ from ..server_config import (
 )
 from ..transport.authority import Authority
 from ..transport.durable import make_folder, write_file
-from ..transport.identity import identity_of
-from ..transport.keys import KeyPair, create_request, write_key
+from ..transport.identity import identity_of, read_certificate, verify_authority
+from ..transport.keys import KeyPair, create_request, read_key, write_key
 from ..transport.tokens import create_token
 from .journal import Journal
 
@@ -102,6 +102,7 @@ class ServerHome:
                 f"{error.filename}: {error.strerror}; without the authority's files this server "
                 "has no identity: restore them from a backup"
             ) from None
+        self._require_authority()
 
     @classmethod
     def create(cls, folder: Path, *, host: str, now: datetime) -> ServerHome:
@@ -127,6 +128,24 @@ class ServerHome:
         _make_admin(folder, authority, config, now)
         write_file(folder / "server.toml", server_config_to_toml(config).encode())
         return cls(folder)
+
+    def _require_authority(self) -> None:
+        """Pass if the authority's files are whole and belong together.
+
+        Raises:
+            IdentityError: they do not: no client would believe this server.
+        """
+        key = read_key(self.authority.key_pem).public_key()
+        try:
+            pem = verify_authority(self.authority.certificate_pem)
+            self.authority = replace(self.authority, certificate_pem=pem)
+            if read_certificate(self.authority.certificate_pem).public_key() != key:
+                raise IdentityError("it does not belong to key.pem beside it")
+        except IdentityError as error:
+            path = self.folder / "ca" / "certificate.pem"
+            raise IdentityError(
+                f"{path} cannot be used: {error}; restore it from a backup"
+            ) from None
 
     def renew_admin(self, now: datetime) -> Path:
         """Make an admin file with a new key, and let no other count from now on; returns it."""

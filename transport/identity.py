@@ -16,6 +16,7 @@ from typing import Final, Literal
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from ..errors import IdentityError
@@ -31,6 +32,7 @@ __all__ = [
     "match_fingerprint",
     "peer_identity",
     "read_certificate",
+    "verify_authority",
     "verify_issued",
 ]
 
@@ -146,9 +148,25 @@ def verify_issued(certificate_pem: bytes, ca_pem: bytes) -> Identity:
     certificate = read_certificate(certificate_pem)
     try:
         certificate.verify_directly_issued_by(read_certificate(ca_pem))
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         raise IdentityError("a certificate was issued by another authority") from None
     return identity_of(certificate_pem)
+
+
+def verify_authority(pem: bytes) -> bytes:
+    """Return an authority's certificate, written anew, if every bit of it is as it was signed.
+
+    Raises:
+        IdentityError: it is no certificate, or not one that signed itself.
+    """
+    certificate = read_certificate(pem)
+    try:
+        certificate.verify_directly_issued_by(certificate)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        raise IdentityError(
+            "it is not an authority's, or was changed since it was signed"
+        ) from None
+    return certificate.public_bytes(Encoding.PEM)
 
 
 def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
@@ -171,7 +189,7 @@ def read_certificate(pem: bytes) -> x509.Certificate:
     """
     try:
         return x509.load_pem_x509_certificate(check_pem_size(pem))
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         raise IdentityError("a certificate cannot be read: it is no PEM of one") from None
 
 

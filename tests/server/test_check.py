@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from meadow.apps import content_hash, pack, unpack
 from meadow.cli.server import app as commands
-from meadow.errors import DamageError, MeadowError
+from meadow.errors import DamageError, IdentityError, MeadowError
 from meadow.server.check import check_home, repair_journal
 from meadow.server.home import ServerHome
 from meadow.server.journal import Journal
@@ -166,3 +166,21 @@ def test_only_a_damaged_journal_of_a_stopped_server_is_repaired(home: ServerHome
     (home.folder / "journal.damaged.sqlite").touch()
     with pytest.raises(MeadowError, match="move it away first"):
         repair_journal(home)
+
+
+@pytest.mark.parametrize("name", ["certificate.pem", "key.pem"])
+def test_a_damaged_authority_is_said_when_the_folder_is_read(home: ServerHome, name: str) -> None:
+    """Before clients are turned away one by one, whichever bit it is."""
+    path = home.folder / "ca" / name
+    good, refused = path.read_bytes(), 0
+    for place in range(30, len(good) - 30, 13):
+        data = bytearray(good)
+        data[place] ^= 1
+        path.write_bytes(data)
+        try:
+            read = ServerHome(home.folder)
+        except IdentityError:
+            refused += 1
+        else:  # an end of line became another one
+            assert read.authority.certificate_pem == home.authority.certificate_pem
+    assert refused > 8
