@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .accelerators import is_accelerator
 
-__all__ = ["generator_states", "seeded", "set_generator_states"]
+__all__ = ["generator_states", "seeded", "seeded_device", "set_generator_states"]
 
 
 @contextmanager
@@ -24,12 +24,8 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     numbers in a simulation, between other clients, as in a process of its own.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    gpus = [torch.device(device)] if is_accelerator(device) else []
-    with torch.random.fork_rng(devices=gpus):
+    with torch.random.fork_rng(devices=()), seeded_device(seed, device):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
-        for gpu in gpus:
-            fresh = torch.Generator(gpu).manual_seed(seed).get_state()
-            torch.get_device_module(gpu).set_rng_state(fresh, gpu)
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed)
         try:
@@ -37,6 +33,23 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+@contextmanager
+def seeded_device(seed: int, device: str | torch.device) -> Iterator[None]:
+    """Seed an accelerator's global generator for the block, and leave it as it was; nothing is
+    done for the CPU."""
+    device = torch.device(device)
+    if not is_accelerator(device):
+        yield
+        return
+    module = torch.get_device_module(device)
+    before = module.get_rng_state(device)
+    module.set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
+    try:
+        yield
+    finally:
+        module.set_rng_state(before, device)
 
 
 def generator_states(device: str = "cpu") -> dict[str, NDArray[Any]]:

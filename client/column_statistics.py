@@ -12,9 +12,10 @@ from ..errors import DataError
 from ..strategies.algorithm import Params
 from ..strategies.analytics import BELOW, MOMENTS, POINTS
 from ..strategies.companions import companion, of_kind
+from ..task import ClientData
 
 if TYPE_CHECKING:
-    from ..task import ClientData, Data, Task
+    from ..task import Data, Task
     from .local_work import WorkBench
 
 __all__ = ["ColumnStatistics"]
@@ -59,10 +60,13 @@ def _columns_of(task: Task, data: ClientData) -> Mapping[str, Reals]:
             "the task has no columns; say Task(columns=...), which gives a site's data as named "
             "columns of numbers"
         )
-    return {
-        name: np.asarray(values, np.float64).reshape(-1)
-        for name, values in task.columns(data).items()
-    }
+    test = None if data.test is None else _on_cpu(data.test)
+    columns = task.columns(ClientData(train=_on_cpu(data.train), test=test))
+    return {name: np.asarray(values, np.float64).reshape(-1) for name, values in columns.items()}
+
+
+def _on_cpu(data: Data) -> Data:
+    return (data[0].cpu(), data[1].cpu()) if isinstance(data, tuple) else data
 
 
 def _answers(name: str, values: Reals, points: Reals) -> tuple[Reals, Reals]:

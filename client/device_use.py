@@ -51,7 +51,7 @@ class DeviceUse:
                 )
         if config.pin_memory and not is_accelerator(device):
             raise DataError(
-                f"device.pin_memory speeds up copies to a GPU, and training runs on {device!r}; "
+                f"device.pin_memory speeds up copies to an accelerator, and training runs on {device!r}; "
                 "remove it"
             )
         return cls(**{name: getattr(config, name) for name in cls.__dataclass_fields__})

@@ -139,7 +139,7 @@ def test_other_processes_load_the_items(plain: nn.Module, tmp_path: Path) -> Non
     [
         ("fsdp", {"channels_last": True}, r"device\.channels_last needs the whole model"),
         ("pipeline", {"compile": True}, r"device\.compile needs the whole model"),
-        ("none", {"pin_memory": True}, "copies to a GPU, and training runs on 'cpu'"),
+        ("none", {"pin_memory": True}, "copies to an accelerator, and training runs on 'cpu'"),
     ],
 )
 def test_what_would_do_nothing_is_refused(
