@@ -20,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from .app_options import make_task
 from .config import FILE_NAME, Config, load_config
 from .errors import AppError, MeadowError
 from .flower_app import FlowerApp, read_flower_app
@@ -91,21 +92,27 @@ class App:
             settings=settings,
         )
 
-    def load_task(self) -> Task:
-        """Import a Meadow app's task.
+    def load_task(self, options: Mapping[str, Any] | None = None) -> Task:
+        """Import a Meadow app's task, or make it with the free keys under [app].
+
+        `options` are others than the configuration's.
 
         Raises:
             AppError: the code does not load, or is no `meadow.Task`.
+            ConfigError: the free keys are not what the app's function takes.
         """
         if self.config is None:
             raise AppError(f"{self.name} is a Flower app; it has no task")
-        task = self.load_object(self.config.app.task)
-        if not isinstance(task, Task):
-            raise AppError(
-                f"{self.folder}: app.task {self.config.app.task!r} is a "
-                f"{type(task).__name__}, not a meadow.Task"
-            )
-        return task
+        reference = self.config.app.task
+        found = self.load_object(reference)
+        if options is None:
+            options = self.config.app.options
+        try:
+            return make_task(found, options, reference=reference, where=str(self.config.source))
+        except MeadowError:
+            raise
+        except Exception as error:  # the app's own function
+            raise AppError(f"{self.folder}: {reference} failed: {self.explain(error)}") from error
 
     def load_object(self, reference: str) -> Any:
         """Import "module:name" from the app's folder.

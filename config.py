@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .app_options import split_options
 from .config_builders import (
     build_algorithm,
     build_asynchrony,
@@ -129,10 +130,12 @@ def make_config(
     Raises:
         ConfigError: as `load_config`.
     """
+    values, overrides, options = split_options(values, overrides, known=("task",), where=where)
     given: Settings = given_by_table(Config, values, where)
     given |= given_by_environment(Config, environ or {})
     given |= given_by_overrides(Config, overrides)
     config = build(Config, given)
+    config = replace(config, app=replace(config.app, options=options))
     if "simulation.clients" not in given:
         config = replace(config, simulation=_enough_clients(config))
     check_config(config, given, where)

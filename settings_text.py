@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .settings import obstacle, rule_of
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = ["settings_to_toml", "value_to_toml"]
+
+BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def settings_to_toml(made: DataclassInstance) -> str:
@@ -32,6 +35,9 @@ def _sections(made: DataclassInstance, prefix: str) -> Iterator[str]:
         and values[entry.name] is not None
         and obstacle(rule_of(entry, None), values) is None
     ]
+    for entry in fields(made):
+        if entry.metadata.get("free"):
+            lines += [f"{_key(key)} = {value_to_toml(v)}" for key, v in values[entry.name].items()]
     if lines:
         yield "\n".join([f"[{prefix}]", *lines] if prefix else lines)
     for name, value in values.items():
@@ -39,11 +45,18 @@ def _sections(made: DataclassInstance, prefix: str) -> Iterator[str]:
             yield from _sections(value, f"{prefix}.{name}" if prefix else name)
 
 
-def value_to_toml(value: str | bool | float | tuple[str, ...]) -> str:
+def _key(name: str) -> str:
+    return name if BARE.fullmatch(name) else json.dumps(name)
+
+
+def value_to_toml(value: Any) -> str:
     """Return a value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple):
+    if isinstance(value, Mapping):
+        inner = (f"{_key(key)} = {value_to_toml(item)}" for key, item in value.items())
+        return f"{{ {', '.join(inner)} }}"
+    if isinstance(value, tuple | list):
         return f"[{', '.join(value_to_toml(item) for item in value)}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -10,6 +10,7 @@ from typing import Any, cast
 from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
+from ..app_options import OPTIONS_KEY, options_from_text, options_to_text
 from ..apps import App
 from ..client_config import load_client_config
 from ..errors import AppError
@@ -75,21 +76,8 @@ class InstalledApp:
                     f"{app.flower.client_app!r} is a {type(client_app).__name__}, not a ClientApp"
                 )
             return cls(app, client_app, start, "as the app chooses")
-        from .app import client_app
-        from .local_training import LocalTraining  # torch, which a plain Flower app may do without
-
-        task = app.load_task()
-        config = load_client_config(start.client_dir)
-        training = LocalTraining.owned(
-            task,
-            config.device,
-            report=config.policy.report_device,
-            app_dir=start.app_dir,
-            sha256=start.sha256,
-            client_dir=Path(start.client_dir),
-        )
-        made = client_app(task, copies=False, training=training)
-        return cls(app, made, start, training.text)
+        made = _TaskApp(app, start)
+        return cls(app, made, start, made.device)
 
     def execute(self, work: TrainingWork) -> TrainingDone:
         """Execute one instruction.
@@ -150,6 +138,46 @@ class InstalledApp:
             state=state,
             run_config=cast(dict[str, Any], unpack_entries(instruction.run_config)),
         )
+
+
+class _TaskApp(ClientApp):
+    """A task's app. It is made anew where a run has other free keys under [app] than the one before:
+    the code is what the owner has installed, and its keyword arguments come with the run."""
+
+    def __init__(self, app: App, start: TrainingStart) -> None:
+        super().__init__()
+        assert app.config is not None
+        self._app, self._start = app, start
+        self._own = self._text = options_to_text(app.config.app.options, str(app.config.source))
+        self._made, self.device = self._make(self._text)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        text = str(context.run_config.get(OPTIONS_KEY, self._own))
+        if text != self._text:
+            self._made, self.device = self._make(text)
+            self._text = text
+        return self._made(message, context)
+
+    def _make(self, text: str) -> tuple[ClientApp, str]:
+        from .app import client_app
+        from .local_training import LocalTraining  # torch, which a plain Flower app may do without
+
+        task = self._app.load_task(options_from_text(text))
+        config = load_client_config(self._start.client_dir)
+        if text != self._own and (config.device.parallel != "none" or config.device.gpus):
+            raise AppError(
+                f"{self._app.name}: the run sets free keys under [app], which the processes of "
+                "several GPUs do not get; write them into the app's meadow.toml"
+            )
+        training = LocalTraining.owned(
+            task,
+            config.device,
+            report=config.policy.report_device,
+            app_dir=self._start.app_dir,
+            sha256=self._start.sha256,
+            client_dir=Path(self._start.client_dir),
+        )
+        return client_app(task, copies=False, training=training), training.text
 
 
 def setup_of(instruction: Instruction) -> bytes:

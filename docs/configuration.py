@@ -38,6 +38,16 @@ variables, then `--set`, the later over the earlier:
 A variable is `MEADOW_`, the section and the key in capitals with two underscores between them
 (`MEADOW_RUN__EARLY_STOPPING__PATIENCE`); an empty one says nothing. A run's folder holds the
 resolved file: every key that means something, defaults included.
+
+Where `app.task` names a function, the free keys under `[app]` are its keyword arguments, checked by
+its signature; `--set` overrides them too, and `meadow sweep` varies them. Real sites get them with
+the run, and call the function of the app that their owner has installed.
+
+    [app]
+    task = "task:make_task"
+    layers = [64, 32]        # def make_task(layers: list[int], dropout: float = 0.0) -> meadow.Task
+
+    meadow sweep my_app --set 'app.layers=[64,32],[128]' --set app.dropout=0,0.5
 """
 
 CLIENT = """

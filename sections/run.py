@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from ..settings import setting
 
@@ -16,7 +17,12 @@ SEED_MAX = (1 << 63) - 1
 class AppConfig:
     """[app]: the code."""
 
-    task: str = setting("task:task", "where the `Task` is, as module:name, in the app's folder")
+    task: str = setting(
+        "task:task",
+        "where the `Task` is, or a function that makes it, as module:name, in the app's folder",
+    )
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"free": True})
+    """The free keys: keyword arguments of the function that `task` names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from ..app_options import OPTIONS_KEY, options_to_text
 from ..apps import App
 from ..config import config_to_toml
 from ..errors import MeadowError, RunStoppedError
@@ -39,8 +40,10 @@ def run_config_of(app: App) -> dict[str, bool | int | float | str]:
     if app.flower is not None:
         return dict(app.flower.run_config)
     assert app.config is not None
-    simulation = app.config.simulation
+    simulation, options = app.config.simulation, app.config.app.options
+    told = {OPTIONS_KEY: options_to_text(options, str(app.config.source))} if options else {}
     return {
+        **told,
         "partition": simulation.partition,
         "partition-alpha": simulation.alpha,
         "partition-classes-per-client": simulation.classes_per_client,

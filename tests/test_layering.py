@@ -43,6 +43,7 @@ LAYERS: list[set[str]] = [
     {"batches", "classification", "datasets", "evaluation", "module_params", "randomness"},
     {"compression", "privacy"},
     {
+        "app_options",
         "apps",
         "client_config",
         "config",

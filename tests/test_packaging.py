@@ -32,6 +32,7 @@ ROOT_MODULES = {
     "errors",
     "evaluation",
     "flower",
+    "app_options",
     "flower_answers",
     "flower_app",
     "flower_legacy",

@@ -31,8 +31,7 @@ VERTICAL, SURVEY = Case(app="vertical"), Case(app="survey")
 OLDER, HISTOGRAM = Case(app="older"), Case(app="histogram")
 SECURE = Case(app="secure_sum", tolerance=1e-4)  # its quantization draws random numbers
 NOISY, TREES, LOGISTIC = Case(app="noisy"), Case(app="trees"), Case(app="logistic")
-AUTOENCODER = Case(app="autoencoder")
-PRIVATE = Case(app="autoencoder", settings=("private=true",))
+AUTOENCODER = Case(app="autoencoder", settings=("private=true",))
 
 FEATURES = {
     "Message API: `ServerApp.main(grid, context)` with `FedAvg`": LOGISTIC,
@@ -49,7 +48,7 @@ FEATURES = {
     "XGBoost: `FedXgbBagging`": TREES,
     "scikit-learn": LOGISTIC,
     "PyTorch: a VAE under a trainer like Lightning's": AUTOENCODER,
-    "PyTorch: DP-SGD by Opacus": PRIVATE,
+    "PyTorch: DP-SGD by Opacus": AUTOENCODER,
 }
 CASES = list(dict.fromkeys(FEATURES.values()))
 DEPLOYED = CASES

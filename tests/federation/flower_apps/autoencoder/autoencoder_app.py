@@ -64,7 +64,7 @@ def train(message: Message, context: Context) -> Message:
     module = Autoencoder()
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     loader = loader_of(context.node_config["partition-id"])
-    spent = -1.0
+    loss, spent = Trainer().fit(module, loader), -1.0
     if context.run_config["private"]:
         from opacus import PrivacyEngine
 
@@ -86,8 +86,6 @@ def train(message: Message, context: Context) -> Message:
             optimizer.step()
             losses.append(float(loss))
         loss, spent = float(np.mean(losses)), float(engine.get_epsilon(1e-5))
-    else:
-        loss = Trainer().fit(module, loader)
     metrics = MetricRecord({"num-examples": 64, "loss": loss, "epsilon": spent})
     arrays = ArrayRecord(module.state_dict())
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
