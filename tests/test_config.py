@@ -157,7 +157,11 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("unknown section", "[trainig]\nepochs = 1", ["trainig", "did you mean training?"]),
     ("unknown key", "[run]\nround = 1", ["run.round", "did you mean run.rounds?"]),
     ("another section's key", "[run]\nepochs = 1", ["run.epochs", "training.epochs?"]),
-    ("unlike any key", "[evaluation]\nqqqqqqqqq = 1", ["evaluation.qqqqqqqqq", "known are evaluation."]),
+    (
+        "unlike any key",
+        "[evaluation]\nqqqqqqqqq = 1",
+        ["evaluation.qqqqqqqqq", "known are evaluation."],
+    ),
     ("key without section", "rounds = 3", ["rounds", "did you mean run.rounds?"]),
     ("section is a value", "run = 3", ["run", "must be a table, [run]", "got 3"]),
     ("key is a table", "[run.rounds]\nx = 1", ["run.rounds", "whole number"]),
