@@ -43,6 +43,10 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     "early_stopped": lambda d: f"stopped early: {d.get('cause')}",
     "evaluation_refused": _refused("evaluation"),
     "resumed": lambda d: f"going on after round {d.get('round')}",
+    "round_waits": lambda d: (
+        f"round {d.get('round')} needs {d.get('quorum')} clients and has {d.get('updates')}: no sign of "
+        f"life of {', '.join(str(node) for node in d.get('missing', []))}"
+    ),
     "stopping": lambda d: f"stopping after {d.get('after')}",
     "update_clipped": _clipped,
     "executor_chosen": lambda d: f"clients run {d.get('executor')}: {d.get('reason')}",

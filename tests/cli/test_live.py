@@ -58,6 +58,10 @@ EVENTS: dict[str, tuple[dict[str, Any], str | None]] = {
         {"file": "round-000002.json", "reason": "checksum"},
         "round-000002.json is damaged (checksum); going back to the checkpoint before it",
     ),
+    "round_waits": (
+        {"round": "3", "step": "3/train/0", "missing": [2, 5], "updates": 4, "quorum": 6},
+        "round 3 needs 6 clients and has 4: no sign of life of 2, 5",
+    ),
     "stopping": ({"after": "this round"}, "stopping after this round"),
     "early_stopped": ({"cause": "no better"}, "stopped early: no better"),
     "traceback": ({"text": "Traceback ..."}, None),
