@@ -165,16 +165,23 @@ class Supervisor:
         await self._thread.patiently(
             self._journal.events.record, run_id, kind, detail, now_s=self._clock(), round=round_
         )
-        for event in self._watchers.get(run_id, ()):
-            event.set()
+        self._wake(run_id)
 
     async def _status(self, run_id: int, status: str, cause: str = "") -> None:
-        over = status in ("finished", "stopped", "failed")
-        now_s = self._clock() if over else None
-        await self._thread.patiently(
-            self._journal.runs.status, run_id, status, cause=cause, now_s=now_s
-        )
-        await self.record(run_id, "status", json.dumps({"status": status, "cause": cause}))
+        now_s = self._clock()
+        end_s = now_s if status in ("finished", "stopped", "failed") else None
+        detail = json.dumps({"status": status, "cause": cause})
+
+        def write() -> None:
+            self._journal.runs.status(run_id, status, cause=cause, now_s=end_s)
+            self._journal.events.record(run_id, "status", detail, now_s=now_s)
+
+        await self._thread(write)
+        self._wake(run_id)
+
+    def _wake(self, run_id: int) -> None:
+        for event in self._watchers.get(run_id, ()):
+            event.set()
 
     # ------------------------------------------------------------------ one run
 
@@ -196,9 +203,13 @@ class Supervisor:
 
     async def _end(self, run_id: int, status: str, cause: str) -> None:
         """Write down that a run is over, however long the disk has no room for that."""
-        self._ending[run_id] = {"stopped": "been stopped"}.get(status, status)
+
+        def waits() -> None:
+            self._ending[run_id] = {"stopped": "been stopped"}.get(status, status)
+
         try:
-            await self._conclude(run_id, status, cause)
+            await until_written(lambda: self._conclude(run_id, status, cause), waits)
+            self._ending.pop(run_id, None)
             await self._dispatcher.forget(run_id)
         except MeadowError:
             LOG.exception("run %d has %s (%s), which cannot be written down", run_id, status, cause)
@@ -210,7 +221,7 @@ class Supervisor:
     async def _keep_alive(self, run_id: int) -> tuple[str, str]:
         """Start workers until the run is over; returns its status and the cause."""
         deaths = 0
-        await self._status(run_id, "running")
+        await until_written(lambda: self._status(run_id, "running"))
         while True:
             before = await self._round(run_id)
             finished, how = await self._one_worker(run_id)
@@ -233,7 +244,7 @@ class Supervisor:
         if not path.exists():
             summary = {"status": status, "cause": cause, "rounds": await self._round(run_id)}
             text = json.dumps(summary, indent=1).encode()
-            await until_written(lambda: asyncio.to_thread(write_file, path, text))
+            await asyncio.to_thread(write_file, path, text)
         await self._status(run_id, status, cause)
 
     async def _round(self, run_id: int) -> int:

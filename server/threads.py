@@ -111,10 +111,13 @@ class JournalThread:
             batch[0].done.get_loop().call_soon_threadsafe(_settle, batch)
 
 
-async def until_written(write: Callable[[], Awaitable[T]]) -> T:
+async def until_written(
+    write: Callable[[], Awaitable[T]], waits: Callable[[], object] = lambda: None
+) -> T:
     """Return what `write` returns, tried again while the disk is full or fails.
 
-    The log says so once when it begins to wait, and once when it goes on.
+    `waits` is called each time that it has to be tried again. The log says so once when it begins
+    to wait, and once when it goes on.
 
     Raises:
         DamageError: what is on disk is damaged: waiting does not help.
@@ -128,6 +131,7 @@ async def until_written(write: Callable[[], Awaitable[T]]) -> T:
         except StoreError as error:
             if pause_s == RETRY_S:
                 LOG.error("%s; the server waits until the disk has room again", error)
+            waits()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RETRY_S_MAX)
         else:
