@@ -10,7 +10,7 @@ PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
 FLEET_TESTS := tests/client_agent tests/faults tests/federation
 
-.PHONY: help demo test soak check format bench proto docs clean
+.PHONY: help demo test fuzz soak check format bench proto docs clean
 .NOTPARALLEL:
 
 help:
@@ -18,6 +18,8 @@ help:
 	@echo "             with SECURE=1 the server sees only sums of updates"
 	@echo "make test    every test"
 	@echo "make soak    a federation under random faults, for SECONDS=600, with SEED=1"
+	@echo "make fuzz    inputs that nobody sends to every decoder, for as long as it is told:"
+	@echo "             make fuzz SECONDS=3600; what it finds is kept in fuzz-corpus/"
 	@echo "make check   formatting, lint, types, layers and packaging"
 	@echo "make format  apply what formatting and lint can repair"
 	@echo "make bench   the benchmarks, or one: make bench NAME=aggregation"
@@ -37,6 +39,10 @@ soak: SECONDS ?= 600
 soak: SEED ?= 1
 soak: $(READY) # kills, cut lines, full disks (as root) and flipped bits: every model is compared
 	@cd tests && ../$(BIN)/python -m federation.soak --seconds $(SECONDS) --seed $(SEED)
+
+fuzz: SECONDS ?= 600
+fuzz: $(READY) # the inputs that it finds are changed further in later runs
+	@cd tests && ../$(BIN)/python -m fuzz --seconds $(SECONDS) --corpus ../fuzz-corpus
 
 check: $(READY) build/names/meadow
 	@$(BIN)/ruff check .

@@ -11,13 +11,12 @@ from datetime import datetime
 from functools import lru_cache
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..errors import IdentityError, SecureAggregationError
 from ..privacy.secure_announcement import CERTIFICATE_BYTES_MAX, NODE_BYTES, Announcement
-from ..transport.identity import Identity, read_certificate, verify_issued
+from ..transport.identity import UNREADABLE, Identity, read_certificate, verify_issued
 from ..transport.keys import KeyPair, read_key
 
 __all__ = ["certify_key", "require_certified"]
@@ -49,7 +48,7 @@ def require_certified(announcement: Announcement, *, ca_pem: bytes, now: datetim
     for node, key in announcement.keys.items():
         try:
             name = _name_in(announcement.certificates.get(node, b""), key, node, ca_pem, now)
-        except (IdentityError, InvalidSignature, ValueError) as error:
+        except (IdentityError, *UNREADABLE) as error:
             text = str(error) or "its enrolled key did not sign this"
             raise SecureAggregationError(
                 f"client {node}'s signing key is not certified: {text}"

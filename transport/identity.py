@@ -23,6 +23,7 @@ from ..errors import IdentityError
 
 __all__ = [
     "PEM_BYTES_MAX",
+    "UNREADABLE",
     "Identity",
     "Role",
     "check_client_name",
@@ -35,6 +36,9 @@ __all__ = [
     "verify_authority",
     "verify_issued",
 ]
+
+UNREADABLE = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
+"""What cryptography raises of certificates and requests that it cannot read or verify."""
 
 Role = Literal["client", "admin", "server"]
 
@@ -148,7 +152,7 @@ def verify_issued(certificate_pem: bytes, ca_pem: bytes) -> Identity:
     certificate = read_certificate(certificate_pem)
     try:
         certificate.verify_directly_issued_by(read_certificate(ca_pem))
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except UNREADABLE:
         raise IdentityError("a certificate was issued by another authority") from None
     return identity_of(certificate_pem)
 
@@ -162,7 +166,7 @@ def verify_authority(pem: bytes) -> bytes:
     certificate = read_certificate(pem)
     try:
         certificate.verify_directly_issued_by(certificate)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except UNREADABLE:
         raise IdentityError(
             "it is not an authority's, or was changed since it was signed"
         ) from None
@@ -189,7 +193,7 @@ def read_certificate(pem: bytes) -> x509.Certificate:
     """
     try:
         return x509.load_pem_x509_certificate(check_pem_size(pem))
-    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
+    except UNREADABLE:
         raise IdentityError("a certificate cannot be read: it is no PEM of one") from None
 
 

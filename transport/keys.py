@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from ..errors import IdentityError, StoreError
 from .durable import write_file
-from .identity import check_client_name, check_pem_size
+from .identity import UNREADABLE, check_client_name, check_pem_size
 
 __all__ = [
     "KeyPair",
@@ -109,7 +109,7 @@ def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
         request = x509.load_pem_x509_csr(check_pem_size(request_pem))
         key = request.public_key()
         genuine = request.is_signature_valid
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except UNREADABLE:
         raise IdentityError("a request for a certificate cannot be read") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("a request for a certificate has another key than ECDSA on P-256")

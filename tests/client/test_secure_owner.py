@@ -172,6 +172,13 @@ def test_certificates_that_cannot_be_read(
         identity(folder, kit).accept(cohort(KEYS, certify, n3=said))
 
 
+def test_a_certificate_of_another_version(folder: Path, certify: Certify, kit: Any) -> None:
+    """Is one that cannot be read."""
+    said = certify(3, KEYS[3]).replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07", 1)
+    with pytest.raises(SecureAggregationError, match="client 3's signing key is not certified"):
+        identity(folder, kit).accept(cohort(KEYS, certify, n3=said))
+
+
 def test_a_certificate_of_another_node(folder: Path, certify: Certify, kit: Any) -> None:
     """A client that is enrolled cannot take another's place in a cohort."""
     stolen = certify(9, KEYS[3], name="site-3")

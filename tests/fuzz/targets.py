@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from google.protobuf.message import DecodeError
 
 from meadow.apps import pack, unpack
 from meadow.client.announcements import announced_steps, charged_noise
@@ -26,6 +28,7 @@ from meadow.client.training_settings import TrainingSettings
 from meadow.client_config import PolicyConfig
 from meadow.compression.packet import Packer
 from meadow.compression.terms import DOWNLOADS, UPLOADS, CompressionTerms, forms_in, forms_text
+from meadow.errors import MeadowError
 from meadow.flower import identify_process, params_to_arrays, tensor_of
 from meadow.privacy.dp.announced import AnnouncedNoise
 from meadow.privacy.dp.clipping import Clipping
@@ -41,7 +44,7 @@ from meadow.strategies.columns import column_of
 from meadow.strategies.tree_models import fault_in_model
 from meadow.transport.authority import Authority
 from meadow.transport.blobs import blob_path
-from meadow.transport.chunk_wire import Piece, pack_chunk, unpack_upload
+from meadow.transport.chunk_wire import Piece, pack_chunk, unpack_chunk, unpack_upload
 from meadow.transport.codec import BlobWriter, decode, encode
 from meadow.transport.content import pack_content, unpack_content
 from meadow.transport.entries import pack_entries, unpack_entries
@@ -82,9 +85,10 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A decoder: `run` takes any bytes; `mutate` makes some of those of a seed."""
+    """A decoder: `run` takes any bytes; `write` makes the valid ones of a seed, `mutate` others."""
 
     seeds: list[Any]
+    write: Callable[[Any], bytes]
     mutate: Callable[[Any, Random], bytes]
     run: Callable[[bytes], object]
     cheap: bool = True
@@ -92,11 +96,16 @@ class Target:
 
 
 def of_bytes(run: Callable[[bytes], object], *seeds: bytes, cheap: bool = True) -> Target:
-    return Target(seeds=list(seeds), mutate=mutate_bytes, run=run, cheap=cheap)
+    return Target(seeds=list(seeds), write=bytes, mutate=mutate_bytes, run=run, cheap=cheap)
 
 
 def of_fields(run: Callable[[bytes], object], *seeds: Any) -> Target:
-    return Target(seeds=list(seeds), mutate=mutate_fields, run=run)
+    return Target(
+        seeds=list(seeds),
+        write=lambda seed: bytes(seed.SerializeToString()),
+        mutate=mutate_fields,
+        run=_parsed(run),
+    )
 
 
 def of_values(
@@ -104,13 +113,17 @@ def of_values(
 ) -> Target:
     """A target of a record's values, which travel as a message's entries do."""
 
+    def write(values: Mapping[str, Any]) -> bytes:
+        record = Record(name="r")
+        record.configs.entries.extend(pack_entries(values))
+        return record.SerializeToString()
+
     def mutate(seed: Mapping[str, Any], random: Random) -> bytes:
-        try:
-            record = Record(name="r")
-            record.configs.entries.extend(pack_entries(mutate_values(seed, random)))
-            return record.SerializeToString()
-        except Exception:  # what no message can hold
-            return mutate(seed, random)
+        while True:
+            try:
+                return write(mutate_values(seed, random))
+            except MeadowError:  # what no message can hold
+                continue
 
     def decoded(data: bytes) -> object:
         record = Record.FromString(data)
@@ -120,7 +133,7 @@ def of_values(
             return None  # Flower takes no such values, and `codec` says so
         return run(values)
 
-    return Target(seeds=list(seeds), mutate=mutate, run=decoded, cheap=cheap)
+    return Target(seeds=list(seeds), write=write, mutate=mutate, run=_parsed(decoded), cheap=cheap)
 
 
 def build_targets(folder: Path) -> dict[str, Target]:
@@ -203,8 +216,8 @@ def _transport(folder: Path) -> dict[str, Target]:
             lambda data: unpack_upload(data),
             UploadMessage(chunk={"offset": 3, "data": b"abc"}).SerializeToString(),  # type: ignore[arg-type]
             opening.SerializeToString(),
-            bytes(chunk) if isinstance(chunk, bytes) else b"".join(map(bytes, chunk)),
         ),
+        "chunk": of_bytes(lambda data: unpack_chunk(data), chunk),
         "archive": of_bytes(unzip, pack(app)),
         "token": of_bytes(
             lambda data: hash_token(data.decode("utf-8", "replace")), create_token()[0].encode()
@@ -234,13 +247,16 @@ def _certificates(folder: Path) -> dict[str, Target]:
     def wrapped(run: Callable[[bytes], object], seed: bytes, kind: str) -> Target:
         """A target of PEM whose content is what is changed."""
 
-        def changed(der: bytes, random: Random) -> bytes:
-            import base64
-
-            body = base64.encodebytes(mutate_bytes(der, random))
+        def write(der: bytes) -> bytes:
+            body = base64.encodebytes(der)
             return f"-----BEGIN {kind}-----\n".encode() + body + f"-----END {kind}-----\n".encode()
 
-        return Target(seeds=[seed], mutate=changed, run=run)
+        return Target(
+            seeds=[seed],
+            write=write,
+            mutate=lambda der, random: write(mutate_bytes(der, random)),
+            run=run,
+        )
 
     der = serialization.Encoding.DER
     cert_der = read_certificate(pem).public_bytes(der)
@@ -327,9 +343,9 @@ def _instructions() -> dict[str, Target]:
         return lambda data: check_fields(kind.FromString(data))
 
     return {
-        "instruction": of_fields(_parsed(allow), instruction()),
-        "message of a server": of_fields(_parsed(fields_of(ServerMessage)), from_server),
-        "message of an agent": of_fields(_parsed(fields_of(AgentMessage)), from_agent),
+        "instruction": of_fields(allow, instruction()),
+        "message of a server": of_fields(fields_of(ServerMessage), from_server),
+        "message of an agent": of_fields(fields_of(AgentMessage), from_agent),
         "training settings": of_values(_trained, TRAINING),
         "announced noise": of_values(read_private, PRIVATE),
         "terms of compression": of_values(packets, compressed),
@@ -342,7 +358,6 @@ def _instructions() -> dict[str, Target]:
 
 def _parsed(run: Callable[[bytes], object]) -> Callable[[bytes], object]:
     """Leave out what gRPC itself refuses."""
-    from google.protobuf.message import DecodeError
 
     def parsed(data: bytes) -> None:
         try:
@@ -517,7 +532,7 @@ def _replies() -> dict[str, Target]:
         }
     }  # fmt: skip
     return {
-        "reply": of_fields(_parsed(answered), reply),
+        "reply": of_fields(answered, reply),
         "metrics": of_values(reported, {"num-examples": 3, "loss": 0.5, "combined-clients": [7]}),
-        "trees": of_bytes(fault_in_model, json.dumps(tree).encode(), b'{"a":' * 5000),
+        "trees": of_bytes(fault_in_model, json.dumps(tree).encode()),
     }

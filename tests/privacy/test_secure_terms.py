@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from meadow.errors import ConfigError, SecureAggregationError
 from meadow.flower import params_to_arrays
 from meadow.privacy.secure_announcement import Announcement, bind
-from meadow.privacy.secure_terms import SecureTerms
+from meadow.privacy.secure_terms import CLIENTS_MAX, SecureTerms
 
 TERMS = SecureTerms(clip=0.25, weight_max=100, metrics=("accuracy", "loss"))
 KEYS = {node: bytes([place]) * 32 for place, node in enumerate((3, 7, 2**64 - 1))}
@@ -36,7 +37,25 @@ def test_an_announcement_is_read_back(terms: SecureTerms) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"nodes": b"12345678"}, {"keys": b"k"}, {"round": "1"}, {"nodes": b"\0" * 24}, {"metrics": 1}],
+    [
+        {"nodes": b"12345678"},
+        {"keys": b"k"},
+        {"keys": [b"k"] * 96},
+        {"round": "1"},
+        {"round": -1},
+        {"nodes": b"\0" * 24},
+        {"nodes": bytes(8 * (CLIENTS_MAX + 1))},
+        {"metrics": 1},
+        {"setup": b"short"},
+        {"session": b"short"},
+        {"certificates": ["a"]},
+        {"bits": 9007199254740992},
+        {"bits": "32"},
+        {"clip": "1"},
+        {"corrupt": math.nan},
+        {"group-size": 1 << 62},
+        {"clip-norm": 1.0, "noise-multiplier": 1e-200, "metrics": ""},
+    ],
     ids=str,
 )
 def test_a_malformed_announcement(fields: dict[str, Any]) -> None:
@@ -77,7 +96,22 @@ def test_weights_have_as_much_room_as_there_is(clients: int) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"metrics_max": 0.0}, {"metrics": ("a", "a")}, {"metrics": ("a\nb",)}, {"metrics_max": 1e30}],
+    [
+        {"metrics_max": 0.0},
+        {"metrics": ("a", "a")},
+        {"metrics": ("a\nb",)},
+        {"metrics_max": 1e30},
+        {"metrics": "ab"},
+        {"metrics": (1,)},
+        {"metrics": tuple(map(str, range(65)))},
+        {"bits": 33},
+        {"bits": True},
+        {"value_bits": 1.5},
+        {"clip": None},
+        {"dropout": 1.5},
+        {"weight_max": 0},
+        {"group_size": 2},
+    ],
     ids=str,
 )
 def test_terms_that_cannot_be(wrong: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import stat
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ from meadow.transport.identity import (
     identity_of,
     match_fingerprint,
     peer_identity,
+    read_certificate,
 )
 from meadow.transport.keys import create_request, new_key, pem_of, read_key, requested_key
 from meadow.transport.tokens import create_token, hash_token, match_token
@@ -318,3 +320,22 @@ def test_malformed_tokens_are_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(IdentityError) as caught:
         hash_token(text)
     assert str(caught.value) == "a token is eight groups of four of the letters a-z and digits 2-7"
+
+
+def test_requests_and_certificates_of_another_version() -> None:
+    """Are refused as any other that cannot be read."""
+    der = serialization.Encoding.DER
+    pem = AUTHORITY.issue_client(REQUEST, name="a", now=NOW, days=1)
+    certificate = x509.load_pem_x509_certificate(pem).public_bytes(der)
+    certificate = certificate.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x07", 1)
+    request = x509.load_pem_x509_csr(REQUEST).public_bytes(der)
+    request = request.replace(b"\x02\x01\x00", b"\x02\x01\x07", 1)
+
+    def as_pem(data: bytes, kind: str) -> bytes:
+        body = base64.encodebytes(data).decode()
+        return f"-----BEGIN {kind}-----\n{body}-----END {kind}-----\n".encode()
+
+    with pytest.raises(IdentityError, match="cannot be read"):
+        read_certificate(as_pem(certificate, "CERTIFICATE"))
+    with pytest.raises(IdentityError, match="cannot be read"):
+        requested_key(as_pem(request, "CERTIFICATE REQUEST"))
