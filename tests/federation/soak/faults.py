@@ -21,6 +21,8 @@ from .lines import Lines
 DISK_MB = 96
 FULL_S = 2.0
 STOPPED_S = 3.0
+APP_SHARE = 0.05
+"""How many of the flipped bits are an app's: such a run has to be submitted anew."""
 
 
 class Disks:
@@ -161,13 +163,14 @@ class Faults:
         """Flip a bit of what a stopped server finds when it is started again."""
         self._fleet.server.kill()
         run_dir, folder = self._fleet.run_dir(self._run), self._fleet.server_dir
-        files = [
-            *(run_dir / "checkpoints").glob("round-*"),
-            *(folder / "spool").rglob("*.safetensors"),
+        pools = [
+            sorted((run_dir / "checkpoints").glob("round-*")),
+            sorted((folder / "spool").rglob("*.safetensors")),
+            [folder / "journal.sqlite"],
         ]
-        files += [path for path in (run_dir / "app").rglob("*.py") if path.is_file()]
-        files += [folder / "journal.sqlite"] * max(1, len(files))
-        self.flip(self._rng.choice(files))
+        if self._rng.random() < APP_SHARE:
+            pools = [sorted((run_dir / "app").rglob("*.py"))]
+        self.flip(self._rng.choice(self._rng.choice([pool for pool in pools if pool])))
         self.start_server()
 
     def flip_on_client(self) -> None:
