@@ -26,6 +26,7 @@ __all__ = [
     "allow_many_files",
     "available_cores",
     "begin_with_one_thread",
+    "give_back_freed_memory",
     "keep_freed_memory",
     "share_cores",
     "threads_at_most",
@@ -55,6 +56,14 @@ def keep_freed_memory() -> None:
         mallopt(_M_TOP_PAD, _STEP_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_ARENA_MAX, _HEAPS)
+
+
+def give_back_freed_memory() -> None:
+    """Give back to the system what is free anywhere in this process, where there is glibc."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(_KEPT_BYTES // 4)
 
 
 def use_large_pages() -> None:

@@ -20,7 +20,7 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Submit, follow, stop and fetch runs.")
 
-ZIP_CHUNK_BYTES = 1 << 20
+ZIP_CHUNK_BYTES = 256 << 10
 COLUMNS = {
     "id": "RUN",
     "app": "APP",

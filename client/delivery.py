@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from hashlib import sha256
+from pathlib import Path
 
 from ..errors import IdentityError, MeadowError, UnreachableError
 from ..privacy.secure_kinds import is_talk
 from ..transport.blobs import blob_path, blobs_of
-from ..transport.fleet_pb2 import AgentMessage, AppError, Reply
+from ..transport.durable import write_file
+from ..transport.fleet_pb2 import AgentMessage, AppError, Blob, Envelope, Reply
 from .connection import Connection
 from .events import Event, Report, size_text
 from .rpc_errors import GoneError
@@ -18,6 +22,8 @@ from .uplink import Uplink
 __all__ = ["Deliveries"]
 
 DELIVERIES_MAX = 64
+REPLY_BYTES_MAX = 128 << 10
+"""A larger reply is sent as a file, which goes on where a lost connection stopped."""
 
 
 class Deliveries:
@@ -76,8 +82,8 @@ class Deliveries:
         while not confirmed.done():
             connection = await self._uplink.online()
             try:
-                size = await self._upload(connection, reply, run_id)
-                await connection.send(AgentMessage(reply=reply))
+                size, sent = await self._upload(connection, reply, run_id)
+                await connection.send(AgentMessage(reply=sent))
             except (UnreachableError, IdentityError):
                 attempt = await self._uplink.pause(connection, attempt)
             except GoneError:  # answered already, or no longer wanted; what is recorded stays
@@ -96,14 +102,29 @@ class Deliveries:
             text = f"{label}: {what} sent {size_text(size)}"
             self._report(Event(kind="sent", text=text, detail={"bytes": size}))
 
-    async def _upload(self, connection: Connection, reply: Reply, run_id: int) -> int:
-        """Send the reply's files; return how many bytes they and the reply are."""
+    async def _upload(self, connection: Connection, reply: Reply, run_id: int) -> tuple[int, Reply]:
+        """Send the reply's files; return how many bytes they and the reply are, and the message
+        that is to be sent: the reply, or where it is too large for one, the file that it is in."""
         folder = self._state.reply_dir(run_id, reply.instruction_id)
         size = reply.ByteSize()
-        for blob in blobs_of(reply.envelope):
+        blobs = blobs_of(reply.envelope)
+        if size > REPLY_BYTES_MAX:
+            file = await asyncio.to_thread(_in_file, reply.envelope, folder)
+            blobs, reply = [*blobs, file], Reply(instruction_id=reply.instruction_id, file=file)
+            size -= file.size_bytes
+        for blob in blobs:
             await connection.upload(reply.instruction_id, blob, blob_path(folder, blob.id))
             size += blob.size_bytes
-        return size
+        return size, reply
+
+
+def _in_file(envelope: Envelope, folder: Path) -> Blob:
+    """Write an envelope beside the files of its tensors, under a name that it always has."""
+    data = envelope.SerializeToString(deterministic=True)
+    blob_id = f"reply-{sha256(data).hexdigest()[:32]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(blob_path(folder, blob_id), data, fsync=False)
+    return Blob(id=blob_id, size_bytes=len(data), crc32=zlib.crc32(data))
 
 
 def _without_result(reply: Reply, error: MeadowError) -> Reply:

@@ -55,9 +55,35 @@ WIRE_LIMITS = (
         "faults/test_oversize.py::test_requests_for_certificates",
     ),
     Limit(
-        "transport.chunk_reader:CHUNK_BYTES_MAX",
-        "one chunk of a file of tensors",
-        "faults/test_oversize.py::test_chunks",
+        "server.daemon:STREAMS_PER_CONNECTION_MAX",
+        "calls at once on one connection",
+        "faults/test_half_messages.py::test_with_a_certificate",
+    ),
+    Limit(
+        "server.calls:MESSAGE_WAIT_S",
+        "how long the first message of a call is waited for, once its sender is known",
+        "faults/test_half_messages.py::test_with_a_certificate",
+    ),
+    Limit(
+        "server.slots:SLOW_STEPS_MAX",
+        "chunks of all clients that are slow to arrive, or to be taken; the client with most of them "
+        "loses its oldest",
+        "server/test_slots.py::test_too_many_slow_steps",
+    ),
+    Limit(
+        "server.enrollment:STRANGERS_MAX",
+        "calls to enrol that have not shown a token; the address with most of them loses its oldest",
+        "faults/test_half_messages.py::test_without_a_certificate",
+    ),
+    Limit(
+        "server.enrollment:TOKEN_WAIT_S",
+        "how long a token is waited for",
+        "faults/test_half_messages.py::test_without_a_certificate",
+    ),
+    Limit(
+        "transport.codec:ENVELOPE_BYTES_MAX",
+        "a reply without its tensors; above a part of a message's bound it is sent as a file",
+        "faults/test_half_messages.py::test_a_reply_in_a_file",
     ),
     Limit(
         "client.line:CHUNK_BYTES_MIN",

@@ -11,12 +11,13 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from ..errors import LimitError, MeadowError, ProtocolError, UnreachableError
+from ..errors import MeadowError, ProtocolError, UnreachableError
 from ..transport import fleet_pb2 as pb
-from ..transport.blobs import CHUNK_BYTES, CHUNK_BYTES_MAX, Receiver, blob_path
+from ..transport.blobs import CHUNK_BYTES, Receiver, blob_path
 from ..transport.chunk_reader import ChunkReader
 from ..transport.chunk_wire import Piece, pack_chunk, unpack_upload
 from .callers import Callers, Context, abort
+from .calls import only_message, parse
 from .dispatch import Dispatcher
 from .slots import Slots
 from .spool import Spool
@@ -27,10 +28,8 @@ STEPS_AT_ONCE = 4
 CHUNKS_BYTES = 4 << 20
 CHUNK_BYTES_MIN = 64 << 10
 WISH_BYTES_MIN = 4 << 10
-CHUNK_MESSAGE_BYTES_MAX = CHUNK_BYTES_MAX + 64
 TRANSFERS_AT_ONCE_MAX = 8
 """Of one client."""
-OPENING_WAIT_S = 20.0
 
 
 File = TypeVar("File", Receiver, ChunkReader)
@@ -59,18 +58,24 @@ class BulkService:
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of these calls, which take and give raw messages."""
         return {
-            "Download": grpc.unary_stream_rpc_method_handler(
-                self.download, request_deserializer=pb.DownloadRequest.FromString
-            ),
+            "Download": grpc.stream_stream_rpc_method_handler(self.download),
             "Upload": grpc.stream_unary_rpc_method_handler(
                 self.upload, response_serializer=pb.UploadState.SerializeToString
             ),
         }
 
-    async def download(self, request: pb.DownloadRequest, context: Context) -> None:
+    async def download(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Stream a blob that an open instruction of this client names, from an offset."""
         site = await self._callers.site(context)
-        found = self._dispatcher.blob(site.node_id, request.blob_id)
+        try:
+            with self._transfer(site.node_id):
+                request = parse(pb.DownloadRequest, await only_message(requests))
+                await self._download(request, site.node_id, context)
+        except MeadowError as error:
+            await abort(context, error)
+
+    async def _download(self, request: pb.DownloadRequest, node_id: int, context: Context) -> None:
+        found = self._dispatcher.blob(node_id, request.blob_id)
         if found is None:
             text = f"no open instruction names blob {request.blob_id[:80]!r}"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
@@ -78,16 +83,12 @@ class BulkService:
         if request.offset > blob.size_bytes:
             text = f"offset {request.offset} is past the end, {blob.size_bytes}"
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
-        try:
-            with self._transfer(site.node_id):
-                path = blob_path(self._spool.outgoing(run_id), blob.id)
-                async with open_in_thread(partial(ChunkReader, path, request.offset)) as reader:
-                    wish = request.chunk_bytes or CHUNK_BYTES
-                    send = partial(self._send, reader, context, wish)
-                    while sent := await self._slots.step(send):
-                        self._spool.count(run_id, sent=sent)
-        except MeadowError as error:
-            await abort(context, error)
+        path = blob_path(self._spool.outgoing(run_id), blob.id)
+        wish = request.chunk_bytes or CHUNK_BYTES
+        async with open_in_thread(partial(ChunkReader, path, request.offset)) as reader:
+            send = partial(self._send, reader, context, wish)
+            while sent := await self._slots.step(node_id, send):
+                self._spool.count(run_id, sent=sent)
 
     async def upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.UploadState:
         """Take a blob for an open instruction of this client, from where it stopped last time."""
@@ -188,7 +189,9 @@ class BulkService:
     ) -> None:
         writing: asyncio.Future[None] | None = None
         try:
-            while (piece := await self._slots.step(partial(_receive_next, requests))) is not None:
+            while (
+                piece := await self._slots.step(node_id, partial(_receive_next, requests))
+            ) is not None:
                 if writing is not None:
                     await writing
                 writing = asyncio.ensure_future(asyncio.to_thread(receiver.write, piece))
@@ -223,11 +226,7 @@ async def _go_on_from(offset: int, context: Context) -> NoReturn:
 
 async def _opening(requests: AsyncIterator[bytes]) -> pb.UploadOpen:
     """Receive the first message of an upload."""
-    try:
-        async with asyncio.timeout(OPENING_WAIT_S):
-            opened = unpack_upload(await anext(requests, b""))
-    except TimeoutError:
-        raise ProtocolError(f"an upload was not opened within {OPENING_WAIT_S:.0f} s") from None
+    opened = unpack_upload(await only_message(requests))
     if not isinstance(opened, pb.UploadOpen):
         raise ProtocolError("an upload begins with open")
     return opened
@@ -238,8 +237,6 @@ async def _receive_next(requests: AsyncIterator[bytes]) -> Piece | None:
     message = await anext(requests, None)
     if message is None:
         return None
-    if len(message) > CHUNK_MESSAGE_BYTES_MAX:
-        raise LimitError(f"a chunk of {len(message)} bytes exceeds {CHUNK_BYTES_MAX}")
     piece = unpack_upload(message)
     if not isinstance(piece, Piece):
         raise ProtocolError("an upload opens once")

@@ -14,15 +14,14 @@ import grpc
 import grpc.aio
 
 from ..errors import UnreachableError
-from ..transport.fleet_pb2_grpc import (
-    add_AdminServicer_to_server,
-    add_EnrollmentServicer_to_server,
-)
+from ..process_limits import give_back_freed_memory
+from ..transport import fleet_pb2 as pb
 from ..transport.keys import KeyPair
 from ..transport.tls import server_credentials
 from .admin import AdminService
 from .bulk import BulkService
 from .callers import Callers
+from .calls import service_handlers
 from .denials import Denials
 from .dispatch import Dispatcher
 from .enrollment import CertificateIssuer, EnrollmentService
@@ -36,12 +35,17 @@ from .threads import JournalThread
 
 __all__ = ["Daemon"]
 
-MESSAGE_BYTES_MAX = 16 << 20
+MESSAGE_BYTES_MAX = (256 << 10) + 1024
+"""A chunk with what is around it; what is larger travels as a file."""
+SENT_MESSAGE_BYTES_MAX = 16 << 20
+HANDSHAKE_MS_MAX = 10_000
+MEMORY_KEPT_S = 15.0
 ENROLL_MESSAGE_BYTES_MAX = 64 << 10
 DRAIN_S = 10.0
-STREAMS_PER_CONNECTION_MAX = 64
-ENROLLMENTS_AT_ONCE_MAX = 64
-ENROLL_CONNECTION_MS_MAX = 30_000
+STREAMS_PER_CONNECTION_MAX = 16
+ENROLL_CONNECTION_MS_MAX = 10_000
+ENROLL_CONNECTIONS_MAX = 4096
+"""However many strangers there are, files are left for the fleet."""
 
 
 class Daemon:
@@ -100,7 +104,9 @@ class Daemon:
                 self._supervisor.begin(run_id)
             ready(addresses)
             await self._record("started", addresses)
+            giving_back = asyncio.create_task(_give_memory_back())
             await self._stop.wait()
+            giving_back.cancel()
             await self._drain(fleet, enroll)
         finally:
             self._home.retract()
@@ -132,19 +138,25 @@ class Daemon:
         fleet.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("meadow.v1.Fleet", handlers),)
         )
-        add_AdminServicer_to_server(admin, fleet)
+        methods = pb.DESCRIPTOR.services_by_name["Admin"].methods
+        administration = service_handlers(methods, admin, callers.admin)
+        fleet.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("meadow.v1.Admin", administration),)
+        )
         enroll = grpc.aio.server(
             options=[
                 *_options(ENROLL_MESSAGE_BYTES_MAX),
                 ("grpc.max_connection_age_ms", ENROLL_CONNECTION_MS_MAX),
                 ("grpc.max_connection_age_grace_ms", ENROLL_CONNECTION_MS_MAX),
-            ],  # so that nobody takes up all of the calls for long
-            maximum_concurrent_rpcs=ENROLLMENTS_AT_ONCE_MAX,
+                ("grpc.max_allowed_incoming_connections", ENROLL_CONNECTIONS_MAX),
+            ]
         )
         enrollment = EnrollmentService(
             self._journal, self._thread, self._issuer, denials, clock=self._clock
         )
-        add_EnrollmentServicer_to_server(enrollment, enroll)
+        enroll.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("meadow.v1.Enrollment", enrollment.handlers()),)
+        )
         ca_pem = self._home.authority.certificate_pem
         mutual = server_credentials(self._server_pair, ca_pem=ca_pem)
         one_way = server_credentials(self._server_pair, ca_pem=None)
@@ -169,11 +181,21 @@ class Daemon:
         )
 
 
+async def _give_memory_back() -> None:
+    """What an attack or a large round has taken does not stay for good."""
+    while True:
+        await asyncio.sleep(MEMORY_KEPT_S)
+        await asyncio.to_thread(give_back_freed_memory)
+
+
 def _options(message_bytes_max: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", message_bytes_max),
-        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", SENT_MESSAGE_BYTES_MAX),
         ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
+        ("grpc.per_message_decompression", 0),  # nobody here compresses: it could only be a bomb
+        ("grpc.absolute_max_metadata_size", 16 << 10),
         ("grpc.so_reuseport", 0),
         # or every connection buffers megabytes of its own
         ("grpc.http2.bdp_probe", 0),

@@ -28,8 +28,8 @@ class Denials:
 
     async def record(
         self, detail: Mapping[str, str | None], *, caller: str = "", kind: str = "access_denied"
-    ) -> None:
-        """Write down a refusal, unless this caller had too many lately."""
+    ) -> bool:
+        """Write down a refusal, unless this caller had too many lately; whether it was."""
         now_s = self._clock()
         before, at_s = self._spent.pop((kind, caller), (0.0, now_s))
         spent = max(0.0, before - max(0.0, now_s - at_s))
@@ -40,3 +40,4 @@ class Denials:
         if allowed:
             text = json.dumps(detail)
             await self._thread(self._journal.events.record, 0, kind, text, now_s=now_s)
+        return allowed

@@ -61,6 +61,7 @@ class Dispatcher:
         self._by_node: dict[int, dict[str, Pending]] = {}
         self._workers: dict[int, WorkerSend] = {}
         self._answering: set[asyncio.Task[None]] = set()
+        self._large = asyncio.Lock()
         self.observer: Observer | None = None
         self._sites: dict[int, tuple[str, int]] = {}
         """By run: the last group, and how many sites were enrolled when it began."""
@@ -315,12 +316,21 @@ class Dispatcher:
             return  # answered before, or too late: acknowledged so that the client moves on
         self._spool.count(item.step.run_id, received=packed_bytes_in(reply.envelope))
         # Once begun it is carried through: the client may hang up while it is written down.
-        task = asyncio.create_task(
-            self._answer(item, accepted(item, reply, self._spool, now_s=self._clock()))
-        )
+        task = asyncio.create_task(self._accept(item, reply))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
         await asyncio.shield(task)
+
+    async def _accept(self, item: Pending, reply: pb.Reply) -> None:
+        """Take a reply; of those that are in files, which may be large, one at a time."""
+        if not reply.HasField("file"):
+            await self._answer(item, accepted(item, reply, self._spool, now_s=self._clock()))
+            return
+        async with self._large:
+            envelope = await asyncio.to_thread(
+                accepted, item, reply, self._spool, now_s=self._clock()
+            )
+            await self._answer(item, envelope)
 
     def refused(self, run_id: int, group_id: str, node_id: int) -> None:
         """The worker has found an update unusable: it does not count towards the quorum."""

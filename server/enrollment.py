@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,16 +14,24 @@ import grpc.aio
 from ..errors import IdentityError, MeadowError
 from ..transport import fleet_pb2 as pb
 from ..transport.authority import Authority
-from ..transport.fleet_pb2_grpc import EnrollmentServicer
 from ..transport.identity import identity_of
 from ..transport.keys import requested_key
 from ..transport.tokens import hash_token
+from .callers import Context, abort
+from .calls import only_message, parse
 from .denials import Denials
 from .journal import Journal
 from .links import Links
+from .slots import Waits
 from .threads import JournalThread
 
 __all__ = ["CertificateIssuer", "EnrollmentService"]
+
+STRANGERS_MAX = 256
+"""So many calls at once that have not shown a token."""
+TOKEN_WAIT_S = 5.0
+GUESS_S = 1.0
+"""After some refusals, an address waits this long for each of the next."""
 
 
 class CertificateIssuer:
@@ -76,8 +85,12 @@ class CertificateIssuer:
         )
 
 
-class EnrollmentService(EnrollmentServicer):
-    """Takes a token once and answers with a certificate."""
+class EnrollmentService:
+    """Takes a token once and answers with a certificate.
+
+    Whoever calls is a stranger until a token is shown: the wait for it is short, and where many are waited
+    for, the address that has most of them loses its oldest. An honest request is there at once.
+    """
 
     def __init__(
         self,
@@ -93,11 +106,35 @@ class EnrollmentService(EnrollmentServicer):
         self._issuer = issuer
         self._denials = denials
         self._clock = clock
+        self._strangers = Waits(STRANGERS_MAX)
 
-    async def Enroll(
-        self, request: pb.EnrollRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.Certificate:
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """Return the handler of the call."""
+        return {
+            "Enroll": grpc.stream_unary_rpc_method_handler(
+                self.enroll, response_serializer=pb.Certificate.SerializeToString
+            )
+        }
+
+    async def enroll(self, requests: AsyncIterator[bytes], context: Context) -> pb.Certificate:
         """Redeem a one-time token."""
+        address = context.peer().rpartition(":")[0]
+        try:
+            async with asyncio.timeout(TOKEN_WAIT_S) as limit:
+                self._strangers.add(limit, address)
+                request = parse(pb.EnrollRequest, await only_message(requests))
+        except TimeoutError:
+            text = f"no token was shown within {TOKEN_WAIT_S:.0f} s, or too many others wait"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+        except MeadowError as error:
+            await abort(context, error)
+        finally:
+            self._strangers.remove(limit)
+        return await self._redeem(request, address, context)
+
+    async def _redeem(
+        self, request: pb.EnrollRequest, address: str, context: Context
+    ) -> pb.Certificate:
         now_s = self._clock()
         try:
             requested_key(request.csr_pem)  # a malformed request must not use up the token
@@ -108,7 +145,9 @@ class EnrollmentService(EnrollmentServicer):
             site = await self._thread(self._journal.sites.redeem, token_hash, now_s=now_s)
             certificate = await self._issuer.certify(site.name, request.csr_pem)
         except IdentityError as error:
-            await self._denials.record({"reason": str(error)}, kind="enrollment_refused")
+            detail = {"address": address, "reason": str(error)}
+            if not await self._denials.record(detail, caller=address, kind="enrollment_refused"):
+                await asyncio.sleep(GUESS_S)
             text = "the token is not valid: unknown, used or expired; ask for a new one"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
         except MeadowError as error:

@@ -16,6 +16,7 @@ from ..transport.fields import check_fields
 from ..transport.protocol import PROTOCOL_VERSION
 from .bulk import fair_chunk_bytes
 from .callers import REVOKED, Callers, Context, abort, caller
+from .calls import only_message, parse, unary_handler
 from .dispatch import Dispatcher
 from .journal import Journal
 from .links import AgentLink, Links
@@ -57,29 +58,25 @@ class FleetService:
         self._callers = callers
         self._lease_s = lease_s
         self._clock = clock
+        self._greeting: dict[int, asyncio.Task[Any]] = {}
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of these calls."""
         return {
             "Connect": grpc.stream_stream_rpc_method_handler(
-                self.connect,
-                request_deserializer=pb.AgentMessage.FromString,
-                response_serializer=pb.ServerMessage.SerializeToString,
+                self.connect, response_serializer=pb.ServerMessage.SerializeToString
             ),
-            "Renew": grpc.unary_unary_rpc_method_handler(
-                self.renew,
-                request_deserializer=pb.RenewRequest.FromString,
-                response_serializer=pb.Certificate.SerializeToString,
-            ),
+            "Renew": unary_handler(pb.RenewRequest, self.renew, self._callers.site),
         }
 
     # ------------------------------------------------------------------ the stream
 
     async def connect(
-        self, requests: AsyncIterator[pb.AgentMessage], context: Context
+        self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.ServerMessage]:
         """One agent's stream: hello, then instructions out, progress and replies in."""
-        hello = await self._hello(requests, context)
+        known = await self._callers.site(context)
+        hello = await self._hello(known.node_id, requests, context)
         site = await self._callers.site(context, claimed=hello.client)
         now_s = self._clock()
         try:
@@ -121,12 +118,27 @@ class FleetService:
         code = grpc.StatusCode.PERMISSION_DENIED if revoked else grpc.StatusCode.UNAVAILABLE
         await context.abort(code, link.closed_because or "the stream ended")
 
-    async def _hello(self, requests: AsyncIterator[pb.AgentMessage], context: Context) -> pb.Hello:
+    async def _hello(
+        self, node_id: int, requests: AsyncIterator[bytes], context: Context
+    ) -> pb.Hello:
+        """Receive the first message; of a client's streams that have not sent theirs yet, only the
+        latest is waited for."""
+        own = asyncio.current_task()
+        assert own is not None
+        if (earlier := self._greeting.get(node_id)) is not None:
+            earlier.cancel()
+        self._greeting[node_id] = own
         try:
-            async with asyncio.timeout(HELLO_WAIT_S):
-                first = await anext(requests)
-        except (TimeoutError, StopAsyncIteration):
+            data = await only_message(requests, HELLO_WAIT_S)
+        except MeadowError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
+        finally:
+            if self._greeting.get(node_id) is own:
+                del self._greeting[node_id]
+        try:
+            first = parse(pb.AgentMessage, data)
+        except MeadowError as error:
+            await abort(context, error)
         if not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is no hello")
         if first.hello.protocol != PROTOCOL_VERSION:
@@ -137,10 +149,11 @@ class FleetService:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         return first.hello
 
-    async def _read(self, requests: AsyncIterator[pb.AgentMessage], link: AgentLink) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], link: AgentLink) -> None:
         reason = "a message could not be read"
         try:
-            async for message in requests:
+            async for data in requests:
+                message = parse(pb.AgentMessage, data)
                 check_fields(message)
                 if message.HasField("progress"):
                     self._dispatcher.renew_lease(link.node_id, message.progress.instruction_id)

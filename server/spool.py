@@ -11,9 +11,12 @@ import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
 from ..errors import LimitError, ProtocolError
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blob_path, blobs_of, check_blob_id
+from ..transport.codec import ENVELOPE_BYTES_MAX
 from ..transport.durable import make_folder
 from ..transport.spares import Spares
 
@@ -55,7 +58,7 @@ class Spool:
         own = check_blob_id(blob.id)
         make_folder(folder)
         others = [path for path in folder.iterdir() if path.name.split(".")[0] != own]
-        if len(others) >= BLOBS_PER_REPLY_MAX:
+        if len(others) > BLOBS_PER_REPLY_MAX:  # one may be the reply itself
             raise LimitError(f"a reply may have at most {BLOBS_PER_REPLY_MAX} blobs")
         total = blob.size_bytes + sum(path.stat().st_size for path in others)
         if total > self.blob_bytes_max:
@@ -77,6 +80,23 @@ class Spool:
             file = blob_path(folder, blob.id)
             if not file.is_file() or file.stat().st_size != blob.size_bytes:
                 raise ProtocolError(f"the reply names blob {blob.id!r}, which was not uploaded")
+
+    def envelope(self, run_id: int, instruction_id: str, blob: pb.Blob) -> pb.Envelope:
+        """Return the envelope of a reply that was uploaded as a file.
+
+        Raises:
+            ProtocolError: it is none, too large (LimitError), or was not uploaded.
+        """
+        if blob.size_bytes > ENVELOPE_BYTES_MAX:
+            raise LimitError(f"a reply of {blob.size_bytes} bytes exceeds {ENVELOPE_BYTES_MAX}")
+        path = blob_path(self.replies(run_id, instruction_id), blob.id)
+        try:
+            return pb.Envelope.FromString(path.read_bytes())
+        except OSError:
+            text = f"the reply is in the file {blob.id!r}, which was not uploaded"
+            raise ProtocolError(text) from None
+        except DecodeError as error:
+            raise ProtocolError(f"the file of a reply holds none: {error}") from None
 
     def tidy(self, run_id: int, *, blobs: Collection[str], instructions: Collection[str]) -> None:
         """Delete all but these blobs for clients, and replies to all but these instructions."""

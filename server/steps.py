@@ -105,12 +105,15 @@ def instruction_of(
 
 def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> pb.Envelope:
     """Return the reply as the worker may see it; what is wrong with it becomes its error."""
-    if not reply.HasField("envelope"):
+    if reply.WhichOneof("kind") not in ("envelope", "file"):
         text = f"refused by its owner: {reply.refused}"
         return addressed(item, failed(NODE_UNAVAILABLE, text), now_s=now_s)
     envelope = pb.Envelope()
-    envelope.CopyFrom(reply.envelope)
     try:
+        if reply.HasField("file"):
+            envelope = spool.envelope(item.instruction.run_id, item.instruction.id, reply.file)
+        else:
+            envelope.CopyFrom(reply.envelope)
         check_fields(envelope)
         check_size(envelope)
         spool.check(item.instruction.run_id, item.instruction.id, envelope)

@@ -117,6 +117,7 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "instruction_id": ECHOED,
         "envelope": Elsewhere("server.steps, for which a bad one is the client's failed answer"),
         "refused": Elsewhere("server.steps, which keeps its beginning"),
+        "file": Elsewhere("server.spool, which reads no more than a reply may have"),
     },
     "Envelope": {
         "metadata": Nested(),

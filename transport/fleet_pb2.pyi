@@ -233,14 +233,16 @@ class Progress(_message.Message):
     def __init__(self, instruction_id: _Optional[str] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("instruction_id", "envelope", "refused")
+    __slots__ = ("instruction_id", "envelope", "refused", "file")
     INSTRUCTION_ID_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
     instruction_id: str
     envelope: Envelope
     refused: str
-    def __init__(self, instruction_id: _Optional[str] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., refused: _Optional[str] = ...) -> None: ...
+    file: Blob
+    def __init__(self, instruction_id: _Optional[str] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., refused: _Optional[str] = ..., file: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
     __slots__ = ("hello", "progress", "reply")

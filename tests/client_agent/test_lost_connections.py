@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from meadow.client import delivery
+from meadow.transport.blobs import blob_path
+
 from .conftest import Client
 
 
@@ -104,6 +109,22 @@ def test_broken_download_goes_on_where_it_stopped(client: Client) -> None:
 
     asyncio.run(scenario())
     assert [offset for _, offset in client.fleet.downloads] == [0, 2 * chunk]
+
+
+def test_large_reply_is_sent_as_a_file(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply that is too large for a message is uploaded beside its tensors, and named."""
+    monkeypatch.setattr(delivery, "REPLY_BYTES_MAX", 10)
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.fleet.send(client.instruction("a"))
+            reply = await client.fleet.reply("a")
+            file = blob_path(client.fleet.received, reply.file.id)
+            reply.envelope.ParseFromString(file.read_bytes())
+            assert client.count_of(reply) == 1
+
+    asyncio.run(scenario())
+    assert len(client.texts("sent")) == 1
 
 
 def test_reconnects(client: Client) -> None:

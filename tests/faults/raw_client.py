@@ -21,7 +21,7 @@ from meadow.transport.tensors import write_tensors
 
 from .live_server import CALL_S, LiveServer, name_of
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 256 << 10
 
 
 class Stream:

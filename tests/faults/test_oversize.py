@@ -86,7 +86,12 @@ def test_declared_and_not_sent(arena: Arena, mallory: RawClient) -> None:
 
 CHUNKS = {
     "too much": (blob_of(b"x" * 10), [piece(b"y" * 100)], EXHAUSTED, "10 were declared"),
-    "large": (blob_of(b"x", size_bytes=9 << 20), [piece(b"y" * (8 << 20))], EXHAUSTED, "chunk of"),
+    "large": (
+        blob_of(b"x", size_bytes=9 << 20),
+        [piece(b"y" * (8 << 20))],
+        EXHAUSTED,
+        "larger than max",
+    ),
     "empty": (blob_of(b"xx"), [piece(b"")], EXHAUSTED, "chunk of 0 bytes"),
     "gap": (blob_of(b"xx"), [piece(b"x", offset=1)], INVALID, "a chunk at 1, not 0"),
     "other bytes": (blob_of(b"xx"), [piece(b"yy")], INVALID, "checksum is not the declared one"),
@@ -130,7 +135,7 @@ def test_many_blobs(arena: Arena, mallory: RawClient) -> None:
     """One reply cannot fill the disk with blobs: their number and their sum are bounded."""
 
     def act(client: RawClient, id_: str) -> None:
-        for _ in range(64):
+        for _ in range(64 + 1):  # one may be the reply itself
             client.upload(id_, b"x")
         with refused(EXHAUSTED, match="at most 64 blobs"):
             client.upload(id_, b"x")
@@ -192,5 +197,7 @@ def test_requests_for_certificates(server: LiveServer, arena: Arena, mallory: Ra
     with server.enrollment() as channel, refused(EXHAUSTED):
         EnrollmentStub(channel).Enroll(pb.EnrollRequest(csr_pem=b"x" * (1 << 20)), timeout=CALL_S)
     with refused(INVALID, match="exceeds"):
+        mallory.stub.Renew(pb.RenewRequest(csr_pem=b"x" * (200 << 10)), timeout=CALL_S)
+    with refused(EXHAUSTED):
         mallory.stub.Renew(pb.RenewRequest(csr_pem=b"x" * (1 << 20)), timeout=CALL_S)
     assert arena.play().counted == ALONE

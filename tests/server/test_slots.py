@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from meadow.errors import UnreachableError
 from meadow.server import slots as slots_module
 from meadow.server.slots import Slots
 
@@ -24,7 +26,7 @@ def test_no_more_steps_at_once_than_slots() -> None:
 
     async def main() -> list[int]:
         slots = Slots(2)
-        return await asyncio.gather(*(slots.step(work) for _ in range(10)))
+        return await asyncio.gather(*(slots.step(1, work) for _ in range(10)))
 
     assert asyncio.run(main()) == [7] * 10
     assert most == 2
@@ -44,9 +46,9 @@ def test_a_slow_step_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> Non
         async def fast() -> None:
             order.append("fast")
 
-        waiting = asyncio.create_task(slots.step(slow))
+        waiting = asyncio.create_task(slots.step(1, slow))
         await asyncio.sleep(0)
-        await slots.step(fast)
+        await slots.step(1, fast)
         arrived.set()
         await waiting
         return order
@@ -67,7 +69,7 @@ def test_cancelling_a_stream_cancels_its_step() -> None:
                 cancelled.set()
                 raise
 
-        task = asyncio.create_task(slots.step(forever))
+        task = asyncio.create_task(slots.step(1, forever))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         task.cancel()
@@ -77,3 +79,30 @@ def test_cancelling_a_stream_cancels_its_step() -> None:
         return cancelled.is_set()
 
     assert asyncio.run(main())
+
+
+def test_too_many_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound, the caller with the most slow steps loses its oldest, and nobody else."""
+    monkeypatch.setattr(slots_module, "PATIENCE_S", 0.001)
+    monkeypatch.setattr(slots_module, "SLOW_STEPS_MAX", 3)
+
+    async def main() -> list[object]:
+        slots, go_on = Slots(1), asyncio.Event()
+        begun: list[int] = []
+
+        async def wait(number: int) -> int:
+            begun.append(number)
+            await go_on.wait()
+            return number
+
+        callers = [7, 8, 7, 7]
+        tasks = [
+            asyncio.create_task(slots.step(caller, partial(wait, number)))
+            for number, caller in enumerate(callers)
+        ]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        go_on.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, *others = asyncio.run(main())
+    assert isinstance(first, UnreachableError) and others == [1, 2, 3]

@@ -1,0 +1,107 @@
+"""Calls whose first message is asked for only when its sender is known, and waited for not long.
+
+gRPC reads the message of a call with one request before it calls anybody, for as long as the
+sender likes, and keeps what has come of it. So every call here is one with a stream of requests, which on
+the wire is the same, and reads its message itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from ..errors import MeadowError, ProtocolError, UnreachableError
+from .callers import Context, abort
+
+__all__ = ["MESSAGE_WAIT_S", "only_message", "parse", "service_handlers", "unary_handler"]
+
+MESSAGE_WAIT_S = 20.0
+Admit = Callable[[Context], Awaitable[object]]
+Kind = TypeVar("Kind", bound=Message)
+
+
+async def only_message(requests: AsyncIterator[bytes], wait_s: float = MESSAGE_WAIT_S) -> bytes:
+    """Return the first message of a call.
+
+    Raises:
+        UnreachableError: it has not come in full by then.
+        ProtocolError: there is none.
+    """
+    try:
+        async with asyncio.timeout(wait_s):
+            message = await anext(requests, None)
+    except TimeoutError:
+        raise UnreachableError(f"no whole message has come within {wait_s:.0f} s") from None
+    if message is None:
+        raise ProtocolError("the call has no message")
+    return message
+
+
+def parse(kind: type[Kind], message: bytes) -> Kind:
+    """Return what a message says.
+
+    Raises:
+        ProtocolError: it is none of this kind.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise ProtocolError(f"this is no {kind.DESCRIPTOR.name}: {error}") from None
+
+
+def unary_handler(
+    kind: type[Message], answer: Callable[[Any, Context], Awaitable[Message]], admit: Admit
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return the handler of a call with one request and one answer."""
+
+    async def call(requests: AsyncIterator[bytes], context: Context) -> Message:
+        await admit(context)
+        try:
+            request = parse(kind, await only_message(requests))
+        except MeadowError as error:
+            await abort(context, error)
+        return await answer(request, context)
+
+    return grpc.stream_unary_rpc_method_handler(call, response_serializer=_serialized)
+
+
+def service_handlers(
+    methods: Iterable[MethodDescriptor], servicer: object, admit: Admit
+) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Return the handlers of a service's calls, each of which is a method of `servicer`."""
+    return {
+        method.name: _handler(method, getattr(servicer, method.name), admit) for method in methods
+    }
+
+
+def _handler(
+    method: MethodDescriptor, behaviour: Callable[..., Any], admit: Admit
+) -> grpc.RpcMethodHandler[Any, Any]:
+    kind = GetMessageClass(method.input_type)
+    if method.client_streaming:  # it admits before it reads
+        return grpc.stream_unary_rpc_method_handler(
+            behaviour, request_deserializer=kind.FromString, response_serializer=_serialized
+        )
+    if not method.server_streaming:
+        return unary_handler(kind, behaviour, admit)
+
+    async def stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
+        await admit(context)
+        try:
+            request = parse(kind, await only_message(requests))
+        except MeadowError as error:
+            await abort(context, error)
+        async for answer in behaviour(request, context):
+            yield answer
+
+    return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialized)
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,106 @@
+"""Messages that are begun and not ended take up little, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from meadow.transport import fleet_pb2 as pb
+from meadow.transport.fleet_pb2_grpc import EnrollmentStub
+from meadow.transport.keys import create_request
+
+from .arena import Arena
+from .live_server import CALL_S, LiveServer
+from .raw_client import RawClient, arrays_of, blob_of, metrics_of
+from .raw_http2 import RawHttp2
+from .test_streams import COUNTED, ONE
+
+CONNECTIONS = 6
+STREAMS = 64
+MEMORY_BYTES_MAX = 64 << 20
+"""Before there was a bound, it was 1 GB a connection."""
+HALF = 200 << 10
+PATHS = (
+    "/meadow.v1.Fleet/Connect",
+    "/meadow.v1.Fleet/Upload",
+    "/meadow.v1.Fleet/Download",
+    "/meadow.v1.Fleet/Renew",
+    "/meadow.v1.Admin/Status",
+)
+
+
+def hold(address: str, pair, path: str, declared: int, count: int) -> list[RawHttp2]:
+    """Begin messages on every stream of some connections, and end none."""
+
+    def begin(hostile: RawHttp2) -> None:
+        for stream in [hostile.open(path) for _ in range(STREAMS)]:
+            hostile.begin(stream, declared, declared - 10, 0.05)
+
+    held = [RawHttp2(address, pair) for _ in range(count)]
+    threads = [threading.Thread(target=begin, args=(each,), daemon=True) for each in held]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return held
+
+
+@pytest.mark.parametrize("declared", [HALF, 15 << 20])
+@pytest.mark.parametrize("path", PATHS)
+def test_with_a_certificate(server: LiveServer, tmp_path: Path, path: str, declared: int) -> None:
+    """An enrolled client's half messages are bounded, whatever they call, and however long."""
+    pair = server.enroll("half", tmp_path)
+    before = server.resident_bytes()
+    held = hold(server.fleet, pair, path, declared, CONNECTIONS)
+    assert server.resident_bytes() - before < MEMORY_BYTES_MAX
+    server.serves(pair)
+    for hostile in held:
+        hostile.close()
+
+
+def test_without_a_certificate(server: LiveServer, tmp_path: Path) -> None:
+    """Strangers who hold every stream of many connections keep nobody from enrolling."""
+    path, before = "/meadow.v1.Enrollment/Enroll", server.resident_bytes()
+    held = hold(server.enroll_address, None, path, 60 << 10, 3 * CONNECTIONS)
+    request = pb.EnrollRequest(
+        token=server.token("patient"), csr_pem=create_request("new", tmp_path / "key.pem")
+    )
+    with server.enrollment() as channel:
+        assert EnrollmentStub(channel).Enroll(request, timeout=CALL_S).client == "patient"
+    assert server.resident_bytes() - before < MEMORY_BYTES_MAX
+    for hostile in held:
+        hostile.close()
+
+
+def test_a_reply_in_a_file(arena: Arena, mallory: RawClient) -> None:
+    """A reply that is too large for a message is uploaded, and counts."""
+
+    def act(client: RawClient, instruction: pb.Instruction) -> None:
+        params = arena.one_hot(2)
+        blob = client.upload(instruction.id, client.tensors(**params))
+        envelope = pb.Envelope(records=[arrays_of(blob, **params), metrics_of(ONE)])
+        data = envelope.SerializeToString()
+        file = client.upload(instruction.id, data)
+        assert client.stream is not None
+        reply = pb.Reply(instruction_id=instruction.id, file=file)
+        client.stream.send(pb.AgentMessage(reply=reply))
+        assert client.stream.next("ack").instruction_id == instruction.id
+
+    assert arena.play((mallory, act)).counted == COUNTED
+
+
+@pytest.mark.parametrize("data", [None, b"\xff" * 100])
+def test_a_reply_in_no_file(arena: Arena, mallory: RawClient, data: bytes | None) -> None:
+    """A reply whose file was not uploaded, or holds no reply, is refused by name."""
+
+    def act(client: RawClient, instruction: pb.Instruction) -> None:
+        file = blob_of(b"x") if data is None else client.upload(instruction.id, data)
+        assert client.stream is not None
+        reply = pb.Reply(instruction_id=instruction.id, file=file)
+        client.stream.send(pb.AgentMessage(reply=reply))
+        assert client.stream.next("ack").instruction_id == instruction.id
+
+    told = arena.play((mallory, act)).told("client_failed")
+    assert ("was not uploaded" if data is None else "holds none") in told["reason"]
