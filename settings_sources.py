@@ -86,7 +86,20 @@ def _is_key(entry: Field[Any], hints: Mapping[str, Any]) -> bool:
 def _named_alike(root: type[Any], key: str) -> list[str]:
     """Return the settings whose last part is that of a key."""
     leaf = key.rpartition(".")[2]
-    return [name for name, *_ in settings_of(root) if name.rpartition(".")[2] == leaf]
+    names = {name: name.rpartition(".")[2] for name, *_ in settings_of(root)}
+    same = [name for name, last in names.items() if last == leaf]
+    level = key.rpartition(".")[0]
+    return same or [
+        name
+        for name, last in names.items()
+        if name.rpartition(".")[0] == level and _initials(last) == leaf.lower()
+    ]
+
+
+def _initials(name: str) -> str:
+    """Return what people write for a name of several words: lr for learning_rate."""
+    words = name.split("_")
+    return "".join(word[0] for word in words if word) if len(words) > 1 else ""
 
 
 def _unknown(root: type[Any], key: str) -> str:

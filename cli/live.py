@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,7 +36,7 @@ WIDE_COLUMNS = 100
 """From this width on there is room for the bytes, too."""
 FAILURES_TOLD_MAX = 5
 """Failed clients that are told in a round; the round's line counts them all."""
-PARTS = ("train", "evaluate", "server")
+PARTS = ("train", "evaluate", "server", "query")
 
 
 class RunView:
@@ -43,12 +44,14 @@ class RunView:
 
     def __init__(self, title: str, *, format: Format = Format.TEXT) -> None:
         self._format = format
+        self._out = sys.stdout  # apps may print, and their output may be turned away
         self._title = title
         self._rows: list[Mapping[str, Any]] = []
         self._rounds: int | None = None
         self._failures: tuple[Any, int] = (None, 0)
         """A round, and how many failed clients of it were told."""
         self._note = "starting"
+        self._over = False
         self._progress = Progress(
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}", markup=False),
@@ -78,12 +81,13 @@ class RunView:
     ) -> None:
         if self._live is not None:
             self._progress.stop_task(self._task)
+            self._over = True
             self._live.__exit__(kind, error, trace)
 
     def show(self, kind: str, detail: Mapping[str, Any]) -> None:
         """Take note of an event and show it."""
         if self._format is Format.JSON:
-            print(json.dumps({"event": kind, **detail}, default=str), flush=True)
+            print(json.dumps({"event": kind, **detail}, default=str), file=self._out, flush=True)
             return
         lasting = plain(self._take(kind, detail) or "")
         if lasting and self._live is None:
@@ -124,28 +128,58 @@ class RunView:
         return sentence_of(kind, detail)
 
     def _render(self) -> RenderableType:
+        if self._over and not self._progress.finished:  # it goes on no more: nothing turns
+            return self._table() if self._rows else Text("")
         below = Group(self._progress, Text(f"  {self._note}"))
         return Group(self._table(), below) if self._rows else below
 
-    def _table(self) -> Table:
-        wide = self._console.width >= WIDE_COLUMNS
-        table = Table(
-            box=None, pad_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold"
-        )
-        names = _metric_names(self._rows)
-        table.add_column("round", justify="right")
-        table.add_column("clients", justify="right")
-        for part, name in names:
-            table.add_column(f"{part}\n{name}", justify="right")
-        for heading in ("seconds", *(("sent", "received") if wide else ())):
-            table.add_column(heading, justify="right")
-        for row in self._rows[-ROWS_SHOWN:]:
-            cells = [str(row["round"]), _clients(row)]
-            cells += [_number((row.get(part) or {}).get(name)) for part, name in names]
-            cells += [f"{row.get('duration_s') or 0:.2f}"]
-            cells += [amount(row.get(key) or 0) for key in ("bytes_sent", "bytes_received") if wide]
+    def _table(self) -> RenderableType:
+        """Return the last rounds; what does not fit is left out by columns, never by digits."""
+        columns = self._columns()
+        gap = 2 if self._console.width >= WIDE_COLUMNS else 1
+        kept = set(range(len(columns)))
+        for column in sorted(columns, key=lambda each: -each.rank):
+            if sum(columns[each].width + gap for each in kept) - gap <= self._console.width:
+                break
+            kept.discard(columns.index(column))
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+        for place in sorted(kept):
+            table.add_column(columns[place].heading, justify="right", no_wrap=True)
+        for cells in zip(*(columns[place].cells for place in sorted(kept)), strict=True):
             table.add_row(*cells)
+        if left := len(columns) - len(kept):
+            more = f"{left} more columns do not fit; metrics.jsonl has them"
+            return Group(table, Text(more, style="dim"))
         return table
+
+    def _columns(self) -> list[_Column]:
+        """Return all columns in their order, each with how soon it is left out."""
+        rows, wide = self._rows[-ROWS_SHOWN:], self._console.width >= WIDE_COLUMNS
+        columns = [
+            _Column("round", [str(row["round"]) for row in rows], 0),
+            _Column("clients", [_clients(row) for row in rows], 1),
+        ]
+        for place, (part, name) in enumerate(_metric_names(self._rows)):
+            cells = [_number((row.get(part) or {}).get(name)) for row in rows]
+            rank = 3 + place + (0 if name in ("loss", "accuracy") else 1000)
+            columns.append(_Column(f"{part}\n{name}", cells, rank))
+        columns.append(_Column("seconds", [f"{row.get('duration_s') or 0:.2f}" for row in rows], 2))
+        for heading in ("sent", "received") if wide else ():
+            cells = [amount(row.get(f"bytes_{heading}") or 0) for row in rows]
+            columns.append(_Column(heading, cells, 10_000))
+        return columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    cells: list[str]
+    rank: int
+    """The column with the largest is left out first where there is no room."""
+
+    @property
+    def width(self) -> int:
+        return max(len(text) for text in (*self.heading.split("\n"), *self.cells))
 
 
 def _metric_names(rows: list[Mapping[str, Any]]) -> list[tuple[str, str]]:

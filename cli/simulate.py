@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,7 +58,7 @@ def simulate(
 
     about = folder if resume is None else resume
     assert about is not None
-    with RunView(about.resolve().name, format=format) as view:
+    with RunView(about.resolve().name, format=format) as view, _prints_aside(format):
         if resume is not None:
             target = resume
             summary = run.resume(resume, on_event=view.show)
@@ -83,6 +85,11 @@ def simulate(
                 on_event=view.show,
             )
     _conclude(summary, target, format)
+
+
+def _prints_aside(format: Format) -> AbstractContextManager[Any]:
+    """Let what an app prints not get between the lines that a program reads."""
+    return redirect_stdout(sys.stderr) if format is Format.JSON else nullcontext()
 
 
 def _conclude(summary: dict[str, Any], target: Path, format: Format) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from .extras import needed
 from .labels import numbered
 from .pair import Pair, make_pair
 
+if TYPE_CHECKING:
+    from pandas import DataFrame  # type: ignore[import-untyped]
+
 __all__ = ["table"]
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -22,14 +25,14 @@ PARQUET = (".parquet", ".pq")
 
 
 def table(
-    path: Path | str,
+    path: Path | str | DataFrame,
     *,
     target: str,
     columns: Sequence[str] | None = None,
     groups: str | None = None,
     classes: Sequence[str] | None = None,
 ) -> Pair:
-    """Return a table's rows as a pair of checked tensors.
+    """Return the rows of a table, a file or a pandas DataFrame, as a pair of checked tensors.
 
     Inputs are the `columns`, by default all others, in the file's order, as float32. `groups`
     names a column that says which rows belong together; `classes` names the target's classes, if
@@ -39,9 +42,9 @@ def table(
     Raises:
         DataError: the file or a column cannot be read, or a value is missing or no number.
     """
-    file = Path(path)
-    where = str(file)
-    there = _columns_in(file)
+    whole = None if isinstance(path, Path | str) else path.rename(columns=str)
+    where = str(path) if whole is None else "the DataFrame"
+    there = _columns_in(Path(where)) if whole is None else list(whole.columns)
     if columns is None:
         columns = [name for name in there if name not in (target, groups)]
     wanted = [*columns, target, *([groups] if groups else [])]
@@ -50,7 +53,7 @@ def table(
             raise DataError(f"{where}: has no column {name!r}; it has {', '.join(there)}")
     if not columns:
         raise DataError(f"{where}: there are no columns for inputs beside {target!r}")
-    frame = _read(file, wanted)
+    frame = _read(Path(where), wanted) if whole is None else whole[wanted]
     inputs = np.empty((len(frame), len(columns)), dtype=np.float32)
     for place, name in enumerate(columns):
         inputs[:, place] = _numbers(frame[name], name, where)

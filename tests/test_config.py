@@ -157,6 +157,7 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("unknown section", "[trainig]\nepochs = 1", ["trainig", "did you mean training?"]),
     ("unknown key", "[run]\nround = 1", ["run.round", "did you mean run.rounds?"]),
     ("another section's key", "[run]\nepochs = 1", ["run.epochs", "training.epochs?"]),
+    ("initials", "[training]\nlr = 1", ["training.lr", "did you mean training.learning_rate?"]),
     (
         "unlike any key",
         "[evaluation]\nqqqqqqqqq = 1",

@@ -140,3 +140,43 @@ def test_a_terminal_shows_a_table_that_fits(
 def test_amounts(size_bytes: float, text: str) -> None:
     """Sizes are said in the unit that suits them."""
     assert amount(size_bytes) == text
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_narrow_terminal_drops_columns_never_digits(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Every number that is shown is whole, and the reader hears how many columns are not."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    view = RunView("run")
+    metrics = {f"a-rather-long-metric-{n}": 0.1234 + n for n in range(8)}
+    row = {**ROW, "train": {"loss": 1.25, **metrics}, "evaluate": {"loss": 2.5, **metrics}}
+    for number in range(1, 4):
+        view.show("round_committed", {**row, "round": number, "duration_s": 12345.678})
+    with view._console.capture() as captured:
+        view._console.print(view._table())
+    shown = captured.get()
+    assert "…" not in shown
+    assert all(len(line.rstrip()) <= width for line in shown.splitlines())
+    lines = [line.split() for line in shown.splitlines() if line.strip()[:1] in ("1", "2", "3")]
+    assert [line[:1] for line in lines[:3]] == [["1"], ["2"], ["3"]]
+    assert all("1.2500" in line and "12345.68" in line for line in lines[:3])
+    assert "more columns do not fit" in shown
+
+
+def test_a_run_that_ends_early_leaves_no_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error nothing turns any more; after the last round the full bar stays."""
+    from rich.console import Console
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for rounds, stays in ((1, True), (2, False)):
+        view = RunView("my run")
+        view._console = Console(force_terminal=True, width=100)
+        view._live = None
+        view.show("ready", {"rounds": rounds})
+        view._rows.append(ROW)
+        view._progress.update(view._task, completed=1)
+        view._over = True
+        with view._console.capture() as captured:
+            view._console.print(view._render())
+        assert ("my run" in captured.get()) is stays

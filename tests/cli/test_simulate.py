@@ -181,3 +181,12 @@ def test_an_app_that_does_not_load_leaves_nothing(meadow: Meadow, app: Path) -> 
     assert "No module named 'nowhere' (task.py, line 1); is 'nowhere' installed" in said.err
     assert said.err.count("\n") == 1
     assert not Path("runs").exists()
+
+
+def test_what_an_app_prints_is_not_between_the_lines(meadow: Meadow, sequential_app: Path) -> None:
+    """A program reads JSON on every line, whatever the app prints while it is loaded or trains."""
+    path = sequential_app / "task.py"
+    path.write_text(path.read_text().replace("\n\ntask = ", '\n\nprint("hello")\ntask = '))
+    said = meadow("simulate", "my_app", "--rounds", 1, "--out", "run", "--format", "json")
+    assert said.objects[-1]["event"] == "summary"
+    assert "hello" in said.err

@@ -109,3 +109,14 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setattr(extras, "import_module", missing)
     with pytest.raises(DataError, match=r"needs pandas, .* pip install 'meadow-fl\[data\]'"):
         datasets.table(written(tmp_path, ".csv"), target="age")
+
+
+def test_a_data_frame_is_a_table() -> None:
+    """What is in memory already is checked and turned into tensors as a file's rows are."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": [1, 2, 3], 7: [0.5, 0.25, 0.0], "ill": ["no", "yes", "no"]})
+    pair = datasets.table(frame, target="ill", classes=["no", "yes"])
+    assert pair[0].tolist() == [[1.0, 0.5], [2.0, 0.25], [3.0, 0.0]]
+    assert pair[1].tolist() == [0, 1, 0]
+    with pytest.raises(DataError, match=r"the DataFrame: has no column 'sick'; it has age, 7, ill"):
+        datasets.table(frame, target="sick")
