@@ -1,7 +1,9 @@
-"""`meadow privacy`: what noise a budget asks for, and what a run will have spent."""
+"""`meadow privacy`: what noise a budget asks for, what a run will have spent, and whether that holds."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,13 +16,23 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Plan a run with differential privacy.")
+app = typer.Typer(no_args_is_help=True, help="Plan and audit a run with differential privacy.")
 CURVE_POINTS = 10
+EPSILONS = ("claimed", "measured", "measurable")
+AUDIT_COLUMNS = {
+    "mechanism": "MECHANISM",
+    "trials": "TRIALS",
+    "delta": "DELTA",
+    "claimed": "CLAIMED EPSILON",
+    "measured": "PROVEN AT LEAST",
+    "measurable": "PROVABLE AT MOST",
+    "holds": "HOLDS",
+}
 
 
 @app.callback()
 def _group() -> None:
-    """Plan a run with differential privacy."""
+    """Plan and audit a run with differential privacy."""
 
 
 @app.command()
@@ -77,6 +89,41 @@ def plan(
     if epsilon is not None:
         made = within_budget(made, epsilon)
     _show(made, params, format)
+
+
+@app.command()
+def audit(
+    app: Annotated[Path, typer.Argument(help="the app's folder")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="a setting, as section.key=value")
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(min=100, max=10**6, help="of somebody there, and as many of nobody")
+    ] = 20_000,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Try the app's mechanism out: prints what one release is claimed to cost, what trials prove that
+    it costs at least, and what so many trials could have proven at most. Ends with 1 if the claim
+    does not hold."""
+    from ..config import load_config
+    from ..private_config import build_privacy
+    from ..simulations.privacy_audit import audit as audited
+
+    config = load_config(app, overrides=set_ or ())
+    made = build_privacy(config)
+    if made is None:
+        raise ConfigError(f"{app} does without differential privacy: there is nothing to audit")
+    finding = audited(made, trials=trials)
+    row = {**asdict(finding), "holds": finding.holds}
+    if format is Format.JSON:
+        say(format, "", audit=[row])
+    else:
+        shown = {
+            key: epsilon_text(value) if key in EPSILONS else value for key, value in row.items()
+        }
+        show_rows(format, [shown], columns=AUDIT_COLUMNS, empty="")
+    if not finding.holds:
+        raise typer.Exit(1)
 
 
 def _show(made: PrivacyPlan, params: int | None, format: Format) -> None:

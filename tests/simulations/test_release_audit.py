@@ -1,0 +1,212 @@
+"""The audit of a release: it passes what is right, and catches too little noise and too large a part."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meadow.cli.main import main
+from meadow.privacy.dp import clipping as clipping_module
+from meadow.privacy.dp import local as local_module
+from meadow.privacy.dp import mechanism as mechanism_module
+from meadow.privacy.dp.adaptive import AdaptiveClip
+from meadow.privacy.dp.clipping import Clipping
+from meadow.privacy.dp.correlation import correlated
+from meadow.privacy.dp.plan import PrivacyPlan
+from meadow.privacy.dp.record_plan import RecordPlan
+from meadow.privacy.dp.records import RecordTerms
+from meadow.privacy.secagg import noisy_encoding
+from meadow.simulations.executors import stacked_records
+from meadow.simulations.privacy_audit import Finding, audit
+
+TRIALS = 1600
+COMMON: dict[str, Any] = {
+    "noise_multiplier": 1.0,
+    "delta": 1e-3,
+    "rounds": 4,
+    "cohort": 10,
+    "population": 10,
+    "sampling": "fixed",
+}
+ADAPTIVE = AdaptiveClip(quantile=0.5, rate=0.2, count_stddev=5.0)
+
+
+def _seeded() -> Callable[[int], bytes]:
+    """Return entropy that is the same in every run of the tests."""
+    numbers = itertools.count()
+
+    def entropy(size: int) -> bytes:
+        return hashlib.shake_256(next(numbers).to_bytes(8, "big")).digest(size)
+
+    return entropy
+
+
+def _turns(kind: str) -> PrivacyPlan:
+    correlation = correlated(kind, rounds=4, separation=4, bands=3 if kind == "banded" else None)
+    return PrivacyPlan(**COMMON, separation=4, correlation=correlation)
+
+
+PLANS: dict[str, Callable[[], PrivacyPlan | RecordPlan]] = {
+    "central": lambda: PrivacyPlan(**COMMON),
+    "per layer": lambda: PrivacyPlan(**COMMON, clipping=Clipping(kind="per_layer", norm=0.3)),
+    "adaptive": lambda: PrivacyPlan(
+        **COMMON, clipping=Clipping(kind="adaptive", norm=1.0), adaptive=ADAPTIVE
+    ),
+    "banded": lambda: _turns("banded"),
+    "tree": lambda: _turns("tree"),
+    "local_gaussian": lambda: PrivacyPlan(**COMMON, noise="local_gaussian"),
+    "local_laplace": lambda: PrivacyPlan(
+        **{**COMMON, "noise_multiplier": 2**0.5}, noise="local_laplace"
+    ),
+    "distributed": lambda: PrivacyPlan(**COMMON, noise="distributed"),
+    "distributed_gaussian": lambda: PrivacyPlan(**COMMON, noise="distributed_gaussian"),
+    "records": lambda: RecordPlan(
+        terms=RecordTerms(clip=0.5, noise_multiplier=1.0, rate=0.1),
+        delta=1e-3,
+        rounds=1,
+        epochs=1,
+    ),
+}
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let all entropy be seeded."""
+    monkeypatch.setattr("secrets.token_bytes", _seeded())
+    yield monkeypatch
+
+
+def found(name: str) -> Finding:
+    """Return what an audit of a plan finds."""
+    plan = PLANS[name]()
+    if isinstance(plan, PrivacyPlan):
+        plan = replace(plan, entropy=_seeded())
+    return audit(plan, trials=TRIALS)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_right_passes(name: str, patched: pytest.MonkeyPatch) -> None:
+    """The bound is below the claim, not far below, and far below what could have been seen."""
+    finding = found(name)
+    assert finding.holds
+    assert 0.5 * finding.claimed < finding.measured <= finding.claimed
+    assert finding.measurable > 1.5 * finding.claimed
+
+
+def less_noise(patched: pytest.MonkeyPatch, name: str) -> None:
+    """Let the mechanism add two thirds of its noise, and say nothing of it."""
+    if name.startswith("distributed"):
+        drawn = noisy_encoding.IntegerSum.noise
+        patched.setattr(
+            noisy_encoding.IntegerSum,
+            "noise",
+            lambda self, words: (drawn(self, words) / 1.5).round().astype("int64"),
+        )
+    elif name == "records":
+        noise = stacked_records.step_noise
+        patched.setattr(stacked_records, "step_noise", lambda *given: noise(*given) / 1.5)
+    elif name.startswith("local"):
+        generator = local_module.generator_of
+        patched.setattr(local_module, "generator_of", lambda entropy: _Quieter(generator(entropy)))
+    else:
+        blocks = mechanism_module.NoisyBlocks
+        patched.setattr(
+            mechanism_module,
+            "NoisyBlocks",
+            lambda *given, stddev, **more: blocks(*given, stddev=stddev / 1.5, **more),
+        )
+
+
+class _Quieter:
+    """A generator of two thirds of what it should draw."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def normal(self, loc: float, scale: float, size: int) -> Any:
+        return self._generator.normal(loc, scale / 1.5, size)
+
+    def laplace(self, loc: float, scale: float, size: int) -> Any:
+        return self._generator.laplace(loc, scale / 1.5, size)
+
+
+def twice_the_part(patched: pytest.MonkeyPatch, name: str) -> None:
+    """Let clipping leave twice what it should."""
+    if name.startswith("distributed"):
+        rounded = noisy_encoding.NoisyEncoding._rounded
+        patched.setattr(
+            noisy_encoding.NoisyEncoding, "_rounded", lambda *given: 2 * rounded(*given)
+        )
+    elif name == "records":
+        torch = stacked_records.torch
+        patched.setattr(
+            stacked_records._Records, "_add", _doubled(stacked_records._Records._add, torch)
+        )
+    elif name == "local_laplace":
+        bounded = local_module._bounded
+        patched.setattr(
+            local_module,
+            "_bounded",
+            lambda *given, **more: {k: 2 * v for k, v in bounded(*given, **more).items()},
+        )
+    else:
+        factor = clipping_module._factor
+        patched.setattr(clipping_module, "_factor", lambda square, bound: factor(square, 2 * bound))
+
+
+def _doubled(add: Any, torch: Any) -> Any:
+    def doubled(self: Any, sums: list[Any], *given: Any) -> None:
+        add(self, sums, *given)
+        for each in sums:
+            each *= 2
+
+    return doubled
+
+
+@pytest.mark.parametrize("mutant", [less_noise, twice_the_part])
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_wrong_is_caught(name: str, mutant: Any, patched: pytest.MonkeyPatch) -> None:
+    """With two thirds of the noise, and with twice the sensitivity."""
+    mutant(patched, name)
+    finding = found(name)
+    assert not finding.holds, finding
+
+
+APP = """
+[privacy.differential_privacy]
+enabled = true
+sampling = "fixed"
+noise_multiplier = 1.0
+delta = 1e-3
+[simulation]
+clients = 10
+"""
+
+
+def test_the_command_audits_an_app(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], patched: pytest.MonkeyPatch
+) -> None:
+    """A table of one row, and an exit code that says whether the claim holds."""
+    (tmp_path / "task.py").write_text("task = None\n")
+    (tmp_path / "meadow.toml").write_text(f'[app]\ntask = "task:task"\n{APP}')
+    command = ["privacy", "audit", str(tmp_path), "--trials", "1500", "--format", "json"]
+    assert ended(command) == 0
+    (row,) = json.loads(capsys.readouterr().out)["audit"]
+    assert 0 < row["measured"] <= row["claimed"] < row["measurable"] and row["holds"]
+    less_noise(patched, "central")
+    assert ended([*command[:3], "--trials", "1600"]) == 1
+    assert "CLAIMED EPSILON" in capsys.readouterr().out
+
+
+def ended(command: list[str]) -> int:
+    """Return a command's exit code."""
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    return int(stop.value.code or 0)
