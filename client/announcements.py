@@ -20,7 +20,13 @@ from ..transport.entries import unpack_entries
 from ..transport.fleet_pb2 import Instruction
 from .training_settings import TrainingSettings
 
-__all__ = ["announced_noise", "announced_steps", "announcement_of", "charged_noise"]
+__all__ = [
+    "announced_noise",
+    "announced_steps",
+    "announcement_of",
+    "charged_noise",
+    "hides_from_server",
+]
 
 CONFIG_RECORD = "config"
 
@@ -63,6 +69,14 @@ def _record(instruction: Instruction, name: str) -> Mapping[str, Any]:
         return unpack_entries(records[0].configs.entries) if len(records) == 1 else {}
     except MeadowError:
         return {}
+
+
+def hides_from_server(instruction: Instruction) -> bool:
+    """Return whether clients add the noise themselves: then no text about data leaves, either."""
+    noise = announced_noise(instruction)
+    return announced_steps(instruction) is not None or (
+        noise is not None and noise.place != "server"
+    )
 
 
 def charged_noise(instruction: Instruction, policy: PolicyConfig) -> AnnouncedNoise | None:

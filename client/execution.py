@@ -23,7 +23,7 @@ from ..privacy.secure_kinds import is_talk
 from ..transport.blobs import blob_path, blobs_of, check_blob_id
 from ..transport.fields import check_fields
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
-from .announcements import announced_steps, charged_noise
+from .announcements import announced_steps, charged_noise, hides_from_server
 from .budget import check_budget
 from .events import Event, Report
 from .ledger import Ledger, content_of
@@ -37,6 +37,7 @@ from .uplink import Uplink
 __all__ = ["Execution", "label_of"]
 
 BLOBS_KEPT = 4
+NOT_TOLD = "this client has no result; its owner's log says why"
 CORRUPT_MAX = 3
 
 
@@ -120,6 +121,8 @@ class Execution:
         if done.envelope.HasField("error") and error.code != NOTHING_TO_EVALUATE:
             text = f"{label}: {error.reason}"
             self._report(Event(kind="failed", text=text, detail=detail))
+        if done.envelope.HasField("error") and hides_from_server(instruction):
+            done.envelope.error.reason = NOT_TOLD
         await _carried_through(
             asyncio.to_thread(self._state.record, instruction, done.envelope, done.state)
         )

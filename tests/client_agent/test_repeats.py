@@ -118,3 +118,18 @@ def test_a_ledger_outlives_agents(client: Client) -> None:
 
     asyncio.run(scenario())
     assert spending_of(client.directory).runs[0].rounds == 1
+
+
+@pytest.mark.parametrize("source", ["local_gaussian", "server"])
+def test_what_an_app_raises_stays_where_the_noise_is_added(client: Client, source: str) -> None:
+    """An exception's text may quote a record: against a server that sees no update, nobody gets it."""
+    instruction = client.instruction("a", 3, run_config={"raise": 1}, differential_privacy=True)
+    said = {"dp-clip-norm": 1.0, "dp-clipping": "fixed", "dp-noise": source}
+    entries = pack_entries({**said, "dp-noise-multiplier": 1.0})
+    instruction.envelope.records.append(
+        pb.Record(name="config", configs=pb.Entries(entries=entries))
+    )
+    (reply,) = sent_in_turn(client, [instruction])
+    assert reply.envelope.HasField("error")
+    assert ("no data today" in reply.envelope.error.reason) is (source == "server")
+    assert "no data today" in client.texts("failed")[-1]
