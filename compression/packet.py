@@ -27,6 +27,8 @@ __all__ = ["PACKED", "Packer", "is_packed", "require_zstd"]
 
 PACKED = "compression.packed"
 """The array of bytes; no tensor of a model may have this name."""
+ZSTD_BYTES = 1024
+"""A zstd frame is larger than what is in it by a 256th and less than this, at most."""
 PLAIN_TENSOR = "compression.as-is."
 """Before the names of tensors that travel as they are."""
 
@@ -39,6 +41,7 @@ class Packer:
         self._floating = {name: form for name, form in forms.items() if is_floating(form.dtype)}
         shapes = [_real_shape(form) for form in self._floating.values()]
         self._codec: Codec = codec_of(kind, shapes, fraction=terms.fraction, rank=terms.rank)
+        self._bytes = sum(count * dtype.itemsize for dtype, count in self._codec.forms)
 
     @property
     def feeds_back(self) -> bool:
@@ -81,6 +84,10 @@ class Packer:
             raise ProtocolError("a compressed record holds other tensors than the model")
         if packed.dtype != np.uint8 or len(packed.shape) != 1:
             raise ProtocolError("a compressed record holds no bytes")
+        most = self._bytes + (self._bytes >> 8) + ZSTD_BYTES if self._zstd else self._bytes
+        if packed.shape[0] > most:  # before it is read from its file
+            text = f"a compressed record has {packed.shape[0]} bytes, more than {most}"
+            raise ProtocolError(text)
         data = self._whole(packed.numpy().tobytes())
         parts, start = [], 0
         for dtype, count in self._codec.forms:
@@ -106,7 +113,7 @@ class Packer:
         return params
 
     def _whole(self, data: bytes) -> bytes:
-        size = sum(count * dtype.itemsize for dtype, count in self._codec.forms)
+        size = self._bytes
         if self._zstd:
             zstd = require_zstd()
             try:

@@ -107,8 +107,8 @@ WIRE_LIMITS = (
     ),
     Limit(
         "transport.codec:PLAIN_BYTES_MAX",
-        "arrays that are no tensors, in one record",
-        "faults/test_oversize.py::test_plain_bytes",
+        "arrays that are no tensors, in one message",
+        "faults/test_oversize.py::test_plain_bytes_of_all_records",
     ),
 )
 

@@ -43,7 +43,7 @@ ENTRIES_BYTES_MAX: Final = 4 << 20
 ENVELOPE_BYTES_MAX: Final = 32 << 20
 """For a whole envelope; what describes 100,000 arrays with usual names fits."""
 PLAIN_BYTES_MAX: Final = 256 << 20
-"""For the arrays of one record that are no tensors."""
+"""For the arrays of one message that are no tensors: they are read into memory."""
 
 
 def encode(message: Message, blobs: BlobWriter) -> Envelope:
@@ -92,11 +92,11 @@ def decode(envelope: Envelope, open_blob: Callable[[Blob], Path]) -> Message:
     _check_count("records", len(envelope.records), RECORDS_MAX)
     infos = sum(len(record.arrays.infos) for record in envelope.records)
     _check_count("arrays", infos, TENSORS_MAX)
-    content = RecordDict()
+    content, plain = RecordDict(), _Plain()
     for record in envelope.records:
         if check_name(record.name, "record") in content:
             raise ProtocolError(f"the record {record.name!r} is there twice")
-        content[record.name] = _unpack(record, open_blob)
+        content[record.name] = _unpack(record, open_blob, plain)
     return rebuild_message(metadata, content)
 
 
@@ -180,12 +180,24 @@ def _pack(name: str, record: object, blobs: BlobWriter) -> Record:
     return Record(name=name, configs=entries)
 
 
+class _Plain:
+    """Counts the bytes of a message that are read into memory, before they are."""
+
+    def __init__(self) -> None:
+        self._sum = 0
+
+    def add(self, count: int) -> None:
+        self._sum += count
+        if self._sum > PLAIN_BYTES_MAX:
+            raise LimitError(f"arrays of {self._sum} plain bytes, more than {PLAIN_BYTES_MAX}")
+
+
 def _unpack(
-    record: Record, open_blob: Callable[[Blob], Path]
+    record: Record, open_blob: Callable[[Blob], Path], plain: _Plain
 ) -> ArrayRecord | MetricRecord | ConfigRecord:
     kind = record.WhichOneof("kind")
     if kind == "arrays":
-        return _unpack_arrays(record.name, record.arrays, open_blob)
+        return _unpack_arrays(record.name, record.arrays, open_blob, plain)
     try:
         if kind == "metrics":
             return MetricRecord(unpack_entries(record.metrics.entries))  # type: ignore[arg-type]
@@ -196,7 +208,9 @@ def _unpack(
     raise ProtocolError(f"the record {record.name!r} is of an unknown kind")
 
 
-def _unpack_arrays(name: str, arrays: Arrays, open_blob: Callable[[Blob], Path]) -> ArrayRecord:
+def _unpack_arrays(
+    name: str, arrays: Arrays, open_blob: Callable[[Blob], Path], plain: _Plain
+) -> ArrayRecord:
     found = (
         unpack_tensors(arrays.packed) if arrays.HasField("packed") else _in_file(arrays, open_blob)
     )
@@ -204,9 +218,8 @@ def _unpack_arrays(name: str, arrays: Arrays, open_blob: Callable[[Blob], Path])
         raise ProtocolError(f"the record {name!r} holds other arrays than it says")
     tensors = found.values()
     pairs = zip(arrays.infos, tensors, strict=True)
-    plain_bytes = sum(math.prod(tensor.shape) for info, tensor in pairs if not _is_tensor(info))
-    if plain_bytes > PLAIN_BYTES_MAX:  # they would be read, where tensors stay in their file
-        raise LimitError(f"arrays of {plain_bytes} plain bytes, more than {PLAIN_BYTES_MAX}")
+    # These are read, where tensors stay in their file.
+    plain.add(sum(math.prod(tensor.shape) for info, tensor in pairs if not _is_tensor(info)))
     return record_of(dict(_unpack_array(*pair) for pair in zip(arrays.infos, tensors, strict=True)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meadow.compression import packet
 from meadow.compression.packet import PACKED, Packer, is_packed
 from meadow.compression.terms import (
     FORMS,
@@ -114,3 +115,17 @@ def test_impossible_forms_are_refused(text):
         forms_in({FORMS: text})
     with pytest.raises(ProtocolError, match="more than"):
         forms_in({FORMS: '[["w", "float32", [1000000, 1000000]]]'})
+
+
+@pytest.mark.parametrize("zstd", [False, True])
+def test_too_many_bytes_are_not_read(params, monkeypatch, zstd):
+    """A record with more bytes than any that is packed is refused before it is copied."""
+    packer, record = damaged(params, "", zstd)
+
+    class Huge:
+        dtype, shape = np.dtype(np.uint8), (1 << 40,)
+
+    tensors = packet.tensors_of(record) | {PACKED: Huge()}
+    monkeypatch.setattr(packet, "tensors_of", lambda record: tensors)
+    with pytest.raises(ProtocolError, match="1099511627776 bytes, more than"):
+        packer.unpack(record, 0)

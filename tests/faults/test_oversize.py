@@ -192,6 +192,22 @@ def test_plain_bytes(tmp_path: Path) -> None:
         decode(envelope, lambda blob: path)
 
 
+def test_plain_bytes_of_all_records(tmp_path: Path) -> None:
+    """Many records that name one file are bounded together: it would be read for each of them."""
+    path, size = tmp_path / "x.safetensors", 64 << 20
+    header = f'{{"a":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}'.encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + size)
+    info = pb.ArrayInfo(name="a", dtype="float32", shape=[8], stype="torch.Tensor")
+    blob = pb.Blob(id="x", size_bytes=path.stat().st_size)
+    records = [arrays_of(blob, [info]) for _ in range(200)]
+    for number, record in enumerate(records):
+        record.name = f"arrays-{number}"
+    envelope = pb.Envelope(metadata=pb.Metadata(message_type="train"), records=records)
+    with pytest.raises(LimitError, match="plain bytes, more than"):
+        decode(envelope, lambda blob: path)
+
+
 def test_requests_for_certificates(server: LiveServer, arena: Arena, mallory: RawClient) -> None:
     """A signing request of a megabyte is refused, by a stranger and by a client."""
     with server.enrollment() as channel, refused(EXHAUSTED):
