@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["accelerators", "free_bytes", "is_accelerator", "widest_float"]
+__all__ = ["accelerators", "free_bytes", "is_accelerator", "wide", "widest_float"]
 
 
 def accelerators() -> tuple[str, ...]:
@@ -42,6 +42,11 @@ def widest_float(device: str | torch.device) -> torch.dtype:
     MPS."""
     device = torch.device(device)
     return torch.float64 if device.type == "cpu" else _widest_float(device)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in its device's widest float."""
+    return tensor.to(widest_float(tensor.device))
 
 
 @lru_cache

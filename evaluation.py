@@ -120,4 +120,4 @@ def _mean(values: list[torch.Tensor], examples: int) -> float:
 
 
 def _sum(values: list[torch.Tensor]) -> float:
-    return float(torch.cat(values).double().sum()) if values else 0.0
+    return float(torch.cat(values).cpu().double().sum()) if values else 0.0

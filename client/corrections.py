@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from ..accelerators import widest_float
 from ..strategies.companions import companion
 from .local_algorithms import LocalAlgorithm
 from .local_round import Tensors
@@ -96,7 +97,7 @@ def kept_zeros(
                 start, dtype=_kept_dtype(start)
             )
     if algorithm.keeps_score:
-        made["score"] = torch.zeros((), dtype=torch.float64, device=device)
+        made["score"] = torch.zeros((), dtype=widest_float(device), device=device)
     return made
 
 

@@ -123,7 +123,7 @@ class FedNova(LocalAlgorithm):
         for _ in range(int(steps.max())):
             velocity = self.settings.momentum * velocity + 1 - pull * moved[-1]
             moved.append(moved[-1] + velocity)
-        return torch.tensor(moved, dtype=torch.float64, device=steps.device)[steps.long()]
+        return torch.tensor(moved, dtype=steps.dtype, device=steps.device)[steps.long()]
 
 
 class FedDyn(LocalAlgorithm):
@@ -163,7 +163,7 @@ class QFedAvg(LocalAlgorithm):
     needs_losses = True
 
     def answer(self, end: LocalRound) -> Answer:
-        q, loss = self.settings.fairness_q, end.losses.double().clamp(min=LOSS_MIN)
+        q, loss = self.settings.fairness_q, end.losses.to(end.steps.dtype).clamp(min=LOSS_MIN)
         lipschitz = 1 / self.settings.learning_rate_now()
         curvature = q * loss ** (q - 1) * lipschitz * end.squared_change() + loss**q
         return Answer(params=end.scaled(loss**q), companions={CURVATURE: curvature})
@@ -179,7 +179,7 @@ class Afl(LocalAlgorithm):
     def answer(self, end: LocalRound) -> Answer:
         before, score = end.shared[MIXTURE], end.kept["score"]
         weight = (score - before).clamp(-EXPONENT_MAX, EXPONENT_MAX).exp()
-        score = score + self.settings.mixture_learning_rate * end.losses.double()
+        score = score + self.settings.mixture_learning_rate * end.losses.to(end.steps.dtype)
         return Answer(
             params=end.scaled(weight), companions={MIXTURE: before + weight}, kept={"score": score}
         )

@@ -68,7 +68,7 @@ class LocalRound:
         """Return the squared L2 norm of the learned tensors' change, a number a client."""
         axes = self.steps.ndim
         squares = [
-            self.change_of(name).abs().double().square().flatten(axes).sum(-1)
+            self.change_of(name).abs().to(self.steps.dtype).square().flatten(axes).sum(-1)
             for name in sorted(self.learned)
         ]
         return torch.stack(squares).sum(0) if squares else torch.zeros_like(self.losses)

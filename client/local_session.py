@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
 
+from ..accelerators import widest_float
 from ..errors import ProtocolError
 from ..flower import TensorArray, arrays_to_params, params_to_arrays, record_of
 from ..module_params import owners_of, params_of_module, to_array, to_tensor
@@ -65,6 +68,7 @@ class LocalSession:
         """Return the arrays of the reply, and let the state have what the client keeps."""
         trained = _tensors_of(self._module)
         slots = self.corrections.slots[0] if self.corrections.slots else ()
+        wide = widest_float(self._device)
         answer = self._algorithm.answer(
             LocalRound(
                 starts=self._starts,
@@ -73,10 +77,8 @@ class LocalSession:
                 owners=self._owners,
                 shared=self._shared,
                 kept=self._kept,
-                steps=torch.tensor(
-                    self.corrections.steps, dtype=torch.float64, device=self._device
-                ),
-                losses=torch.tensor(loss, dtype=torch.float64, device=self._device),
+                steps=torch.tensor(self.corrections.steps, dtype=wide, device=self._device),
+                losses=torch.tensor(loss, dtype=wide, device=self._device),
                 momentum=dict(zip(learned_in(self._module), slots, strict=bool(slots))),
             )
         )
@@ -89,7 +91,8 @@ class LocalSession:
         for name, array in self._arrays.items():
             if name in answer.companions:
                 tensor = answer.companions[name].to(self._shared[name].dtype)
-                made[name] = TensorArray(to_array(tensor, copy=copy))
+                sent = to_array(tensor, copy=copy).astype(array.dtype, copy=False)
+                made[name] = TensorArray(sent)
             elif name not in made:
                 made[name] = array
         return made
@@ -118,7 +121,7 @@ def shared_in(
     """
     kinds = _kinds_of(algorithm)
     named = record_of({name: a for name, a in arrays.items() if kind_of(name, kinds) is not None})
-    found = {name: to_tensor(a).to(device) for name, a in arrays_to_params(named).items()}
+    found = {name: _placed(a, device) for name, a in arrays_to_params(named).items()}
     needed = {companion(kind, name) for kind in algorithm.companions for name in learned}
     needed |= {algorithm.total} if algorithm.total else set()
     if missing := needed - found.keys():
@@ -133,7 +136,13 @@ def kept_in(state: RecordDict, device: torch.device) -> dict[str, torch.Tensor]:
     record = state.array_records.get(KEPT)
     if record is None:
         return {}
-    return {name: to_tensor(array).to(device) for name, array in arrays_to_params(record).items()}
+    return {name: _placed(array, device) for name, array in arrays_to_params(record).items()}
+
+
+def _placed(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array on a device, in float32 where it is float64 and the device has none."""
+    tensor = to_tensor(array)
+    return tensor.to(device, widest_float(device) if tensor.dtype == torch.float64 else None)
 
 
 def _kinds_of(algorithm: LocalAlgorithm) -> Collection[str]:

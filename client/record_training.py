@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..accelerators import widest_float
 from ..batches import Batch, chosen_from, samples_in
 from ..errors import DataError
 from ..privacy.dp.noise import generator_of
@@ -207,8 +208,8 @@ def _agree(some: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor | 
             continue
         one = torch.zeros_like(other) if one is None else one  # type: ignore[arg-type]
         other = torch.zeros_like(one) if other is None else other
-        apart += float((one - other).double().square().sum())
-        size += float(other.double().square().sum())
+        apart += float((one - other).to(widest_float(one.device)).square().sum())
+        size += float(other.to(widest_float(other.device)).square().sum())
     return not math.isfinite(size) or apart <= GRADIENT_ROUNDING**2 * (size + 1e-12)
 
 

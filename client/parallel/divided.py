@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import distributed as dist
 
+from ...accelerators import widest_float
 from .form import rows_of
 
 __all__ = ["Divided", "send", "send_params"]
@@ -32,7 +33,7 @@ class Divided:
 
     def totals(self, values: Sequence[float]) -> list[float]:
         """As `Form.totals`."""
-        sums = torch.tensor(list(values), dtype=torch.float64, device=self._device)
+        sums = torch.tensor(list(values), dtype=widest_float(self._device), device=self._device)
         dist.all_reduce(sums)
         return [float(value) for value in sums]
 

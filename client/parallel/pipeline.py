@@ -16,6 +16,7 @@ from torch import distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+from ...accelerators import widest_float
 from .copies import Copies
 from .divided import Divided, send_params
 from .form import Autocast, LossOf
@@ -126,9 +127,9 @@ class Pipeline(Divided):
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
         """As `Form.clip`: every rank has other params."""
         gradients = [param.grad for param in params if param.grad is not None]
-        squares = torch.zeros((), dtype=torch.float64, device=self._device)
+        squares = torch.zeros((), dtype=widest_float(self._device), device=self._device)
         for gradient in gradients:
-            squares += gradient.double().pow(2).sum()
+            squares += gradient.to(squares.dtype).pow(2).sum()
         dist.all_reduce(squares, group=self._copies.within)
         for gradient in gradients:
             gradient.mul_(min(1.0, norm / (float(squares) ** 0.5 + 1e-6)))

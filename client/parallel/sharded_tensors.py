@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import distributed as dist
 
+from ...accelerators import widest_float
+
 __all__ = ["clip_sharded", "local_of", "whole_of"]
 
 
@@ -39,10 +41,10 @@ def clip_sharded(
     if not gradients:
         return
     device = local_of(gradients[0]).device
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    sums = torch.zeros(2, dtype=widest_float(device), device=device)
     for gradient in gradients:
         part = local_of(gradient)
-        sums[int(part is not gradient)] += part.double().pow(2).sum()
+        sums[int(part is not gradient)] += part.to(sums.dtype).pow(2).sum()
     dist.all_reduce(sums[1:], group=within)
     scale = float((norm / (sums.sum().sqrt() + 1e-6)).clamp(max=1.0))
     for gradient in gradients:

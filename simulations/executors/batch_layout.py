@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...accelerators import widest_float
+
 __all__ = ["BatchLayout", "Step", "layout_of"]
 
 Indices = NDArray[np.int64]
@@ -74,7 +76,9 @@ class BatchLayout:
             self._sources[key] = self._sources_of(key)
         table = values.float().index_select(1, self._sources[key])
         table = table.where(self.own.flatten(), 0.0)
-        return table.view(len(values), len(self.sizes), -1).sum(2, dtype=torch.float64)
+        return table.view(len(values), len(self.sizes), -1).sum(
+            2, dtype=widest_float(values.device)
+        )
 
     def _sources_of(self, steps: Sequence[Step]) -> torch.Tensor:
         """Return where among the values of these steps that of each place in `own` is, and 0

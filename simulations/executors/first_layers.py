@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from ...accelerators import widest_float
 from .linear_layers import ClientLinear, rows_of
 
 __all__ = ["FirstOnce", "FirstRepeated"]
@@ -84,7 +85,7 @@ class FirstOnce(ClientLinear):
         samples, errors = (self._by_client([pair[part] for pair in self._seen]) for part in (0, 1))
         products = torch.bmm(errors, errors.mT)
         products *= torch.bmm(samples, samples.mT)
-        return products.sum((1, 2), dtype=torch.float64).clamp(min=0) * self.rate**2
+        return products.sum((1, 2), dtype=widest_float(products.device)).clamp(min=0) * self.rate**2
 
     def _squares_of_changes(self) -> torch.Tensor:
         """Make the changes, where they are no larger than what they are made of."""
@@ -167,7 +168,7 @@ class FirstRepeated(ClientLinear):
         # |sum e x'|^2 = sum (e e')(x x'): the change itself never exists
         errors = torch.bmm(self._errors, self._errors.mT)
         samples = self._products.view_as(errors) - self._one
-        return (errors * samples).sum((1, 2), dtype=torch.float64).clamp(min=0)
+        return (errors * samples).sum((1, 2), dtype=widest_float(errors.device)).clamp(min=0)
 
     def weight_of(self, row: int) -> torch.Tensor:
         return self.before + self._errors[row].T @ self._samples[row]

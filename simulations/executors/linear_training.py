@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ...accelerators import wide
 from ...client.training_settings import TrainingSettings
 from ...errors import DataError
 from ...task import Task
@@ -241,9 +242,9 @@ class LinearTrained:
         """Return the squared L2 norms of the clients' changes."""
         made: Tensors = {}
         for weight, bias, layer in self._layers:
-            made[weight] = layer.squares_of_weight().double()
+            made[weight] = wide(layer.squares_of_weight())
             if bias:
-                made[bias] = layer.squares_of_bias().double()
+                made[bias] = wide(layer.squares_of_bias())
         return made
 
     def of_client(self, row: int) -> Tensors:

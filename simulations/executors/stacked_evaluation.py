@@ -79,7 +79,7 @@ class StackedEvaluation:
             means.add(outputs, targets, self._task.loss(outputs, targets))
         starts = np.cumsum([0, *data.counts[:-1]])
         by_client = {
-            name: np.add.reduceat(values.double().cpu().numpy(), starts) / data.counts
+            name: np.add.reduceat(values.cpu().double().numpy(), starts) / data.counts
             for name, values in means.values().items()
         }
         return data.counts.tolist(), by_client

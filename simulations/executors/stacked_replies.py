@@ -10,6 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from ...accelerators import wide
 from ...client.clipped_reply import clipped_reply
 from ...client.training_settings import TrainingSettings
 from ...errors import DataError, UpdateError
@@ -166,7 +167,7 @@ class CohortReplies:
     def _add_sums(self, trained: Trained, good: list[int], clients: int, weights: Weights) -> None:
         every = len(good) == clients
         for name, change in trained.changes(None if every else good, weights).items():
-            added = change.double()
+            added = wide(change)
             self._sums[name] = self._sums[name] + added if name in self._sums else added
 
     def _not_finite(self, loss: float) -> DataError:

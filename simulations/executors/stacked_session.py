@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
+from ...accelerators import wide
 from ...client.corrections import kept_zeros, names_of
 from ...client.local_algorithms import LocalAlgorithm
 from ...client.local_round import Answer, LocalRound
@@ -89,7 +90,7 @@ class StackedSession:
                 owners=self._stacked.owners,
                 shared=self.starts,
                 kept=self._kept,
-                steps=steps.double(),
+                steps=wide(steps),
                 losses=losses,
                 momentum=dict(zip(self._stacked.trained, slots, strict=bool(slots))),
             )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ...accelerators import wide
 from ...client.objectives import proximal
 from ...client.optimizers import descend, new_slots
 from ...client.training_settings import TrainingSettings
@@ -51,8 +52,7 @@ class StackedTrained:
     def squares(self) -> Tensors:
         """Return the squared L2 norms of the clients' changes."""
         return {
-            name: torch.linalg.vector_norm((rows - self.starts[name]).flatten(1), dim=1).double()
-            ** 2
+            name: wide(torch.linalg.vector_norm((rows - self.starts[name]).flatten(1), dim=1)) ** 2
             for name, rows in self.rows.items()
             if rows.is_floating_point()
         }

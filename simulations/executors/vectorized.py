@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
 
-from ...accelerators import free_bytes, is_accelerator
+from ...accelerators import free_bytes, is_accelerator, widest_float
 from ...client.local_algorithms import local_algorithm
 from ...client.local_session import without_companions
 from ...client.local_work import WORKS
@@ -209,7 +209,7 @@ class VectorizedExecutor:
                 [data.train for _, data in chunk],
                 batch_size=settings.batch_size,
             )
-            losses = torch.from_numpy(means["loss"]).to(self._device)
+            losses = torch.from_numpy(means["loss"]).to(self._device, widest_float(self._device))
         return session, losses
 
     def _stacked_module(

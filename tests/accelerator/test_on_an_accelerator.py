@@ -24,12 +24,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = HERE / "build.py"
 TWO_DEVICES = "tests/parallel/test_plan.py::test_two_gpus_make_one_update"
+SIMULATION = str(HERE / "simulation_suite.py")
 SUITES = {
-    "device": [str(HERE / "device_suite.py")],
-    "training": [str(HERE / "training_suite.py")],
-    "simulation": [str(HERE / "simulation_suite.py")],
-    "federation": [str(HERE.parent / "federation" / "accelerator_suite.py")],
-    "two devices": [f"{TWO_DEVICES}[{form}]" for form in ("ddp", "data_parallel", "pipeline")],
+    "a client": [
+        *(str(HERE / f"{suite}_suite.py") for suite in ("device", "training")),
+        f"{SIMULATION}::test_other_work",
+    ],
+    "two ranks": [f"{TWO_DEVICES}[{form}]" for form in ("ddp", "pipeline")],
+    "a federation": [str(HERE.parent / "federation" / "accelerator_suite.py")],
 }
 
 
@@ -78,3 +80,8 @@ def run(accelerator: Path, tests: list[str], **environment: str) -> None:
 def test_it_runs_on_an_accelerator(accelerator: Path, suite: str) -> None:
     """Every test of a suite passes."""
     run(accelerator, SUITES[suite])
+
+
+def test_simulations_need_no_float64(accelerator: Path) -> None:
+    """Every algorithm and executor does as well on a device without float64, as MPS is."""
+    run(accelerator, [SIMULATION, "-k", "not other_work"], STRICT_FLOAT64="0")
