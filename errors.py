@@ -89,6 +89,10 @@ class RunError(MeadowError):
     """A run cannot go on."""
 
 
+class AgreementError(RunError):
+    """An executor trains another model than a client alone."""
+
+
 class QuorumError(RunError):
     """A round ended with fewer updates than the run's quorum."""
 

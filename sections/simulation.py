@@ -156,7 +156,12 @@ class SimulationConfig:
     executor: Literal["auto", "sequential", "vectorized", "processes", "ray"] = setting(
         "auto",
         "what runs the clients: one after another, all in one tensor, in worker processes, or on "
-        "a Ray cluster; auto times a few clients and picks",
+        "a Ray cluster; auto times a few clients, compares what they trained, and picks",
+    )
+    verify: bool = setting(
+        True,
+        "whether a run whose clients are trained in one tensor begins by training two of them alone "
+        "too, and fails if their params differ by more than rounding",
     )
     workers: int | None = setting(
         None,

@@ -103,6 +103,10 @@ class SimulatedClients:
             self._states = self._store()
         self._states.put(node_id, packed)
 
+    def nothing_kept(self) -> bytes:
+        """Return what `packed_state` is of a client that keeps nothing any more."""
+        return pack_state(RecordDict(), self._scratch())
+
     def save(self) -> dict[str, str]:
         """Make durable what clients keep; returns what `load` needs, empty if it is nothing.
 

@@ -70,6 +70,8 @@ def simulate(
     rounds: int,
     epochs: int = 1,
     learning_rate: float = LEARNING_RATE,
+    optimizer: str = "sgd",
+    momentum: float = 0.0,
     accuracy: Callable[[], float] | None = None,
     enough: float | None = None,
 ) -> None:
@@ -89,9 +91,12 @@ def simulate(
     np.random.seed(arguments.seed)  # pfl draws the seeds of everything from it
     torch.manual_seed(100 * arguments.seed + int(os.environ.get("PFL_WORKER_RANK", "0")))
     clock = Rounds(several_processes=arguments.processes > 1)
+    local = functools.partial(torch.optim.SGD, fused=arguments.fused or None, momentum=momentum)
+    if optimizer == "adam":
+        local = functools.partial(torch.optim.Adam, fused=arguments.fused or None)
     model = PyTorchModel(
         model=network,
-        local_optimizer_create=functools.partial(torch.optim.SGD, fused=arguments.fused or None),
+        local_optimizer_create=local,
         central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
         use_torch_compile=arguments.compile,
     )

@@ -122,8 +122,9 @@ def _vectorized(
     task = _task_of(app, app.config)
     device = choose_device(os.environ.get(DEVICE_VARIABLE, "auto"))
     other = SequentialExecutor(client_app(task), clients, teller=teller)
+    verify = app.config is None or app.config.simulation.verify
     return VectorizedExecutor(
-        task, clients, device=device, combine=combine, other=other, teller=teller
+        task, clients, device=device, combine=combine, other=other, verify=verify, teller=teller
     )
 
 

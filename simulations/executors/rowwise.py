@@ -6,6 +6,9 @@ other rows are and however many there are; shapes are followed for batches of tw
 not in the tables is not proven, whatever it does: a permutation, a mean over the batch, control
 flow over the data, a layer of somebody's own with an operation that is not known here.
 
+The derivative must be that of the graph too: the module's backward pass has the same steps, and none
+is somebody's own.
+
 What is proven may be run on the rows of several clients as one batch, and on rows of padding.
 """
 
@@ -104,8 +107,11 @@ def rowwise_graph(module: nn.Module, inputs: torch.Tensor) -> torch.fx.GraphModu
         return None
     with _left_as_it_was(module):
         graph = _traced(module)
-        proven = graph is not None and _proven(graph, [(inputs[:2],), (inputs[:3],)])
-    return graph if proven else None
+        if graph is None or not _proven(graph, [(inputs[:2],), (inputs[:3],)]):
+            return None
+        if module.training and not _differentiated_alike(module, graph, inputs[:2]):
+            return None
+    return graph
 
 
 def rowwise_function(
@@ -130,7 +136,9 @@ def rowwise_function(
     sizes = [(outputs[:rows], targets[:rows]) for rows in (2, 3)]
     with _left_as_it_was(asked):
         graph = _traced(asked)
-        return graph is not None and _proven(graph, sizes, vectors=True)
+        if graph is None or not _proven(graph, sizes, vectors=True):
+            return False
+        return _differentiated_alike(asked, graph, outputs[:2], targets[:2])
 
 
 def is_reshaping(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
@@ -178,6 +186,34 @@ def _left_as_it_was(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in values:
                 buffer.copy_(before)
+
+
+def _differentiated_alike(
+    module: nn.Module, graph: torch.fx.GraphModule, *batch: torch.Tensor
+) -> bool:
+    """Return whether the derivative of the graph is that of the module: a trace looks through
+    functions with a derivative of their own, and does not see where gradients are switched off."""
+    given = [each.clone() for each in batch]
+    if given[0].is_floating_point():
+        given[0].requires_grad_()
+    with torch.enable_grad():
+        steps = [_derivative(run(*[each * 1 for each in given])) for run in (module, graph)]
+    return steps[0] is not None and steps[0] == steps[1]
+
+
+def _derivative(made: torch.Tensor) -> list[tuple[str, int]] | None:
+    """Return the steps of the backward pass, or None if one of them is somebody's own."""
+    found, left, seen = [], [made.grad_fn], set()
+    while left:
+        node = left.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return None
+        found.append((type(node).__name__, id(getattr(node, "variable", None))))
+        for each, _ in node.next_functions if node is not None else ():
+            if each is not None and each not in seen:
+                seen.add(each)
+                left.append(each)
+    return found
 
 
 def _proven(

@@ -35,6 +35,7 @@ class CohortReplies:
     numbers of examples and summed in float64 over chunks; and so are an algorithm's companions.
 
     Attributes:
+        order: what the clients were asked.
         arrays: what the clients were sent.
         config: what they were told.
         clipping: how their changes are bounded, if they are.
@@ -49,14 +50,14 @@ class CohortReplies:
         combine: bool,
         teller: Teller,
     ) -> None:
-        self._order = order
+        self.order = order
         self._places = {client: place for place, client in enumerate(order.clients)}
         self._module = module
         self.arrays = cast(ArrayRecord, order.content["arrays"])
         self._settings = settings
         self.config = cast(ConfigRecord, order.content["config"])
         self.clipping, self._noise = Clipping.of(self.config), AnnouncedNoise.of(self.config)
-        self._combine = combine and not (self._noise is not None and self._noise.is_local)
+        self._combine = combine and not self.noise_is_local
         self._teller = teller
         self._table = ClientTable()
         self._sums: dict[str, torch.Tensor] = {}
@@ -64,7 +65,7 @@ class CohortReplies:
 
     def message_to(self, client: int) -> Message:
         """Return the instruction that a client was sent."""
-        return self._order[self._places[client]]
+        return self.order[self._places[client]]
 
     def add(
         self, stacked: StackedModule, trained: Trained, clients: Sequence[int], counts: list[int]
@@ -79,7 +80,7 @@ class CohortReplies:
             )
         if not self._combine:
             for row in good:
-                yield self._single(stacked, trained, row, clients[row], counts[row])
+                yield self.single(stacked, trained, row, clients[row], counts[row])
         elif self.clipping is not None:
             yield from self._add_clipped(
                 ClippedCohort(stacked, trained, self.clipping), trained, good, clients
@@ -121,9 +122,15 @@ class CohortReplies:
             content = RecordDict({"metrics": table.record()})
             yield Message(content, reply_to=self.message_to(clients[rows[0]]))
 
-    def _single(
+    @property
+    def noise_is_local(self) -> bool:
+        """Whether each client adds noise of its own, which is another one every time."""
+        return self._noise is not None and self._noise.is_local
+
+    def single(
         self, stacked: StackedModule, trained: Trained, row: int, client: int, count: int
     ) -> Message:
+        """Return the reply of one client alone."""
         own = trained.of_client(row)
         params = {
             name: to_array(own[owner], copy=True) if owner in own else to_array(tensor)

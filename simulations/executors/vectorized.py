@@ -22,11 +22,12 @@ from ...client.local_work import WORKS
 from ...client.personal import PERSONAL
 from ...client.training_settings import TrainingSettings
 from ...client.warm_module import WarmModule
-from ...errors import NOTHING_TO_EVALUATE, DataError
+from ...errors import NOTHING_TO_EVALUATE, AgreementError, DataError
 from ...privacy.dp.records import RecordTerms
 from ...strategies.broadcast import Broadcast
 from ...task import Task
 from ..clients import SimulatedClients
+from .agreement import check_agreement
 from .cohort_data import CohortData
 from .contract import Executor, Teller, error_reply
 from .example_values import Trained
@@ -69,8 +70,10 @@ class VectorizedExecutor:
         device: str,
         combine: bool,
         other: Executor,
+        verify: bool = False,
         teller: Teller | None = None,
     ) -> None:
+        """With `verify`, two clients of the first chunk are also trained alone, and compared."""
         self.combines = combine
         self._task = task
         self._device = torch.device(device)
@@ -80,6 +83,7 @@ class VectorizedExecutor:
         self._known = KnownCohort()
         self._clients = clients
         self._other = other
+        self._verify = verify
         self._teller = teller or Teller()
         self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
         self._linear: dict[StackedModule, LinearModules | None] = {}
@@ -122,6 +126,8 @@ class VectorizedExecutor:
                 stacked = self._stacked_module(module, loaded, settings)
                 chunk = loaded[: self._chunk_size(stacked, settings)]
                 yield from self._train_chunk(chunk, stacked, settings, replies)
+            except AgreementError:
+                raise
             except Exception as error:  # the task's code, or torch for want of a rule
                 self._tell(error)
                 yield from self._other.execute(order.to([client for client, _ in chunk]))
@@ -162,12 +168,32 @@ class VectorizedExecutor:
                             session=session,
                             losses=losses,
                         )
+        if self._verify and records is None and not replies.noise_is_local:
+            self._verify = False
+            self._compare(stacked, trained, replies, clients, data.counts.tolist())
         if session is not None:
             session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
         answers = replies.add(stacked, trained, clients, data.counts.tolist())
         if self.combines:  # it adds everything up now, and yields only what failed
             answers = iter(list(answers))
         yield from answers
+
+    def _compare(
+        self,
+        stacked: StackedModule,
+        trained: Trained,
+        replies: CohortReplies,
+        clients: Sequence[int],
+        counts: Sequence[int],
+    ) -> None:
+        """Compare the clients with the most and the fewest samples with themselves alone."""
+        good = np.flatnonzero(np.isfinite(trained.means["loss"])).tolist()
+        found = {
+            clients[row]: replies.single(stacked, trained, row, clients[row], counts[row])
+            for row in dict.fromkeys((*good[:1], *good[-1:]))
+        }
+        if found:
+            check_agreement(replies.order, found, self._other, self._clients)
 
     def _train_linear(
         self,

@@ -533,6 +533,52 @@ class Squared(torch.autograd.Function):
         return gradients[0] * (x.abs() < 1)
 
 
+class Reversed(torch.autograd.Function):
+    """Forward nothing, backward the opposite: as adversarial training has it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return -0.5 * gradients[0]
+
+
+class Averaged(torch.autograd.Function):
+    """A gradient that is divided by the mean over its batch."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] / (1 + gradients[0].abs().sum())
+
+
+def switched_off(m: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        hidden = torch.relu(m.a(x))
+    return m.b(hidden)
+
+
+def averaged_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(Averaged.apply(outputs), targets)
+
+
 def mixing_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Examples are weighed by how hard they are beside the others of their batch."""
     losses = cross_entropy(outputs, targets)
@@ -711,7 +757,17 @@ ZOO: dict[str, Habit] = {
     "a function of one's own": Habit(
         build=lambda: of_two(lambda m, x: m.b(Squared.apply(m.a(x)))), stacked=False
     ),
+    "a gradient that is reversed": Habit(
+        build=lambda: of_two(lambda m, x: m.b(torch.relu(Reversed.apply(m.a(x)))))
+    ),
+    "a gradient over the batch": Habit(
+        build=lambda: of_two(lambda m, x: m.b(torch.relu(Averaged.apply(m.a(x)))))
+    ),
+    "gradients switched off": Habit(build=lambda: of_two(switched_off)),
     # losses and metrics
+    "a loss with a gradient over the batch": Habit(
+        build=lambda: mlp(nn.ReLU()), loss=averaged_loss
+    ),
     "a loss that looks across": Habit(build=lambda: mlp(nn.ReLU()), loss=mixing_loss),
     "a metric that looks across": Habit(
         build=lambda: mlp(nn.ReLU()), metrics={"above": share_above}
