@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -78,6 +79,7 @@ def simulate(
         "settings": list(app.settings),
         "clients": count,
         "executor": plan.name,
+        "threads": plan.threads,
         "node_config": dict(node_config or {}),
     }
     write_file(folder / ORIGIN, json.dumps(origin, indent=1).encode())
@@ -117,7 +119,7 @@ def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> di
             f"{folder} cannot be resumed: the app {app.folder} was changed since; "
             "undo the change, or simulate anew"
         )
-    plan = ExecutorPlan.of(app, origin["executor"])
+    plan = replace(ExecutorPlan.of(app, origin["executor"]), threads=origin.get("threads", 1))
     return _run(app, plan, folder, origin, on_event=on_event)
 
 
@@ -174,7 +176,8 @@ def _run(
         "ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": population.count}
     )
     if reason:
-        on_event("executor_chosen", {"executor": plan.name, "reason": reason})
+        chosen = {"executor": plan.name, "threads": plan.threads, "reason": reason}
+        on_event("executor_chosen", chosen)
     try:
         with _interruptible(grid, on_event):
             return execute(app, grid, run_folder, run_id=RUN_ID)

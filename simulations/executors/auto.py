@@ -1,8 +1,13 @@
-"""Chooses the executor of a simulation: runs a few clients on each that applies, and times them."""
+"""Chooses the executor of a simulation: runs a few clients on each that may win, and times them.
+
+A trial may not cost more than it saves. Two clients are run one by one first; a run that would be
+over in seconds then goes on like that. The cohort in one tensor is tried next, and compared with
+clients alone. Threads and worker processes are tried where they could save more than the trial and
+the workers' start take, at their very best: a core each.
+"""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,65 +19,128 @@ from ...apps import App
 from ...config import Config, build_algorithm, training_record
 from ...flower import params_to_arrays
 from ...module_params import build_module, params_of_module
+from ...process_limits import available_cores, threads_at_most
 from ...strategies.broadcast import Broadcast
 from .contract import Executor, Teller
 
-__all__ = ["Choice", "choose_executor"]
+__all__ = ["Candidate", "Choice", "choose_executor"]
 
 SLICE = 16
-"""Clients of the vectorized slice; the others are timed on two."""
-LONG_S = 60.0
-"""Worker processes take seconds to start: they are tried where a run would take longer."""
+"""Clients of a slice of those executors that take several at once; the others are timed on two."""
+SHORT_S = 1.0
+"""A run that is over in this time is not worth a trial."""
+START_S = 6.0
+"""What worker processes take to start: they import torch, and load the app."""
+THREADED_S = 0.02
+"""Operations of clients that take less are too small for threads."""
 
-Make = Callable[[str, Teller], Executor]
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An executor, and with how many threads it computes."""
+
+    name: str
+    threads: int = 1
+
+    def __str__(self) -> str:
+        return self.name if self.threads == 1 else f"{self.name} with {self.threads} threads"
+
+
+Make = Callable[[Candidate, Teller], Executor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """The executor that was chosen, and why, in a sentence."""
 
-    name: str
+    candidate: Candidate
     reason: str
 
 
-def choose_executor(app: App, clients: int, make: Make) -> Choice:
-    """Return the executor for a run: the one whose clients took the least time.
+def choose_executor(app: App, clients: int, make: Make, *, workers: int | None = None) -> Choice:
+    """Return the executor for a run: the one with which it is over first.
 
-    `make` builds an executor by name, over clients of its own. A plain Flower app is not tried: its clients' code may do
-    anything, and what it does would be done twice.
+    `make` builds an executor, over clients of its own; `workers` is how many processes the
+    configuration allows. A plain Flower app is not tried: its clients' code may do anything, and
+    what it does would be done twice.
     """
-    config = app.config
+    alone, config = Candidate("sequential"), app.config
     if config is None:
         return Choice(
-            name="sequential",
+            candidate=alone,
             reason="a Flower app's clients are not run for a trial; "
             '"processes" runs them side by side',
         )
-    seconds: dict[str, float] = {}
-    notes: list[str] = []
     try:
         order = _order(app, config, clients)
     except Exception as error:  # the app's code; the run itself will say what is wrong
-        return Choice(name="sequential", reason=f"no trial: {app.explain(error)}")
-    for name in ("vectorized", "sequential"):
-        spent_s, note = _timed(make, name, order)
-        notes += [note] * bool(note)
-        if spent_s is not None:
-            seconds[name] = spent_s
-    cores = os.cpu_count() or 1
-    if cores > 1 and seconds and min(seconds.values()) * _trainings(config) > LONG_S:
-        spent_s, note = _timed(make, "processes", order)
-        notes += [note] * bool(note)
-        if spent_s is not None:
-            seconds["processes"] = spent_s
-    if not seconds:  # the run itself will say what is wrong
-        return Choice(name="sequential", reason="; ".join(notes) or "nothing else runs")
-    best = min(seconds, key=lambda name: seconds[name])
-    return Choice(name=best, reason="; ".join([_table(seconds), *notes]))
+        return Choice(candidate=alone, reason=f"no trial: {app.explain(error)}")
+    trial = _Trial(make, order, _trainings(config))
+    one_s = trial.of(alone, clients=2)
+    if one_s is not None and one_s * trial.trainings <= SHORT_S:
+        return Choice(candidate=alone, reason=f"a client takes {one_s * 1e3:.3g} ms: a short run")
+    trial.of(Candidate("vectorized"), clients=SLICE)
+    threads = threads_at_most(1)
+    if one_s is not None and threads > 1 and one_s > THREADED_S:
+        trial.of(Candidate("sequential", threads), clients=2, at_best_s=one_s / threads)
+    cores = min(workers or available_cores(), available_cores(), len(order))
+    if one_s is not None and cores > 1:
+        processes = Candidate("processes")
+        trial.of(processes, clients=SLICE, at_best_s=one_s / cores, start_s=START_S)
+    return trial.best() or Choice(candidate=alone, reason=trial.notes or "nothing else runs")
 
 
-def _table(seconds: Mapping[str, float]) -> str:
-    shown = (f"{name} {spent_s * 1e3:.3g} ms" for name, spent_s in seconds.items())
+class _Trial:
+    def __init__(self, make: Make, order: Broadcast, trainings: float) -> None:
+        self._make, self._order, self.trainings = make, order, trainings
+        self._seconds: dict[Candidate, float] = {}
+        self._starts_s: dict[Candidate, float] = {}
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> str:
+        """Why candidates do not apply."""
+        return "; ".join(self._notes)
+
+    def of(
+        self,
+        candidate: Candidate,
+        *,
+        clients: int,
+        at_best_s: float | None = None,
+        start_s: float = 0.0,
+    ) -> float | None:
+        """Return the seconds that a client took, None if the candidate does not apply.
+
+        With `at_best_s`, what a client takes at the very best, the candidate is tried only where
+        it would then save the run more than its start and the trial.
+        """
+        if at_best_s is not None and self._seconds:
+            saved_s = (min(self._seconds.values()) - at_best_s) * self.trainings
+            trial_s = start_s + 2 * at_best_s * clients
+            if saved_s <= start_s + trial_s:
+                return None
+        order = self._order.to(self._order.clients[:clients])
+        spent_s, note = _timed(self._make, candidate, order)
+        self._notes += [note] * bool(note)
+        if spent_s is not None:
+            self._seconds[candidate], self._starts_s[candidate] = spent_s, start_s
+        return spent_s
+
+    def best(self) -> Choice | None:
+        """Return the candidate with which the run is over first, if any applies."""
+        if not self._seconds:
+            return None
+        run_s = {
+            each: self._starts_s[each] + one_s * self.trainings
+            for each, one_s in self._seconds.items()
+        }
+        chosen = min(run_s, key=lambda each: run_s[each])
+        return Choice(candidate=chosen, reason="; ".join([_table(self._seconds), *self._notes]))
+
+
+def _table(seconds: Mapping[Candidate, float]) -> str:
+    shown = (f"{each} {spent_s * 1e3:.3g} ms" for each, spent_s in seconds.items())
     return f"a client takes {', '.join(shown)}"
 
 
@@ -96,14 +164,12 @@ def _order(app: App, config: Config, count: int) -> Broadcast:
     return Broadcast(content, MessageType.TRAIN, cohort, group_id="1", id_prefix="trial-")
 
 
-def _timed(make: Make, name: str, order: Broadcast) -> tuple[float | None, str]:
+def _timed(make: Make, candidate: Candidate, order: Broadcast) -> tuple[float | None, str]:
     """Return the seconds a client took, or None, and why an executor does not apply."""
     reasons: list[str] = []
     teller = Teller(event=lambda kind, detail: reasons.append(str(detail.get("reason", kind))))
-    if name == "sequential":
-        order = order.to(order.clients[:2])
     try:
-        executor = make(name, teller)
+        executor = make(candidate, teller)
         try:
             for _ in range(2):  # the first time, data are loaded and memory is taken
                 began_s = time.perf_counter()
@@ -112,9 +178,10 @@ def _timed(make: Make, name: str, order: Broadcast) -> tuple[float | None, str]:
         finally:
             executor.close()
     except Exception as error:  # whatever it is: another executor may do
-        return None, f"{name} does not run here: {type(error).__name__}: {error}"
+        return None, f"{candidate} does not run here: {type(error).__name__}: {error}"
     if reasons:
-        return None, f"{name} does not apply: {reasons[0]}"
+        return None, f"{candidate} does not apply: {reasons[0]}"
     if any(reply.has_error() for reply in replies):
-        return None, f"{name} failed: {next(r for r in replies if r.has_error()).error.reason}"
+        failed = next(reply for reply in replies if reply.has_error())
+        return None, f"{candidate} failed: {failed.error.reason}"
     return spent_s / len(order), ""

@@ -19,7 +19,7 @@ from ...server.execute import run_config_of
 from ...task import Task
 from ..adversaries.poison import attacked
 from ..clients import SimulatedClients
-from .auto import choose_executor
+from .auto import Candidate, choose_executor
 from .contract import Executor, Teller
 from .processes import ProcessesExecutor
 from .ray import RayExecutor
@@ -33,9 +33,14 @@ EXECUTORS = ("sequential", "vectorized", "processes", "ray")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorPlan:
-    """What a simulation says about its executor; None is what is best here."""
+    """What a simulation says about its executor; None is what is best here.
+
+    Attributes:
+        threads: with how many an executor computes that runs clients one by one.
+    """
 
     name: str = "auto"
+    threads: int = 1
     workers: int | None = None
     address: str | None = None
 
@@ -80,11 +85,15 @@ class ExecutorPlan:
             choice = choose_executor(
                 app,
                 clients,
-                lambda name, teller: replace(self, name=name).make(app, population, teller=teller),
+                lambda candidate, teller: self._of(candidate).make(app, population, teller=teller),
+                workers=self.workers,
             )
         finally:
             population.close()
-        return replace(self, name=choice.name), choice.reason
+        return self._of(choice.candidate), choice.reason
+
+    def _of(self, candidate: Candidate) -> ExecutorPlan:
+        return replace(self, name=candidate.name, threads=candidate.threads)
 
     def make(self, app: App, clients: SimulatedClients, *, teller: Teller) -> Executor:
         """Return the executor for a run of `app`.
@@ -97,7 +106,9 @@ class ExecutorPlan:
         if self.name == "vectorized":
             return _vectorized(app, clients, combine, teller)
         if self.name == "sequential":
-            return SequentialExecutor(client_app_of(app), clients, teller=teller)
+            return SequentialExecutor(
+                client_app_of(app), clients, threads=self.threads, teller=teller
+            )
         if self.name == "processes":
             workers = self.workers or os.cpu_count() or 1
             return ProcessesExecutor(app, clients, workers=workers, combine=combine, teller=teller)

@@ -6,7 +6,9 @@ It is the reference for every other way of running clients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -18,25 +20,48 @@ __all__ = ["SequentialExecutor"]
 
 
 class SequentialExecutor:
-    """Runs a ClientApp, Meadow's or anybody's, in this process and thread."""
+    """Runs a ClientApp, Meadow's or anybody's, in this process.
+
+    With more than one of `threads` torch computes with so many; with one, as the process does.
+    """
 
     name = "sequential"
     combines = False
 
     def __init__(
-        self, client_app: ClientApp, clients: SimulatedClients, *, teller: Teller | None = None
+        self,
+        client_app: ClientApp,
+        clients: SimulatedClients,
+        *,
+        threads: int = 1,
+        teller: Teller | None = None,
     ) -> None:
         self._client_app = client_app
         self._clients = clients
+        self._threads = threads
         self._teller = teller or Teller()
 
     def execute(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Run one client whenever its reply is asked for."""
         for message in messages:
-            yield self._run(message)
+            with self._computing():
+                reply = self._run(message)
+            yield reply
 
     def close(self) -> None:
         """Nothing is held."""
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        if self._threads == 1:
+            yield
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _run(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id

@@ -15,6 +15,7 @@ from meadow.errors import AgreementError
 from meadow.flower import identify_process, params_to_arrays
 from meadow.module_params import build_module, params_of_module
 from meadow.simulations.clients import SimulatedClients
+from meadow.simulations.executors import auto
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.executors.vectorized import VectorizedExecutor
 from meadow.simulations.run import simulate
@@ -109,7 +110,9 @@ def test_magnified_rounding_is_no_disagreement() -> None:
     assert not any(reply.has_error() for reply in replies)
 
 
-def test_a_simulation_ends_with_the_sentence(tmp_path: Path) -> None:
+def test_a_simulation_ends_with_the_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Named vectorized the run fails; auto takes another executor and says why."""
     with_rule = (Path(__file__).read_text()).split("class Magnifies")[0].split("class Wrong")[1]
     app = tmp_path / "app"
@@ -127,6 +130,7 @@ def test_a_simulation_ends_with_the_sentence(tmp_path: Path) -> None:
     )
     failed = simulate(app, executor="vectorized", out=tmp_path / "failed")
     assert failed["status"] == "failed" and "does not train this model" in failed["cause"]
+    monkeypatch.setattr(auto, "SHORT_S", 0.0)
     events: list[Any] = []
     fine = simulate(
         app, out=tmp_path / "auto", on_event=lambda kind, detail: events.append((kind, detail))
