@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["build_record_plan", "record_rules"]
 
 SECTION = "privacy.differential_privacy"
+DELTA_MAX = 1e-2
 
 
 def build_record_plan(config: Config) -> RecordPlan:
@@ -58,6 +59,14 @@ def record_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             said != 1,
             (f"{SECTION}.epsilon", f"{SECTION}.noise_multiplier", f"{SECTION}.enabled"),
             "or noise_multiplier must be given, and not both: each follows from the other",
+        ),
+        (
+            chosen.delta > DELTA_MAX,
+            (f"{SECTION}.delta", unit),
+            (
+                f"= {chosen.delta:g} must be at most {DELTA_MAX:g} for records: with that probability a "
+                "record could be shown outright; lower it below 1 / a client's records"
+            ),
         ),
         (
             chosen.sampling_rate is None,

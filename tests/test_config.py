@@ -410,6 +410,11 @@ WRONG: list[tuple[str, str, list[str]]] = [
         ["differential_privacy.enabled", "'scaffold'", 'choose "fedavg"'],
     ),
     (
+        "records with a delta that shows half of them",
+        f"{PRIVATE}epsilon = 2.0\nunit = 'record'\nsampling_rate = 0.1\ndelta = 0.5",
+        ["differential_privacy.delta", "at most 0.01 for records"],
+    ),
+    (
         "privacy of cohorts that depend on data",
         f"{PRIVATE}epsilon = 2.0\n[selection]\nkind = 'utility'",
         ["differential_privacy.enabled", 'selection.kind = "uniform"'],
