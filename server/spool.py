@@ -8,6 +8,7 @@ spool/spare/                    what clients sent and nobody needs any more: the
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -32,6 +33,9 @@ class Spool:
         self._folder = folder
         self.spares = Spares(folder / "spare")
         self.blob_bytes_max = blob_bytes_max
+        self._declared: dict[Path, dict[str, int]] = {}
+        """How large the blobs of a reply will be: what is there yet says nothing."""
+        self._lock = threading.Lock()
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
 
@@ -60,9 +64,14 @@ class Spool:
         others = [path for path in folder.iterdir() if path.name.split(".")[0] != own]
         if len(others) > BLOBS_PER_REPLY_MAX:  # one may be the reply itself
             raise LimitError(f"a reply may have at most {BLOBS_PER_REPLY_MAX} blobs")
-        total = blob.size_bytes + sum(path.stat().st_size for path in others)
-        if total > self.blob_bytes_max:
-            raise LimitError(f"a reply of {total} bytes exceeds {self.blob_bytes_max}")
+        with self._lock:
+            declared = self._declared.setdefault(folder, {})
+            sizes = {path.name.split(".")[0]: path.stat().st_size for path in others}
+            sizes |= {name: size for name, size in declared.items() if name != own}
+            total = blob.size_bytes + sum(sizes.values())
+            if total > self.blob_bytes_max:
+                raise LimitError(f"a reply of {total} bytes exceeds {self.blob_bytes_max}")
+            declared[own] = blob.size_bytes
         return folder
 
     def check(self, run_id: int, instruction_id: str, envelope: pb.Envelope) -> None:
@@ -123,12 +132,17 @@ class Spool:
         Raises:
             ProtocolError: an id is none.
         """
+        gone = [self.replies(run_id, id_) for id_ in instruction_ids]
+        with self._lock:
+            for folder in list(self._declared):
+                if folder in gone or (everything and folder.parent.parent.name == str(run_id)):
+                    del self._declared[folder]
         if everything:
             shutil.rmtree(self._folder / str(run_id), ignore_errors=True)
             self.spares.clear()
             return
-        for id_ in instruction_ids:
-            self.spares.keep_all(self.replies(run_id, id_))
+        for folder in gone:
+            self.spares.keep_all(folder)
         for id_ in blob_ids:  # perhaps a checkpoint too, which people copy: not to be written over
             blob_path(self.outgoing(run_id), id_).unlink(missing_ok=True)
 

@@ -63,3 +63,14 @@ def test_a_reply_is_bounded_however_its_parts_are_named(spool: Spool, tmp_path: 
     spool.make_room(RUN, "i1", Blob(id="c", size_bytes=3 * SPARE_BYTES_MIN))
     with pytest.raises(LimitError, match="exceeds"):
         spool.make_room(RUN, "i1", Blob(id="d", size_bytes=2 * SPARE_BYTES_MIN))
+
+
+def test_declared_sizes_count(tmp_path: Path) -> None:
+    """Uploads that are open count with what they declared, not with what is there of them."""
+    spool = Spool(tmp_path / "spool", blob_bytes_max=100)
+    spool.make_room(1, "i", Blob(id="a", size_bytes=60))
+    with pytest.raises(LimitError, match="exceeds 100"):
+        spool.make_room(1, "i", Blob(id="b", size_bytes=60))
+    spool.make_room(1, "i", Blob(id="a", size_bytes=60))
+    spool.forget(1, ["i"], everything=False)
+    spool.make_room(1, "i", Blob(id="b", size_bytes=60))
