@@ -45,7 +45,7 @@ from meadow.strategies.tree_models import fault_in_model
 from meadow.transport.authority import Authority
 from meadow.transport.blobs import blob_path
 from meadow.transport.chunk_wire import Piece, pack_chunk, unpack_chunk, unpack_upload
-from meadow.transport.codec import BlobWriter, decode, encode
+from meadow.transport.codec import BlobWriter, check_size, decode, encode
 from meadow.transport.content import pack_content, unpack_content
 from meadow.transport.entries import pack_entries, unpack_entries
 from meadow.transport.fields import check_fields
@@ -127,6 +127,7 @@ def of_values(
 
     def decoded(data: bytes) -> object:
         record = Record.FromString(data)
+        check_size(Envelope(records=[record]))
         try:
             values = ConfigRecord(unpack_entries(record.configs.entries))  # type: ignore[arg-type]
         except TypeError:
@@ -512,10 +513,9 @@ def _replies() -> dict[str, Target]:
     )
 
     def answered(data: bytes) -> None:
-        read_reply(
-            decode(Envelope.FromString(data), lambda blob: blob_path(Path("/none"), blob.id)),
-            forms=forms,
-        )
+        said = decode(Envelope.FromString(data), lambda blob: blob_path(Path("/none"), blob.id))
+        if said.has_content():
+            read_reply(said, forms=forms)
 
     tree = {
         "learner": {
