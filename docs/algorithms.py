@@ -89,8 +89,10 @@ def kinds_of(entry: Entry) -> list[str]:
 
 def goes_with(name: str, settings: Settings) -> bool:
     """Return whether a configuration with this algorithm and these settings is accepted."""
-    clients = 1 if CATALOGUE[name].single else 3
-    run = {"min_clients": clients, "cohort": clients, **settings.get("run", {})}
+    run = dict(settings.get("run", {}))
+    if "rounds" not in settings:  # asynchronous ones have no cohorts
+        clients = 1 if CATALOGUE[name].single else 3
+        run = {"min_clients": clients, "cohort": clients, **run}
     try:
         strategy = {"name": name, **CATALOGUE[name].example}
         make_config({**settings, "run": run, "strategy": strategy})
