@@ -84,24 +84,59 @@ def token(
     hours: Annotated[float, typer.Option(help="how long the token is good", min=0.01)] = 24.0,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Make a one-time enrolment token for a client."""
+    """Make a one-time enrolment token for a client; an older one of the client's is void."""
     check_client_name(client)
     home = ServerHome(dir)
-    secret, node_id = home.invite(client, hours=hours, now_s=time.time())
+    now_s = time.time()
+    secret, node_id = home.invite(client, hours=hours, now_s=now_s)
+    expires_at_s = now_s + hours * 3600.0
     fingerprint = fingerprint_of(home.authority.certificate_pem)
     address = home.listening().get("enroll", f"{home.config.hosts[0]}:{home.config.enroll_port}")
     say(
         format,
-        f"token           {secret}   (one use, {hours:g} h)\n"
+        f"token           {secret}   (one use, until {moment(expires_at_s)})\n"
         f"CA fingerprint  {fingerprint}\n"
         f"on the client   meadow client enroll --dir DIR --server {address} \\\n"
         f"                    --token - --ca-fingerprint {fingerprint}",
         client=client,
         node_id=node_id,
         token=secret,
+        expires_at_s=expires_at_s,
         ca_fingerprint=fingerprint,
         server=address,
     )
+
+
+@app.command()
+def tokens(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
+    """List the enrolment tokens that were neither used nor revoked, and when they expire."""
+    now_s = time.time()
+    rows = [
+        {
+            "client": row.name,
+            "state": "waiting" if row.expires_at_s >= now_s else "expired",
+            "expires": moment(row.expires_at_s),
+            "expires_at_s": row.expires_at_s,
+        }
+        for row in ServerHome(dir).tokens()
+    ]
+    columns = {"client": "client", "state": "state", "expires": "expires"}
+    empty = "no token waits; `meadow server token CLIENT` makes one"
+    show_rows(format, rows, columns=columns, empty=empty)
+
+
+@app.command()
+def revoke_token(
+    client: Annotated[str, typer.Argument(help="the client's name, e.g. hospital-a")],
+    dir: ServerDir,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Void a client's unused token; a client that is enrolled stays enrolled."""
+    if not ServerHome(dir).revoke_token(client, now_s=time.time()):
+        raise MeadowError(
+            f"{client!r} has no unused token; `meadow server tokens --dir {dir}` lists them"
+        )
+    say(format, f"the token of {client} is void", client=client)
 
 
 @app.command()

@@ -32,6 +32,7 @@ from ..transport.identity import identity_of, read_certificate, verify_authority
 from ..transport.keys import KeyPair, create_request, read_key, write_key
 from ..transport.tokens import create_token
 from .journal import Journal
+from .site_table import TokenRow
 
 __all__ = ["AdminIdentity", "ServerHome"]
 
@@ -170,11 +171,26 @@ class ServerHome:
             ) from error
 
     def invite(self, client: str, *, hours: float, now_s: float) -> tuple[str, int]:
-        """Make a one-time token for a client; returns it and the client's node id."""
+        """Make a one-time token for a client; returns it and the client's node id.
+
+        The client's older tokens are void from now on.
+        """
         token, token_hash = create_token()
         with closing(Journal(self.folder / "journal.sqlite")) as journal:
-            node_id = journal.sites.invite(client, token_hash, expires_at_s=now_s + hours * 3600.0)
+            node_id = journal.sites.invite(
+                client, token_hash, now_s=now_s, expires_at_s=now_s + hours * 3600.0
+            )
         return token, node_id
+
+    def tokens(self) -> list[TokenRow]:
+        """Return the tokens that were neither redeemed nor revoked, by client."""
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            return journal.sites.tokens()
+
+    def revoke_token(self, client: str, *, now_s: float) -> bool:
+        """Void a client's token. False if it has none."""
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            return journal.sites.revoke_token(client, now_s=now_s)
 
     def events(self) -> list[sqlite3.Row]:
         """Return what happened on the server, the oldest first: (id, at_s, kind, json)."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..errors import IdentityError
 from .database import Database
 
-__all__ = ["SiteRow", "SiteTable"]
+__all__ = ["SiteRow", "SiteTable", "TokenRow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,14 @@ class SiteRow:
     """What the administrator calls it by beside its name: a run may ask for some of them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """A token that was neither redeemed nor revoked; a client has at most one."""
+
+    name: str
+    expires_at_s: float
+
+
 _SITES = (
     "SELECT sites.*, (SELECT group_concat(tag, ' ') FROM site_tags"
     " WHERE site_tags.node_id = sites.node_id) AS tags FROM sites"
@@ -41,10 +49,14 @@ class SiteTable:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def invite(self, name: str, token_hash: str, *, expires_at_s: float) -> int:
-        """Store a one-time token for `name` and return its node id, which stays the same."""
+    def invite(self, name: str, token_hash: str, *, now_s: float, expires_at_s: float) -> int:
+        """Store a one-time token for `name` and return its node id, which stays the same.
+
+        The client's older tokens are void from now on.
+        """
         with self._db.transaction() as db:
             db.execute("INSERT OR IGNORE INTO sites (name) VALUES (?)", (name,))
+            _void_tokens(db, name, now_s=now_s)
             db.execute(
                 "INSERT INTO tokens (hash, name, expires_at_s) VALUES (?, ?, ?)",
                 (token_hash, name, expires_at_s),
@@ -56,18 +68,21 @@ class SiteTable:
         """Use up a token and return the site that it was made for.
 
         Raises:
-            IdentityError: the token is unknown, used or expired. All three read the same to the
-                peer; the text is for the server's own log.
+            IdentityError: the token is unknown, used, void or expired. All of these read the same
+                to the peer; the text is for the server's own log.
         """
         with self._db.transaction() as db:
             row = db.execute("SELECT * FROM tokens WHERE hash = ?", (token_hash,)).fetchone()
             if row is None:
                 raise IdentityError("the enrolment token is unknown")
             if row["used_at_s"] is not None:
-                raise IdentityError(f"the enrolment token of {row['name']} was already used")
+                raise IdentityError(
+                    f"the enrolment token of {row['name']} was already used, or is void: a newer one "
+                    "was made, or it was revoked"
+                )
             if row["expires_at_s"] < now_s:
                 raise IdentityError(f"the enrolment token of {row['name']} has expired")
-            db.execute("UPDATE tokens SET used_at_s = ? WHERE hash = ?", (now_s, token_hash))
+            _void_tokens(db, row["name"], now_s=now_s)  # this one, and what an older journal has
             db.execute(
                 "UPDATE sites SET revoked_at_s = NULL, serial = NULL, previous_serial = NULL"
                 " WHERE name = ?",
@@ -119,11 +134,28 @@ class SiteTable:
             changed = db.execute(
                 "UPDATE sites SET revoked_at_s = ? WHERE name = ?", (now_s, name)
             ).rowcount
-            db.execute(
-                "UPDATE tokens SET used_at_s = ? WHERE name = ? AND used_at_s IS NULL",
-                (now_s, name),
-            )
+            _void_tokens(db, name, now_s=now_s)
         return changed > 0
+
+    def tokens(self) -> list[TokenRow]:
+        """Return the tokens that can still be redeemed, or could until they expired, by client."""
+        rows = self._db.rows(
+            "SELECT name, max(expires_at_s) AS expires_at_s FROM tokens"
+            " WHERE used_at_s IS NULL GROUP BY name ORDER BY name"
+        )
+        return [TokenRow(**row) for row in rows]
+
+    def revoke_token(self, name: str, *, now_s: float) -> bool:
+        """Void a client's token; what it is enrolled with stays good. False if it has none."""
+        with self._db.transaction() as db:
+            return _void_tokens(db, name, now_s=now_s)
+
+
+def _void_tokens(db: sqlite3.Connection, name: str, *, now_s: float) -> bool:
+    voided = db.execute(
+        "UPDATE tokens SET used_at_s = ? WHERE name = ? AND used_at_s IS NULL", (now_s, name)
+    )
+    return voided.rowcount > 0
 
 
 def _site(row: sqlite3.Row) -> SiteRow:

@@ -53,6 +53,20 @@ def test_reused(server: LiveServer, stub: EnrollmentStub, request_pem: bytes) ->
     assert "of once was already used" in server.events(kind="enrollment_refused")[-1]["reason"]
 
 
+def test_replaced(server: LiveServer, stub: EnrollmentStub, request_pem: bytes) -> None:
+    """A newer token voids the older one, before the newer one is redeemed and after."""
+    old, new = server.token("twice"), server.token("twice")
+    other = server.token("bystander")
+    with refused(DENIED, match="not valid"):
+        enroll(stub, old, request_pem)
+    assert "twice" in server.events(kind="enrollment_refused")[-1]["reason"]
+    first = enroll(stub, new, request_pem)
+    with refused(DENIED, match="not valid"):
+        enroll(stub, old, request_pem)
+    assert first.client == "twice"
+    assert enroll(stub, other, request_pem).client == "bystander"
+
+
 def test_expired(server: LiveServer, stub: EnrollmentStub, request_pem: bytes) -> None:
     """A token whose time is over is refused in the same words as any other."""
     token = server.token("late", now_s=LONG_AGO_S)

@@ -33,7 +33,7 @@ def home(tmp_path: Path) -> ServerHome:
     unpack(pack(DIGITS), app)
     with closing(Journal(home.folder / "journal.sqlite")) as journal:
         for name in ("a", "b", "c"):
-            journal.sites.invite(name, f"hash-{name}", expires_at_s=1e12)
+            journal.sites.invite(name, f"hash-{name}", now_s=0.0, expires_at_s=1e12)
         journal.sites.revoke("b", now_s=1.0)
         journal.sites.tag("c", ["gpu"])
         run = journal.runs.submit("digits", content_hash(app), "[]", now_s=0.0)
@@ -140,7 +140,7 @@ def test_what_is_intact_is_saved(home: ServerHome) -> None:
     with closing(Journal(home.folder / "journal.sqlite")) as journal:
         rows = {site.name: site for site in journal.sites.all()}
         assert set(rows) == {"a", "b"} and rows["b"].revoked_at_s == 1.0
-        assert journal.sites.invite("d", "hash-d", expires_at_s=1e12) == 4
+        assert journal.sites.invite("d", "hash-d", now_s=0.0, expires_at_s=1e12) == 4
         assert journal.runs.submit("digits", "", "[]", now_s=0.0) == 2
         assert [run.status for run in journal.runs.all()] == ["queued", "arriving"]
         assert journal.steps.instructions(1, "3/train/0") == []

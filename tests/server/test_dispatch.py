@@ -125,7 +125,7 @@ def at_a_desk(tmp_path: Path, scenario: Callable[[Desk], Awaitable[None]]) -> No
         journal = Journal(tmp_path / "journal.sqlite")
         thread = JournalThread(journal)
         for node in (1, 2, 3):
-            journal.sites.invite(f"client-{node}", f"hash-{node}", expires_at_s=1e12)
+            journal.sites.invite(f"client-{node}", f"hash-{node}", now_s=0.0, expires_at_s=1e12)
         run_id = journal.runs.submit("app", "sha", "[]", now_s=0.0)
         run = journal.runs.get(run_id)
         assert run is not None
