@@ -43,6 +43,7 @@ __all__ = [
     "dtype_of",
     "extended",
     "identify_process",
+    "own_copy",
     "params_to_arrays",
     "rebuild_message",
     "record_of",
@@ -234,6 +235,17 @@ def extended(config: ConfigRecord, more: Mapping[str, float | int | str | bool])
     for key, value in more.items():
         record[key] = value
     return record
+
+
+def own_copy(content: RecordDict) -> RecordDict:
+    """Return a content's records for one client, which may change them: what clients were sent
+    together they must not share. Arrays are the same, and read-only."""
+    own = RecordDict()
+    for name, record in content.items():
+        made = type(record)()
+        made.__dict__["_data"].update(record.__dict__["_data"])
+        own[name] = made
+    return own
 
 
 def records_in(content: RecordDict, kind: type[Record]) -> list[Record]:

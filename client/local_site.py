@@ -55,9 +55,9 @@ class LocalSite:
 
         `state` is what the client keeps between messages: some algorithms change it.
         """
-        settings = TrainingSettings.of(_config(message))
-        arrays = _arrays(message)
-        if (terms := RecordTerms.of(_config(message))) is not None:
+        config, arrays = _config(message), _arrays(message)
+        settings = TrainingSettings.of(config)
+        if (terms := RecordTerms.of(config)) is not None:
             examples, means, trained = self._train_records(arrays, settings, terms, client)
         elif settings.algorithm in WORKS:
             bench, sent = self._work_bench(settings, client, message), arrays_to_params(arrays)
@@ -73,9 +73,9 @@ class LocalSite:
             answer = self._train_personal if settings.algorithm in PERSONAL else self._train_session
             examples, means, trained = answer(arrays, settings, client, state)
         metrics = MetricRecord({"num-examples": examples, **means})
-        clipping = Clipping.of(_config(message))
+        clipping = Clipping.of(config)
         if clipping is not None:
-            noise = AnnouncedNoise.of(_config(message))
+            noise = AnnouncedNoise.of(config)
             trained, metrics = clipped_reply(arrays, trained, clipping, noise, copy=self._copies)
         return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from ..errors import ProtocolError
@@ -67,19 +68,7 @@ class TrainingSettings:
         Raises:
             ProtocolError: a value is of another type, or impossible.
         """
-        values: dict[str, Any] = {}
-        for key, value in record.items():
-            if key in _KEYS:
-                name, kind = _KEYS[key]
-                if kind is float and type(value) is int:
-                    value = float(value)
-                if type(value) is not kind:
-                    text = f"{key} must be of type {kind.__name__}, got {value!r:.80}"
-                    raise ProtocolError(text)
-                values[name] = value
-        settings = cls(**values)
-        settings._check()
-        return settings
+        return _read(tuple((k, type(v), _hashable(v)) for k, v in record.items() if k in _KEYS))
 
     def _check(self) -> None:
         for name in ("epochs", "batch_size", "schedule_rounds", "step_rounds", "server_round",
@@ -130,3 +119,23 @@ _KEYS = {
     for name in TrainingSettings.__dataclass_fields__
 }
 """The record's keys: the field of each, and its type."""
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | bytes) else repr(value)
+
+
+@lru_cache(maxsize=8)
+def _read(items: tuple[tuple[str, type, Any], ...]) -> TrainingSettings:
+    """Read settings; all clients of a simulation are sent the same ones."""
+    values: dict[str, Any] = {}
+    for key, given, value in items:
+        name, kind = _KEYS[key]
+        if kind is float and given is int:
+            value = float(value)
+        elif given is not kind:
+            raise ProtocolError(f"{key} must be of type {kind.__name__}, got {value!r:.80}")
+        values[name] = value
+    settings = TrainingSettings(**values)
+    settings._check()
+    return settings

@@ -43,7 +43,12 @@ class Place:
 
     def after(self, batches: int) -> Place:
         """Return the place after one more step, of so many batches."""
-        return replace(self, batches=self.batches + batches, steps=self.steps + 1)
+        return Place(
+            epoch=self.epoch,
+            batches=self.batches + batches,
+            steps=self.steps + 1,
+            samples=self.samples,
+        )
 
     def in_next_epoch(self, *, samples: int) -> Place:
         """Return the beginning of the next epoch; `samples` is how many were seen so far."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from ...flower import record_of
+from ...flower import own_copy
 from ..clients import SimulatedClients
 from .contract import Teller, error_reply
 
@@ -67,23 +67,9 @@ class SequentialExecutor:
         node_id = message.metadata.dst_node_id
         try:
             context = self._clients.context_of(node_id)
-            message.content = _own(message.content)
+            message.content = own_copy(message.content)
             reply = self._client_app(message, context)
             self._clients.keep_state(node_id, context.state)
         except Exception as error:  # a client app may raise anything
             return error_reply(message, error, self._teller)
         return reply
-
-
-def _own(content: RecordDict) -> RecordDict:
-    """Return a message's content for one client, which may change it: what clients were sent
-    together they must not share. Arrays themselves are read-only."""
-    own = RecordDict()
-    for name, record in content.items():
-        if isinstance(record, ArrayRecord):
-            own[name] = record_of(record)
-        elif isinstance(record, MetricRecord):
-            own[name] = MetricRecord(dict(record))
-        else:
-            own[name] = ConfigRecord(dict(record))
-    return own
