@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +22,16 @@ CREATE TABLE IF NOT EXISTS releases (
 );
 """
 
+_VERSION_2: Final = """
+CREATE TABLE IF NOT EXISTS draws (
+    round INTEGER PRIMARY KEY,       -- drawn by coins once, however often it is released
+    clients TEXT NOT NULL            -- a JSON list of ids
+);
+"""
+
 RELEASES_LAYOUT: Final = Layout(
-    versions=((_VERSION_1,),),
-    sealed={"releases": ("number",)},
+    versions=((_VERSION_1,), (_VERSION_2,)),
+    sealed={"releases": ("number",), "draws": ("round",)},
     remedy="restore it from a backup that has all releases, or end the run",
 )
 
@@ -39,8 +49,8 @@ class RunLedger:
         self._path = path
         self._db = Database(path, RELEASES_LAYOUT, sync=sync)
         self._db.check()
-        ((self._count, self._rounds),) = self._db.rows(
-            "SELECT count(*), coalesce(max(round), 0) FROM releases"
+        self._times = Counter(
+            int(row["round"]) for row in self._db.rows("SELECT round FROM releases")
         )
 
     def write(self, round_number: int, event: Event) -> None:
@@ -49,16 +59,32 @@ class RunLedger:
             rows.execute(
                 "INSERT INTO releases (round, event) VALUES (?, ?)", (round_number, repr(event))
             )
-        self._count += 1
-        self._rounds = max(self._rounds, round_number)
+        self._times[round_number] += 1
 
     def count(self) -> int:
         """Return how many releases there were, repeated ones included."""
-        return int(self._count)
+        return self._times.total()
 
-    def rounds(self) -> int:
-        """Return of how many rounds: releases beyond them were of rounds that had been released."""
-        return int(self._rounds)
+    def repeated(self, besides: int | None = None) -> tuple[int, ...]:
+        """Return how often each round was released that was released more than once.
+
+        `besides` is a round that is about to be released once more.
+        """
+        times = self._times if besides is None else self._times + Counter([besides])
+        return tuple(sorted(count for count in times.values() if count > 1))
+
+    def drawn(self, round_number: int) -> list[int] | None:
+        """Return who was drawn for a round by coins, None if nobody tossed any."""
+        rows = self._db.sealed("draws", "WHERE round = ?", (round_number,))
+        return [int(client) for client in json.loads(rows[0]["clients"])] if rows else None
+
+    def write_draw(self, round_number: int, clients: Sequence[int]) -> None:
+        """Remember who was drawn for a round, before anybody is asked."""
+        with self._db.transaction() as rows:
+            rows.execute(
+                "INSERT INTO draws (round, clients) VALUES (?, ?)",
+                (round_number, json.dumps(list(clients))),
+            )
 
     def require(self, event: Event) -> None:
         """Check that all releases so far were of this event: only then they add up as one plan.

@@ -17,7 +17,8 @@ class PrivateRun:
     """What `PrivateRounds` asks for, over a plan and a ledger; and the claim at the end.
 
     Guarantees: a release is in the ledger before it is made. A round that is repeated after a
-        crash is a second release, and counted as one.
+        crash is a second release, and counted as one. Coins are tossed once for a round: it is
+        repeated with those who were drawn, and accounted for as another release about them.
     """
 
     def __init__(self, plan: PrivacyPlan | RecordPlan, ledger: RunLedger) -> None:
@@ -39,9 +40,18 @@ class PrivateRun:
         """Whether cohorts are drawn by secret coins."""
         return isinstance(self.plan, PrivacyPlan) and self.plan.sampling == "poisson"
 
-    def draw(self, present: Sequence[int]) -> list[int] | None:
-        """Return a round's cohort by secret coins, None if the plan does not ask for it."""
-        return self.plan.draw(present)
+    def draw(self, round_number: int, present: Sequence[int]) -> list[int] | None:
+        """Return a round's cohort by secret coins, None if the plan does not ask for it.
+
+        Who was drawn for the round before, and is there, is its cohort again.
+        """
+        known = self._ledger.drawn(round_number)
+        if known is not None:
+            return sorted(set(known) & set(present))
+        drawn = self.plan.draw(present)
+        if drawn is not None:
+            self._ledger.write_draw(round_number, drawn)
+        return drawn
 
     def account(self, round_number: int) -> Mapping[str, Any]:
         """Write a release into the ledger; returns the row's "privacy".
@@ -57,30 +67,37 @@ class PrivateRun:
                 f"the ledger of releases has {count - 1}, and this is round {round_number}: releases "
                 "are missing; restore privacy.sqlite of the run's folder, or start anew"
             )
-        repeats = count - max(round_number, self._ledger.rounds())
-        more = plan.counted(count, repeats) > plan.counted(plan.rounds)
-        if plan.epsilon_max is not None and more:
-            epsilon = plan.epsilon(count, repeats)
-            if epsilon > plan.epsilon_max:
-                raise RunStoppedError(
-                    f"round {round_number} would be release {count} and make epsilon "
-                    f"{epsilon:.4g}, the budget is {plan.epsilon_max:g} at delta = "
-                    f"{plan.delta:g}: rounds that were repeated after an interruption count twice"
-                )
+        repeated = self._ledger.repeated(round_number)
+        if plan.epsilon_max is not None and (repeated or count > plan.rounds):
+            self._require_budget(round_number, count, repeated, plan.epsilon_max)
         self._ledger.write(round_number, self._event)
         return {
-            "epsilon": plan.epsilon_by_then(count, repeats),
+            "epsilon": plan.epsilon_by_then(count, repeated),
             "delta": plan.delta,
             "releases": count,
             "noise_multiplier": plan.noise_multiplier,
         }
 
+    def _require_budget(
+        self, round_number: int, count: int, repeated: tuple[int, ...], budget: float
+    ) -> None:
+        plan = self.plan
+        if plan.epsilon_by_then(count, repeated) <= budget:
+            return
+        epsilon = plan.epsilon(count, repeated)
+        if epsilon > budget:
+            raise RunStoppedError(
+                f"round {round_number} would be release {count} and make epsilon "
+                f"{epsilon:.4g}, the budget is {budget:g} at delta = {plan.delta:g}: rounds that were "
+                "repeated after an interruption count twice, and with coins for more than that"
+            )
+
     def summary(self) -> dict[str, Any]:
         """Return what summary.json says: numbers, and the claim in words."""
         plan, count = self.plan, self._ledger.count()
-        repeats = count - self._ledger.rounds()
+        repeated = self._ledger.repeated()
         return {
-            "epsilon": plan.epsilon(count, repeats),
+            "epsilon": plan.epsilon(count, repeated),
             "delta": plan.delta,
             "releases": count,
             "noise_multiplier": plan.noise_multiplier,
@@ -89,7 +106,7 @@ class PrivateRun:
             "sampling": plan.sampling,
             "sampling_probability": plan.probability if plan.sampling == "poisson" else None,
             "min_separation": plan.separation,
-            "participations": None if plan.sampling == "poisson" else plan.counted(count, repeats),
+            "participations": None if plan.sampling == "poisson" else plan.counted(count, repeated),
             "mechanism": plan.mechanism_name,
-            "claim": plan.claim(count, repeats),
+            "claim": plan.claim(count, repeated),
         }

@@ -24,7 +24,7 @@ class PrivateRounds(Protocol):
         """Whether cohorts are drawn by secret coins: then a round counts whoever was drawn, for what
         it takes back was drawn, too."""
 
-    def draw(self, present: Sequence[int]) -> list[int] | None:
+    def draw(self, round_number: int, present: Sequence[int]) -> list[int] | None:
         """Return a round's cohort, None if it is drawn as without privacy."""
 
     def account(self, round_number: int) -> Mapping[str, Any]:

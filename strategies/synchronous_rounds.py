@@ -200,7 +200,7 @@ class SynchronousRounds:
             raise QuorumError(
                 f"round {number}: {len(present)} of {needed} clients are connected{resting}"
             )
-        drawn = self._privacy.draw(present) if self._privacy is not None else None
+        drawn = self._privacy.draw(number, present) if self._privacy is not None else None
         if drawn is not None:
             return drawn
         return draw_on(grid, present, self._plan, self._memory, number)

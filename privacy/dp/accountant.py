@@ -28,9 +28,11 @@ from .events import (
 )
 from .gaussian import epsilon_of_cost
 
-__all__ = ["Accountant", "counted_as", "epsilon_of", "epsilon_of_many"]
+__all__ = ["Accountant", "Draws", "counted_as", "epsilon_of", "epsilon_of_draws", "epsilon_of_many"]
 
 Accountant = Literal["pld", "rdp"]
+Draws = tuple[tuple[PoissonEvent, int], ...]
+"""Releases of cohorts drawn by coins, and how many there are of each kind."""
 GRID_EXACT = 8
 GRID_RATIO = 1.1
 INTERVAL = 1e-3
@@ -58,9 +60,22 @@ def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant
         return epsilon_of_line(count * event.cost, delta)
     if isinstance(event, LaplaceEvent):
         return min(count * event.epsilon, epsilon_of_line(count * event.cost, delta))
-    if event.probability == 1:
-        return epsilon_of(event.event, count=count, delta=delta)
-    return _by_dp_accounting(event, count, delta, accountant)
+    return epsilon_of_draws(((event, count),), delta=delta, accountant=accountant)
+
+
+def epsilon_of_draws(draws: Draws, *, delta: float, accountant: Accountant = "pld") -> float:
+    """Return the epsilon of releases of cohorts, each cohort drawn by coins of its own.
+
+    Edge cases: 0 of no releases.
+    Raises:
+        ConfigError: dp-accounting is needed and not installed.
+    """
+    draws = tuple((event, count) for event, count in draws if count)
+    if not draws:
+        return 0.0
+    if all(event.probability == 1 for event, _ in draws):
+        return epsilon_of_cost(sum(count * event.event.cost for event, count in draws), delta)
+    return _by_dp_accounting(draws, delta, accountant)
 
 
 def epsilon_of_many(event: Event, *, count: int, delta: float, planned: int) -> float:
@@ -82,16 +97,15 @@ def counted_as(count: int, planned: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def _by_dp_accounting(
-    event: PoissonEvent, count: int, delta: float, accountant: Accountant
-) -> float:
+def _by_dp_accounting(draws: Draws, delta: float, accountant: Accountant) -> float:
     dp = _dp_accounting()
     made: Any
     if accountant == "pld":
         made = dp.pld.PLDAccountant(value_discretization_interval=INTERVAL)
     else:
         made = dp.rdp.RdpAccountant()
-    made.compose(_dp_event(dp, event), count)
+    for event, count in draws:
+        made.compose(_dp_event(dp, event), count)
     return float(made.get_epsilon(delta))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .mechanism_words import MECHANISMS
@@ -13,35 +14,38 @@ if TYPE_CHECKING:
 __all__ = ["claim_of", "upwards"]
 
 
-def claim_of(plan: PrivacyPlan, releases: int, repeats: int) -> str:
-    """Say what holds after so many releases, `repeats` of them of rounds that had been released."""
-    epsilon = plan.epsilon(releases, repeats)
+def claim_of(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
+    """Say what holds after so many releases; `repeated` is how often rounds were released, where that
+    is more than once."""
+    epsilon = plan.epsilon(releases, repeated)
     words = MECHANISMS[plan.noise]
     bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
     return (
         f"The params of every round are differentially private with {bound} and "
         f"delta = {plan.delta:g}. Unit: a client with all of its data. Neighbours: "
         f"{plan.relation}. "
-        f"Sampling: {_sampling(plan, releases, repeats)}. Mechanism: {releases} {words.released}, "
+        f"Sampling: {_sampling(plan, releases, repeated)}. Mechanism: {releases} {words.released}, "
         f"{_clipping(plan)}, with {words.noise} of multiplier "
         f"{plan.noise_multiplier:.6g}{_correlation(plan)}, added by {words.adder}. "
         "Who took part, traffic and durations are not covered."
     )
 
 
-def _sampling(plan: PrivacyPlan, releases: int, repeats: int) -> str:
+def _sampling(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
     if plan.sampling == "poisson":
+        again = f"; {len(repeated)} rounds were released again, with the same clients"
         return (
             f"each client took part in a round with probability {plan.probability:.4g}, "
-            "independently and unknown to whoever sees the params"
+            f"independently and unknown to whoever sees the params{again if repeated else ''}"
         )
     if not plan.is_by_turns or plan.released_by_clients:
         return (
             "nothing is presumed of how cohorts were drawn: a client may have taken part in every "
             "round"
         )
+    repeats = sum(repeated) - len(repeated)
     times = plan.counted(releases - repeats)
-    again = f", and {repeats} rounds were released twice" if repeats else ""
+    again = f", and rounds were released {repeats} times again" if repeats else ""
     return (
         "nothing is presumed of how cohorts were drawn, but that the same client was asked "
         f"{plan.separation} rounds later at the earliest and {times} times at most, which the "

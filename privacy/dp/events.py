@@ -94,6 +94,16 @@ class PoissonEvent:
     def __post_init__(self) -> None:
         require_number("probability", self.probability, above=0, at_most=1)
 
+    def noised(self, times: int) -> PoissonEvent:
+        """Return what it is to release the sum of one cohort so often, each time with other noise.
+
+        The coin falls once for all of them: together they are one Gaussian sum with less noise. That
+        costs more than as many cohorts would.
+        """
+        require_whole("times", times, at_least=1)
+        less = GaussianEvent(noise_multiplier=self.event.noise_multiplier / math.sqrt(times))
+        return PoissonEvent(probability=self.probability, event=less)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsEvent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,7 +13,7 @@ from ...strategies.algorithm import Algorithm
 from ...strategies.bounds import require_choice, require_number, require_whole
 from ...strategies.mean import MeanAggregator
 from ..entropy import Entropy, system_entropy
-from .accountant import epsilon_of, epsilon_of_many
+from .accountant import counted_as, epsilon_of, epsilon_of_draws, epsilon_of_many
 from .adaptive import AdaptiveClip
 from .announced import SOURCES, AnnouncedNoise, NoiseSource
 from .claim import claim_of
@@ -184,27 +185,45 @@ class PrivacyPlan:
 
     # ------------------------------------------------------------------ accounting
 
-    def counted(self, releases: int, repeats: int = 0) -> int:
+    def counted(self, releases: int, repeated: Sequence[int] = ()) -> int:
         """Return how many events so many releases are, for the client that they are about most.
 
-        `repeats` of them are rounds that had been released before: they are independent releases,
-        of what a client would have added to that round, and each counts for everybody.
+        `repeated` is how often each round was released that was released more than once. Releases
+        beyond the first have noise of their own, hide what a client would have added to that round,
+        and each counts for everybody.
         """
         if self.sampling == "poisson" or self.released_by_clients:
             return releases
+        repeats = sum(repeated) - len(repeated)
         rounds = releases - repeats
         apart = -(-rounds // self.separation)
         return min(apart, self.participations_max or apart) + repeats
 
-    def epsilon(self, releases: int | None = None, repeats: int = 0) -> float:
-        """Return the epsilon of so many releases; of the whole run by default."""
-        count = self.counted(self.rounds if releases is None else releases, repeats)
-        return epsilon_of(self.event, count=count, delta=self.delta)
+    def epsilon(self, releases: int | None = None, repeated: Sequence[int] = ()) -> float:
+        """Return the epsilon of so many releases; of the whole run by default.
 
-    def epsilon_by_then(self, releases: int, repeats: int = 0) -> float:
+        With coins, releases of one round are about the same cohort, and cost more than those of as
+        many rounds.
+        """
+        count = self.counted(self.rounds if releases is None else releases, repeated)
+        event = self.event
+        if isinstance(event, PoissonEvent) and repeated:
+            return self._epsilon_of_rounds(event, count - sum(repeated), repeated)
+        return epsilon_of(event, count=count, delta=self.delta)
+
+    def epsilon_by_then(self, releases: int, repeated: Sequence[int] = ()) -> float:
         """Return an upper bound of `epsilon(...)`, cheap to ask for after every round."""
-        count, planned = self.counted(releases, repeats), self.counted(self.rounds)
-        return epsilon_of_many(self.event, count=count, delta=self.delta, planned=planned)
+        count, planned = self.counted(releases, repeated), self.counted(self.rounds)
+        event = self.event
+        if isinstance(event, PoissonEvent) and repeated:
+            once = counted_as(count - sum(repeated), planned)
+            return self._epsilon_of_rounds(event, once, repeated)
+        return epsilon_of_many(event, count=count, delta=self.delta, planned=planned)
+
+    def _epsilon_of_rounds(self, event: PoissonEvent, once: int, repeated: Sequence[int]) -> float:
+        """Return the epsilon of so many rounds that were released once, and of repeated ones."""
+        again = ((event.noised(times), rounds) for times, rounds in Counter(repeated).items())
+        return epsilon_of_draws(((event, once), *again), delta=self.delta)
 
     @property
     def noise_stddev(self) -> float:
@@ -252,6 +271,6 @@ class PrivacyPlan:
         noise = "" if self.correlation is None else f", {self.correlation.kind} noise"
         return f"{MECHANISMS[self.noise].name}, {self.clipping.kind} clipping{noise}"
 
-    def claim(self, releases: int, repeats: int = 0) -> str:
+    def claim(self, releases: int, repeated: Sequence[int] = ()) -> str:
         """Say what holds after so many releases: unit, relation, sampling, delta, mechanism."""
-        return claim_of(self, releases, repeats)
+        return claim_of(self, releases, repeated)

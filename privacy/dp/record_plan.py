@@ -63,16 +63,16 @@ class RecordPlan:
     def draw(self, present: Sequence[int]) -> None:
         """Leave it to the run how cohorts are drawn: nothing is presumed of that."""
 
-    def counted(self, releases: int, repeats: int = 0) -> int:
+    def counted(self, releases: int, repeated: Sequence[int] = ()) -> int:
         """Return how many events so many releases are: one each, repeated ones too."""
         return releases
 
-    def epsilon(self, releases: int | None = None, repeats: int = 0) -> float:
+    def epsilon(self, releases: int | None = None, repeated: Sequence[int] = ()) -> float:
         """Return the epsilon of so many rounds with the same client; of the run by default."""
         count = self.rounds if releases is None else releases
         return epsilon_of(self.event, count=count, delta=self.delta)
 
-    def epsilon_by_then(self, releases: int, repeats: int = 0) -> float:
+    def epsilon_by_then(self, releases: int, repeated: Sequence[int] = ()) -> float:
         """Return an upper bound of `epsilon(releases)`, cheap to ask for after every round."""
         return epsilon_of_many(self.event, count=releases, delta=self.delta, planned=self.rounds)
 
@@ -98,7 +98,7 @@ class RecordPlan:
             "same"
         )
 
-    def claim(self, releases: int, repeats: int = 0) -> str:
+    def claim(self, releases: int, repeated: Sequence[int] = ()) -> str:
         """Say what holds after so many rounds: unit, relation, sampling, delta, mechanism."""
         epsilon, terms = self.epsilon(releases), self.terms
         bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"

@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from meadow.errors import ConfigError, RunStoppedError, StoreError
+from meadow.privacy.dp.accountant import epsilon_of
 from meadow.privacy.dp.correlation import Banded, Tree
+from meadow.privacy.dp.events import GaussianEvent, PoissonEvent
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.server.privacy_ledger import RunLedger
+from meadow.server.privacy_ledger import RELEASES_LAYOUT, RunLedger
 from meadow.server.private_run import PrivateRun
+from meadow.transport.database import Database
 
 PLAN = PrivacyPlan(
     noise_multiplier=4.0, delta=1e-5, rounds=5, cohort=10.0, population=100, sampling="fixed"
@@ -87,6 +90,69 @@ def test_repeated_rounds_cost_everybody_a_participation() -> None:
     once = [PLAN.epsilon(count) for count in (1, 1, 2, 2, 2, 3)]
     assert spent == once
     assert run.summary()["participations"] == 3
+
+
+COINS = replace(PLAN, noise_multiplier=1.0, sampling="poisson", rounds=20)
+
+
+def sampled(times: int) -> PoissonEvent:
+    """Return the event of one draw whose sum got noise so often."""
+    noise = GaussianEvent(noise_multiplier=COINS.noise_multiplier / times**0.5)
+    return PoissonEvent(probability=COINS.probability, event=noise)
+
+
+def test_noisings_of_one_draw_are_one_event() -> None:
+    """Five of them are about the same clients: together they are one release with less noise, which
+    costs much more than five cohorts do."""
+    run = PrivateRun(COINS, RunLedger(None))
+    spent = [run.account(1)["epsilon"] for _ in range(5)]
+    assert spent == sorted(spent)
+    assert run.summary()["epsilon"] == epsilon_of(sampled(5), count=1, delta=COINS.delta)
+    assert spent[-1] >= run.summary()["epsilon"] > 2 * COINS.epsilon(5)
+    run.account(2)
+    after = run.summary()["epsilon"]
+    assert run.summary()["epsilon"] > spent[-1]
+    assert after < epsilon_of(sampled(5), count=2, delta=COINS.delta)
+    assert "1 rounds were released again" in run.summary()["claim"]
+
+
+def test_repeats_with_coins_are_held_against_the_budget() -> None:
+    """Also while there are fewer releases than the run has rounds."""
+    run = PrivateRun(replace(COINS, epsilon_max=COINS.epsilon()), RunLedger(None))
+    with pytest.raises(RunStoppedError, match=r"round 1 would be release . .*with coins"):
+        for _ in range(COINS.rounds):
+            run.account(1)
+    assert run.summary()["epsilon"] <= COINS.epsilon()
+
+
+def test_coins_are_tossed_once_for_a_round(tmp_path: Path) -> None:
+    """A worker that starts anew repeats the round with those who were drawn, and are there."""
+    path, present = tmp_path / "privacy.sqlite", range(1, 101)
+    cohort = PrivateRun(COINS, RunLedger(path)).draw(1, present)
+    again = PrivateRun(COINS, RunLedger(path))
+    assert cohort and [again.draw(1, present) for _ in range(3)] == [cohort] * 3
+    assert again.draw(1, [*cohort[1:], 500]) == cohort[1:]
+    assert PrivateRun(PLAN, RunLedger(None)).draw(1, present) is None
+
+
+def test_releases_of_an_older_ledger_are_about_one_draw(tmp_path: Path) -> None:
+    """A ledger that knew of no draws is brought up to date, and counts no less."""
+    path = tmp_path / "privacy.sqlite"
+    older = replace(
+        RELEASES_LAYOUT,
+        versions=RELEASES_LAYOUT.versions[:1],
+        sealed={"releases": RELEASES_LAYOUT.sealed["releases"]},
+    )
+    before = Database(path, older)
+    with before.transaction() as rows:
+        for _ in range(2):
+            rows.execute("INSERT INTO releases (round, event) VALUES (1, ?)", (repr(COINS.event),))
+    before.close()
+    run = PrivateRun(COINS, RunLedger(path))
+    cohort = run.draw(1, range(1, 101))
+    run.account(1)
+    assert run.summary()["epsilon"] == epsilon_of(sampled(3), count=1, delta=COINS.delta)
+    assert PrivateRun(COINS, RunLedger(path)).draw(1, range(1, 101)) == cohort
 
 
 def test_missing_releases_are_an_error() -> None:
