@@ -37,9 +37,11 @@ class DataConfig:
     """[data]: this site's place among the sites; every other key is handed to the app."""
 
     index: int | None = setting(
-        None, "this site's number, from 0; from the order of enrolment if absent", at_least=0
+        None, "this site's number, from 0; its place among the run's sites if absent", at_least=0
     )
-    count: int | None = setting(None, "how many sites there are", at_least=1)
+    count: int | None = setting(
+        None, "how many sites there are; those of the run if absent", at_least=1
+    )
     config: Mapping[str, Any] = field(default_factory=dict)
     """The free keys: what the task's `client_data` finds in `Site.config`."""
 

@@ -27,6 +27,7 @@ from ..transport.fleet_pb2 import (
     TrainingStart,
     TrainingWork,
 )
+from ..transport.run_sites import index_of, pack_sites
 from ..transport.spares import Spares
 from ..transport.writer import BlobWriter
 from .compressed_app import compressed_app
@@ -115,7 +116,9 @@ class InstalledApp:
         if self._app.flower is not None:
             return Inspection(counted=False)
         metadata = Metadata(0, "inspect", 0, self._node_id, "", "", 0.0, 600.0, "query")
-        context = self._context(Instruction(sites=self._node_id), RecordDict())
+        sites = pack_sites(range(1, self._node_id + 1))  # it is in no run
+        alone = Instruction(sites=sites.count, site_nodes=sites.bitmap)
+        context = self._context(alone, RecordDict())
         reply = self._client_app(rebuild_message(metadata, RecordDict()), context)
         counts = reply.content.metric_records["metrics"]
         return Inspection(
@@ -128,6 +131,9 @@ class InstalledApp:
         quiet = self._app.flower is None
         identify_process(run_id=instruction.run_id, node_id=self._node_id, quiet=quiet)
         node_config = {"site-count": instruction.sites, **self._node_config}
+        index = index_of(self._node_id, instruction.site_nodes, instruction.joined_nodes)
+        if index is not None:
+            node_config.setdefault("site-index", index)
         for ours, flowers in (("site-index", "partition-id"), ("site-count", "num-partitions")):
             if ours in node_config:
                 node_config.setdefault(flowers, node_config[ours])

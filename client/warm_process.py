@@ -120,11 +120,9 @@ class WarmProcess(Trainer):
         if folder is None or sha256 is None:
             raise AppError(f"app {app!r} is not installed here any more")
         node_config = dict(config.data.config)
-        node_config["site-index"] = (
-            self._node_id - 1 if config.data.index is None else config.data.index
-        )
-        if config.data.count is not None:
-            node_config["site-count"] = config.data.count
+        for key, value in (("site-index", config.data.index), ("site-count", config.data.count)):
+            if value is not None:
+                node_config[key] = value
         order = TrainingStart(
             app_dir=str(folder),
             sha256=sha256,

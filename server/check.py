@@ -23,7 +23,7 @@ from .run_table import RunRow
 __all__ = ["Finding", "check_home", "repair_journal"]
 
 DAMAGED_NAME = "journal.damaged.sqlite"
-SAVED = ("sites", "site_tags", "tokens", "runs")
+SAVED = ("sites", "site_tags", "tokens", "runs", "run_sites")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

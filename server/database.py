@@ -43,13 +43,18 @@ CREATE TABLE IF NOT EXISTS events (
 CREATE INDEX IF NOT EXISTS events_by_run ON events (run_id, id);
 """
 
+_VERSION_2: Final = """
+CREATE TABLE run_sites (run_id INTEGER PRIMARY KEY, node_ids TEXT NOT NULL);
+"""
+
 JOURNAL_LAYOUT: Final = Layout(
-    versions=((_VERSION_1,),),
+    versions=((_VERSION_1,), (_VERSION_2,)),
     sealed={
         "sites": ("node_id",),
         "site_tags": ("node_id", "tag"),
         "tokens": ("hash",),
         "runs": ("id",),
+        "run_sites": ("run_id",),
         "steps": ("run_id", "key"),
         "instructions": ("id",),
     },

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from ..errors import DamageError, MeadowError
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blobs_of, packed_bytes_in
+from ..transport.run_sites import pack_sites
 from .journal import Journal
 from .links import AgentLink, Links
 from .run_table import RunRow
@@ -63,8 +64,8 @@ class Dispatcher:
         self._answering: set[asyncio.Task[None]] = set()
         self._large = asyncio.Lock()
         self.observer: Observer | None = None
-        self._sites: dict[int, tuple[str, int]] = {}
-        """By run: the last group, and how many sites were enrolled when it began."""
+        self._counts: dict[int, tuple[str, int]] = {}
+        """By run: the last group, and how many sites the run had when it began."""
 
     # ------------------------------------------------------------------ the worker's side
 
@@ -90,7 +91,10 @@ class Dispatcher:
         """Take up a run's open steps from the journal after a restart of the daemon."""
         for row in await self._thread(self._journal.steps.unfinished, run.id):
             rows = await self._thread(self._journal.steps.instructions, run.id, row["key"])
-            self._open(run, row["key"], row["group_id"], row["quorum"], row["deadline_s"], rows)
+            sites = await self._thread(self._sites_of, run, rows)
+            self._open(
+                run, row["key"], row["group_id"], row["quorum"], row["deadline_s"], rows, sites
+            )
 
     async def open_step(self, run_id: int, request: pb.Step) -> None:
         """Begin a step, or, if it is in the journal already, go on with it as it was recorded."""
@@ -101,18 +105,19 @@ class Dispatcher:
         group_id = request.envelopes[0].metadata.group_id if request.envelopes else ""
         key, quorum, deadline_s = request.key, request.quorum, request.deadline_s
 
-        def record() -> tuple[RunRow | None, list[InstructionRow], bool]:
+        def record() -> tuple[RunRow, list[InstructionRow], list[int], bool]:
             steps = self._journal.steps
             rows = steps.open(
                 run_id, key, group_id,
                 quorum=quorum, deadline_s=deadline_s, instructions=instructions,
             )  # fmt: skip
-            return self._journal.runs.get(run_id), rows, steps.is_over(run_id, key)
+            run = self._journal.runs.get(run_id)
+            assert run is not None, f"run {run_id} is not in the journal"
+            return run, rows, self._sites_of(run, rows), steps.is_over(run_id, key)
 
-        run, rows, ended = await self._thread.patiently(record)
-        assert run is not None, f"run {run_id} is not in the journal"
+        run, rows, sites, ended = await self._thread.patiently(record)
         known = self._steps.get((run_id, key))
-        step = known or self._open(run, key, group_id, quorum, deadline_s, rows, ended=ended)
+        step = known or self._open(run, key, group_id, quorum, deadline_s, rows, sites, ended=ended)
         async with step.lock:
             if known is not None:
                 rows = await self._thread(self._journal.steps.instructions, run_id, key)
@@ -131,11 +136,14 @@ class Dispatcher:
         quorum: int,
         deadline_s: float,
         rows: list[InstructionRow],
+        sites: list[int],
         *,
         ended: bool = False,
     ) -> Step:
         ready, now_s = pb.WorkerReady.FromString(run.ready or b""), self._clock()
-        sites = self._sites_told(run.id, group_id)
+        count = self._count_told(run.id, group_id, len(sites))
+        joined = set(sites[count:])  # since the group began
+        told, with_joined = pack_sites(sites[:count]), pack_sites(sites)
         step = Step(
             run_id=run.id,
             key=key,
@@ -149,8 +157,9 @@ class Dispatcher:
             if row.state == "answered":
                 step.updates += not pb.Envelope.FromString(row.reply or b"").HasField("error")
             elif row.state == "pending":
+                seen = with_joined if row.node_id in joined else told
                 item = Pending(
-                    instruction=instruction_of(run, ready, row, clients=len(rows), sites=sites),
+                    instruction=instruction_of(run, ready, row, clients=len(rows), sites=seen),
                     node_id=row.node_id,
                     step=step,
                     lease_until_s=now_s + self._lease_s,
@@ -161,13 +170,18 @@ class Dispatcher:
         step.watcher = asyncio.create_task(self._watch(step))
         return step
 
-    def _sites_told(self, run_id: int, group_id: str) -> int:
-        """Return how many sites are enrolled: the same in all steps of a group, as the clients of
+    def _sites_of(self, run: RunRow, rows: list[InstructionRow]) -> list[int]:
+        """Return the run's sites; those of these instructions are among them."""
+        tags = pb.WorkerReady.FromString(run.ready or b"").tags
+        return self._journal.runs.sites(run.id, tags=tags, asked=[row.node_id for row in rows])
+
+    def _count_told(self, run_id: int, group_id: str, count: int) -> int:
+        """Return how many sites the run has: the same in all steps of a group, as the clients of
         a secure sum are bound to what they were told when they introduced themselves."""
-        group, _ = self._sites.get(run_id, (None, 0))
+        group, _ = self._counts.get(run_id, (None, 0))
         if group != group_id:
-            self._sites[run_id] = group_id, self._links.enrolled
-        return self._sites[run_id][1]
+            self._counts[run_id] = group_id, count
+        return self._counts[run_id][1]
 
     def _send_instruction(self, item: Pending) -> None:
         link = self._links.get(item.node_id)
@@ -262,7 +276,7 @@ class Dispatcher:
         Whoever still works on one is told to stop.
         """
         if group_id is None:
-            self._sites.pop(run_id, None)
+            self._counts.pop(run_id, None)
         gone = await self._thread.patiently(self._journal.steps.forget, run_id, group_id)
         ids = set(gone)
         for key, step in list(self._steps.items()):

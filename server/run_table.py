@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from .database import Database
@@ -51,6 +54,25 @@ class RunTable:
                 (app, sha256, run_id),
             )
 
+    def sites(self, run_id: int, *, tags: Collection[str], asked: Collection[int]) -> list[int]:
+        """Return the node ids of a run's sites; a site's index in the run is its place in the list.
+
+        The first call draws the list up: all that are enrolled and not revoked, with all of these
+        tags, by node id. It does not change any more, except that sites which joined later and
+        are `asked` for the first time are put at its end.
+        """
+        with self._db.transaction() as db:
+            known = self._db.sealed("run_sites", "WHERE run_id = ?", (run_id,))
+            before: list[int] = json.loads(known[0]["node_ids"]) if known else []
+            enrolled = [] if known else _enrolled(db, tags)
+            joined = sorted({*enrolled, *asked} - {*before})
+            if joined:
+                db.execute(
+                    "INSERT OR REPLACE INTO run_sites (run_id, node_ids) VALUES (?, ?)",
+                    (run_id, json.dumps([*before, *joined])),
+                )
+        return [*before, *joined]
+
     def requeue(self, run_id: int) -> bool:
         """Queue a run again that has failed or was stopped; returns whether it was one."""
         with self._db.transaction() as db:
@@ -88,3 +110,12 @@ class RunTable:
         """Return one run."""
         rows = self._db.sealed("runs", "WHERE id = ?", (run_id,))
         return RunRow(**rows[0]) if rows else None
+
+
+def _enrolled(db: sqlite3.Connection, tags: Collection[str]) -> list[int]:
+    rows = db.execute(
+        "SELECT node_id, (SELECT group_concat(tag, ' ') FROM site_tags"
+        " WHERE site_tags.node_id = sites.node_id) AS tags FROM sites"
+        " WHERE serial IS NOT NULL AND revoked_at_s IS NULL"
+    )
+    return [row["node_id"] for row in rows if set(tags) <= set((row["tags"] or "").split())]

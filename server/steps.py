@@ -10,6 +10,7 @@ from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blobs_of
 from ..transport.codec import check_size
 from ..transport.fields import check_fields
+from ..transport.run_sites import PackedSites
 from .run_table import RunRow
 from .spool import Spool
 from .step_table import InstructionRow
@@ -86,17 +87,19 @@ class Step:
 
 
 def instruction_of(
-    run: RunRow, ready: pb.WorkerReady, row: InstructionRow, *, clients: int, sites: int
+    run: RunRow, ready: pb.WorkerReady, row: InstructionRow, *, clients: int, sites: PackedSites
 ) -> pb.Instruction:
-    """Return what a client is told: one of `clients` in this step, of the `sites` enrolled; where
-    who was drawn is a secret, of the cohort that is configured."""
+    """Return what a client is told: one of `clients` in this step, of the run's `sites`;
+    where who was drawn is a secret, of the cohort that is configured."""
     return pb.Instruction(
         id=row.id,
         run_id=run.id,
         app=pb.App(name=run.app, sha256=run.sha256),
         envelope=pb.Envelope.FromString(row.envelope),
         cohort_clients=ready.cohort or clients,
-        sites=sites,
+        sites=sites.count,
+        site_nodes=sites.bitmap,
+        joined_nodes=sites.joined,
         run_config=ready.run_config,
         secure_aggregation=ready.secure_aggregation,
         differential_privacy=ready.differential_privacy,

@@ -104,6 +104,8 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "envelope": Nested(),
         "cohort_clients": Range(0, U32),
         "sites": Range(0, SITES_MAX),
+        "site_nodes": Length(SITES_MAX // 8),
+        "joined_nodes": Length(SITES_MAX),
         "run_config": Length(RUN_CONFIG_MAX),
         "secure_aggregation": Range(0, 1),
         "differential_privacy": Range(0, 1),

@@ -197,7 +197,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., client: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Instruction(_message.Message):
-    __slots__ = ("id", "run_id", "app", "envelope", "cohort_clients", "sites", "run_config", "secure_aggregation", "differential_privacy")
+    __slots__ = ("id", "run_id", "app", "envelope", "cohort_clients", "sites", "run_config", "secure_aggregation", "differential_privacy", "site_nodes", "joined_nodes")
     ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     APP_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,8 @@ class Instruction(_message.Message):
     RUN_CONFIG_FIELD_NUMBER: _ClassVar[int]
     SECURE_AGGREGATION_FIELD_NUMBER: _ClassVar[int]
     DIFFERENTIAL_PRIVACY_FIELD_NUMBER: _ClassVar[int]
+    SITE_NODES_FIELD_NUMBER: _ClassVar[int]
+    JOINED_NODES_FIELD_NUMBER: _ClassVar[int]
     id: str
     run_id: int
     app: App
@@ -216,7 +218,9 @@ class Instruction(_message.Message):
     run_config: _containers.RepeatedCompositeFieldContainer[Entry]
     secure_aggregation: bool
     differential_privacy: bool
-    def __init__(self, id: _Optional[str] = ..., run_id: _Optional[int] = ..., app: _Optional[_Union[App, _Mapping]] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., cohort_clients: _Optional[int] = ..., sites: _Optional[int] = ..., run_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., secure_aggregation: _Optional[bool] = ..., differential_privacy: _Optional[bool] = ...) -> None: ...
+    site_nodes: bytes
+    joined_nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[str] = ..., run_id: _Optional[int] = ..., app: _Optional[_Union[App, _Mapping]] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., cohort_clients: _Optional[int] = ..., sites: _Optional[int] = ..., run_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., secure_aggregation: _Optional[bool] = ..., differential_privacy: _Optional[bool] = ..., site_nodes: _Optional[bytes] = ..., joined_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class App(_message.Message):
     __slots__ = ("name", "sha256")

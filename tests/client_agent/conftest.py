@@ -166,6 +166,7 @@ class Client:
             app=pb.App(name="counting", sha256=content_hash(self.app)),
             cohort_clients=2,
             sites=5,
+            site_nodes=bytes([0b11111]),
             envelope=pb.Envelope(
                 metadata=pb.Metadata(
                     run_id=7, message_id=id_, dst_node_id=1, group_id="3", created_at_s=1.0,

@@ -164,12 +164,16 @@ class Federation:
 
     def start_clients(self, count: int) -> None:
         """Start clients that are enrolled, and wait until all are connected."""
-        for index in range(count):
-            command = ["client", "start", "--dir", str(self.client_dir(index))]
-            self.clients.append(Process(command, self.folder / f"client-{index}.log"))
-            self.clients[-1].start()
-        for client in self.clients:
+        started = [self.start_client(index) for index in range(count)]
+        for client in started:
             wait_until(lambda c=client: c.events("connected"), "a client connects")
+
+    def start_client(self, index: int) -> Process:
+        """Start one client that is enrolled."""
+        command = ["client", "start", "--dir", str(self.client_dir(index))]
+        self.clients.append(Process(command, self.folder / f"client-{index}.log"))
+        self.clients[-1].start()
+        return self.clients[-1]
 
     def submit(self, *settings: str) -> int:
         """Begin a run of the app and return its number."""

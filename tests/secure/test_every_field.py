@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,7 +126,7 @@ class Fleet:
             return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
         start = TrainingStart(node_id=node, client_dir=str(self._dir(node, "client")))
-        return InstalledApp(None, app, start, "cpu")  # type: ignore[arg-type]
+        return InstalledApp(SimpleNamespace(flower=None), app, start, "cpu")  # type: ignore[arg-type]
 
 
 def visible(message: Message, context: Context) -> str:

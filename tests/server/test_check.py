@@ -134,6 +134,7 @@ def test_what_is_intact_is_saved(home: ServerHome) -> None:
     saved = repair_journal(home)
     assert {table: (len(s.rows), len(s.lost)) for table, s in saved.items()} == {
         "sites": (2, 1), "site_tags": (1, 0), "tokens": (2, 1), "runs": (1, 0),
+        "run_sites": (0, 0),
     }  # fmt: skip
     assert findings(home) == {}
     assert (home.folder / "journal.damaged.sqlite").exists()

@@ -392,6 +392,7 @@ def test_clients_hear_of_the_configured_cohort_where_coins_drew_it() -> None:
     from meadow.server.run_table import RunRow
     from meadow.server.step_table import InstructionRow
     from meadow.server.steps import instruction_of
+    from meadow.transport.run_sites import pack_sites
 
     row = InstructionRow(
         id="1", run_id=1, step_key="1/train/0", node_id=1, envelope=b"", state="pending", reply=None
@@ -400,7 +401,10 @@ def test_clients_hear_of_the_configured_cohort_where_coins_drew_it() -> None:
     for announced in (0, 50):
         ready = pb.WorkerReady(cohort=announced, differential_privacy=True)
         run = mock.Mock(spec=RunRow, id=1, app="digits", sha256="a")
-        made = [instruction_of(run, ready, row, clients=n, sites=9) for n in (3, 4)]
+        made = [
+            instruction_of(run, ready, row, clients=n, sites=pack_sites(range(1, 10)))
+            for n in (3, 4)
+        ]
         told[announced] = [each.cohort_clients for each in made]
     assert told == {0: [3, 4], 50: [50, 50]}
 
