@@ -58,6 +58,14 @@ def plan(
     ] = None,
     correlation: Annotated[str, typer.Option(help="of the noise: none, banded or tree")] = "none",
     bands: Annotated[int | None, typer.Option(min=1, help="rounds that hang together")] = None,
+    corrupt_fraction: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="distributed noise: as in privacy.secure_aggregation"),
+    ] = 0.33,
+    dropout_fraction: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="distributed noise: as in privacy.secure_aggregation"),
+    ] = 0.3,
     params: Annotated[
         int | None, typer.Option(min=1, help="how many the model has: prints the norm of the noise")
     ] = None,
@@ -88,7 +96,10 @@ def plan(
     )
     if epsilon is not None:
         made = within_budget(made, epsilon)
-    _show(made, params, format)
+    more = 1.0
+    if made.announced.is_distributed:
+        more = _noise_of_all(made, params or 1, corrupt_fraction, dropout_fraction)
+    _show(made, params, more, format)
 
 
 @app.command()
@@ -126,22 +137,46 @@ def audit(
         raise typer.Exit(1)
 
 
-def _show(made: PrivacyPlan, params: int | None, format: Format) -> None:
+def _noise_of_all(made: PrivacyPlan, params: int, corrupt: float, dropout: float) -> float:
+    """Return the noise of a secure sum that nobody drops out of, beside what is accounted for: that
+    of the fewest honest clients that may be left."""
+    from ..privacy.secagg.noisy_encoding import NoisyEncoding
+    from ..privacy.secure_terms import SecureTerms
+
+    clients = round(made.cohort)
+    terms = SecureTerms(
+        corrupt=corrupt,
+        dropout=dropout,
+        metrics=(),
+        clip_norm=made.clipping.norm,
+        noise_multiplier=made.noise_multiplier,
+        noise_law=made.announced.law,
+    )
+    encoding = terms.plan(clients=clients, length=params).encoding
+    assert isinstance(encoding, NoisyEncoding)
+    stddev = (clients * encoding.grid.client_variance) ** 0.5 / encoding.scale
+    return float(stddev / (made.noise_multiplier * made.clipping.norm))
+
+
+def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) -> None:
+    """Print a plan; `more` is how much more noise there is than is accounted for."""
     counts = sorted({max(1, made.rounds * part // CURVE_POINTS) for part in range(1, 11)})
     curve = [{"rounds": count, "epsilon": made.epsilon(count)} for count in counts]
-    norm = None if params is None else made.noise_stddev * params**0.5
-    after = made.noise_stddev_in_sum(made.rounds)
+    stddev, after = made.noise_stddev * more, made.noise_stddev_in_sum(made.rounds) * more
+    norm = None if params is None else stddev * params**0.5
+    any_two = made.epsilon_of_any_two() if made.announced.is_local else None
     cosine = None if params is None else _cosine(made, after * params**0.5)
     if format is Format.JSON:
         say(
             format,
             "",
             noise_multiplier=made.noise_multiplier,
-            noise_stddev=made.noise_stddev,
+            noise_stddev=stddev,
             noise_norm=norm,
             noise_stddev_after=after,
             cosine_after=cosine,
             epsilon=made.epsilon(),
+            epsilon_any_two=any_two,
             delta=made.delta,
             sampling=made.sampling,
             participations=None if made.sampling == "poisson" else made.counted(made.rounds),
@@ -150,12 +185,24 @@ def _show(made: PrivacyPlan, params: int | None, format: Format) -> None:
         return
     say(format, f"noise_multiplier {made.noise_multiplier:.4f}")
     say(format, f"epsilon {epsilon_text(made.epsilon())} at delta = {made.delta:g}")
+    if any_two is not None:
+        say(
+            format,
+            "that is for a client whose updates are left out; for any other updates in their place, "
+            f"which differ by up to twice the clip, it is {epsilon_text(any_two)}",
+        )
     where = "of the mean change" if made.correlation is None else "that a client is hidden by"
     say(
         format,
-        f"noise on a param {where}: standard deviation {made.noise_stddev:.3g}, "
-        f"{made.noise_multiplier * 100 / made.cohort:.3g} % of the clip",
+        f"noise on a param {where}: standard deviation {stddev:.3g}, "
+        f"{stddev * 100 / made.clipping.norm:.3g} % of the clip",
     )
+    if more != 1:
+        say(
+            format,
+            f"that is {more:.3g} times what is accounted for, which is the noise of the fewest honest "
+            "clients that may be left of a secure sum; it is when nobody drops out",
+        )
     if norm is not None and made.correlation is None:
         say(
             format,
@@ -165,7 +212,7 @@ def _show(made: PrivacyPlan, params: int | None, format: Format) -> None:
     say(
         format,
         f"noise on a param after {made.rounds} rounds: standard deviation {after:.3g}, what "
-        f"{(after / made.noise_stddev) ** 2:.4g} rounds of independent noise "
+        f"{(after / stddev) ** 2:.4g} rounds of independent noise "
         "of this size would add up to",
     )
     if cosine is not None:

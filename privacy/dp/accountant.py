@@ -10,6 +10,7 @@ Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism" (
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal
@@ -30,13 +31,20 @@ from .gaussian import epsilon_of_cost
 
 __all__ = ["Accountant", "Draws", "counted_as", "epsilon_of", "epsilon_of_draws", "epsilon_of_many"]
 
-Accountant = Literal["pld", "rdp"]
+Accountant = Literal["pld", "rdp", "least"]
+"""Which bound: of the privacy loss distribution, of Renyi divergences, or the lower one of both."""
 Draws = tuple[tuple[PoissonEvent, int], ...]
 """Releases of cohorts drawn by coins, and how many there are of each kind."""
 GRID_EXACT = 8
 GRID_RATIO = 1.1
-INTERVAL = 1e-3
-"""The grid of privacy losses; losses are rounded up to it."""
+INTERVALS = (1e-3, 1e-4, 1e-5)
+"""The grids of privacy losses, which are rounded up to it: finer ones where epsilon is small."""
+FINE = 500
+"""An epsilon of so many intervals is hardly changed by a finer grid."""
+FINE_NOISE = 1.0
+"""With less noise than this, single losses are so large that a finer grid changes nothing."""
+RDP_EPSILON = 10.0
+"""Above, the bound of Renyi divergences is never the lower one."""
 
 
 def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant = "pld") -> float:
@@ -55,7 +63,8 @@ def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant
     if isinstance(event, GaussianEvent):
         return epsilon_of_cost(count * event.cost, delta)
     if isinstance(event, StepsEvent):
-        return epsilon_of(event.event, count=count * event.steps, delta=delta)
+        steps = count * event.steps
+        return epsilon_of(event.event, count=steps, delta=delta, accountant=accountant)
     if isinstance(event, ConcentratedEvent):
         return epsilon_of_line(count * event.cost, delta)
     if isinstance(event, LaplaceEvent):
@@ -99,11 +108,21 @@ def counted_as(count: int, planned: int) -> int:
 @lru_cache(maxsize=256)
 def _by_dp_accounting(draws: Draws, delta: float, accountant: Accountant) -> float:
     dp = _dp_accounting()
-    made: Any
-    if accountant == "pld":
-        made = dp.pld.PLDAccountant(value_discretization_interval=INTERVAL)
-    else:
-        made = dp.rdp.RdpAccountant()
+    if accountant == "rdp":
+        return _epsilon_by(dp.rdp.RdpAccountant(), dp, draws, delta)
+    fine = all(event.event.noise_multiplier >= FINE_NOISE for event, _ in draws)
+    found = math.inf
+    for interval in INTERVALS if fine else INTERVALS[:1]:
+        made = dp.pld.PLDAccountant(value_discretization_interval=interval)
+        found = min(found, _epsilon_by(made, dp, draws, delta))
+        if found >= FINE * interval:
+            break
+    if accountant == "least" and found < RDP_EPSILON:
+        return min(found, _by_dp_accounting(draws, delta, "rdp"))
+    return found
+
+
+def _epsilon_by(made: Any, dp: Any, draws: Draws, delta: float) -> float:
     for event, count in draws:
         made.compose(_dp_event(dp, event), count)
     return float(made.get_epsilon(delta))

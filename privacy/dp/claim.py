@@ -23,12 +23,22 @@ def claim_of(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
     return (
         f"The params of every round are differentially private with {bound} and "
         f"delta = {plan.delta:g}. Unit: a client with all of its data. Neighbours: "
-        f"{plan.relation}. "
+        f"{plan.relation}.{_any_two(plan, releases)} "
         f"Sampling: {_sampling(plan, releases, repeated)}. Mechanism: {releases} {words.released}, "
         f"{_clipping(plan)}, with {words.noise} of multiplier "
         f"{plan.noise_multiplier:.6g}{_correlation(plan)}, added by {words.adder}. "
         "Who took part, traffic and durations are not covered."
     )
+
+
+def _any_two(plan: PrivacyPlan, releases: int) -> str:
+    if not plan.announced.is_local:
+        return ""
+    epsilon = plan.epsilon_of_any_two(releases)
+    bound = (
+        f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "there is no finite epsilon"
+    )
+    return f" For neighbours that send any other updates in their place, {bound}."
 
 
 def _sampling(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:

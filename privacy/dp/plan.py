@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...errors import ConfigError
@@ -13,7 +13,7 @@ from ...strategies.algorithm import Algorithm
 from ...strategies.bounds import require_choice, require_number, require_whole
 from ...strategies.mean import MeanAggregator
 from ..entropy import Entropy, system_entropy
-from .accountant import counted_as, epsilon_of, epsilon_of_draws, epsilon_of_many
+from .accountant import Accountant, counted_as, epsilon_of, epsilon_of_draws, epsilon_of_many
 from .adaptive import AdaptiveClip
 from .announced import SOURCES, AnnouncedNoise, NoiseSource
 from .claim import claim_of
@@ -208,8 +208,16 @@ class PrivacyPlan:
         count = self.counted(self.rounds if releases is None else releases, repeated)
         event = self.event
         if isinstance(event, PoissonEvent) and repeated:
-            return self._epsilon_of_rounds(event, count - sum(repeated), repeated)
-        return epsilon_of(event, count=count, delta=self.delta)
+            return self._epsilon_of_rounds(event, count - sum(repeated), repeated, "least")
+        return epsilon_of(event, count=count, delta=self.delta, accountant="least")
+
+    def epsilon_of_any_two(self, releases: int | None = None) -> float:
+        """Return the epsilon of local noise for neighbours one of which sends any other update.
+
+        Two clipped updates differ by up to twice the clip, one and none by the clip.
+        """
+        halved = replace(self, noise_multiplier=self.noise_multiplier / 2)
+        return halved.epsilon(releases)
 
     def epsilon_by_then(self, releases: int, repeated: Sequence[int] = ()) -> float:
         """Return an upper bound of `epsilon(...)`, cheap to ask for after every round."""
@@ -217,13 +225,16 @@ class PrivacyPlan:
         event = self.event
         if isinstance(event, PoissonEvent) and repeated:
             once = counted_as(count - sum(repeated), planned)
-            return self._epsilon_of_rounds(event, once, repeated)
+            return self._epsilon_of_rounds(event, once, repeated, "pld")
         return epsilon_of_many(event, count=count, delta=self.delta, planned=planned)
 
-    def _epsilon_of_rounds(self, event: PoissonEvent, once: int, repeated: Sequence[int]) -> float:
+    def _epsilon_of_rounds(
+        self, event: PoissonEvent, once: int, repeated: Sequence[int], accountant: Accountant
+    ) -> float:
         """Return the epsilon of so many rounds that were released once, and of repeated ones."""
         again = ((event.noised(times), rounds) for times, rounds in Counter(repeated).items())
-        return epsilon_of_draws(((event, once), *again), delta=self.delta)
+        draws = ((event, once), *again)
+        return epsilon_of_draws(draws, delta=self.delta, accountant=accountant)
 
     @property
     def noise_stddev(self) -> float:

@@ -70,7 +70,7 @@ class RecordPlan:
     def epsilon(self, releases: int | None = None, repeated: Sequence[int] = ()) -> float:
         """Return the epsilon of so many rounds with the same client; of the run by default."""
         count = self.rounds if releases is None else releases
-        return epsilon_of(self.event, count=count, delta=self.delta)
+        return epsilon_of(self.event, count=count, delta=self.delta, accountant="least")
 
     def epsilon_by_then(self, releases: int, repeated: Sequence[int] = ()) -> float:
         """Return an upper bound of `epsilon(releases)`, cheap to ask for after every round."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meadow.cli.main import main
@@ -12,6 +14,8 @@ from meadow.client.database import Database
 from meadow.client.ledger import Ledger
 from meadow.privacy.dp.announced import AnnouncedNoise
 from meadow.privacy.dp.gaussian import epsilon_of_cost
+from meadow.privacy.secagg.noisy_encoding import NoisyEncoding
+from meadow.privacy.secure_terms import SecureTerms
 from meadow.transport import fleet_pb2 as pb
 
 PLAN = ["privacy", "plan", "--delta", "1e-6", "--clients", "10000", "--cohort", "500"]
@@ -115,8 +119,50 @@ def test_noise_that_clients_add_is_planned(capsys: pytest.CaptureFixture[str]) -
     """Within secure sums hardly more than the server's, on every client's own change far more."""
     options = ["--rounds", "20", "--epsilon", "2", "--sampling", "fixed", "--format", "json"]
     planned = {}
+    options += ["--corrupt-fraction", "0", "--dropout-fraction", "0"]
     for noise in ("server", "distributed", "distributed_gaussian", "local_gaussian"):
         _, text = run(capsys, *PLAN, *options, "--noise", noise)
         planned[noise] = json.loads(text)["noise_stddev"]
     assert planned["server"] < planned["distributed"] < 1.12 * planned["server"]
     assert planned["local_gaussian"] == pytest.approx(500**0.5 * planned["server"])
+
+
+@pytest.mark.parametrize("noise", ["distributed", "distributed_gaussian"])
+def test_the_noise_of_all_shares_is_printed(noise: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a secure sum of everybody draws it, not as that of the fewest honest survivors."""
+    options = ["--clients", "10", "--cohort", "10", "--rounds", "5", "--delta", "1e-5"]
+    options += ["--noise-multiplier", "2", "--sampling", "fixed", "--noise", noise]
+    options += ["--corrupt-fraction", "0.1", "--dropout-fraction", "0.2", "--clip", "0.5"]
+    _, text = run(capsys, "privacy", "plan", *options, "--params", "64", "--format", "json")
+    terms = SecureTerms(
+        corrupt=0.1,
+        dropout=0.2,
+        metrics=(),
+        clip_norm=0.5,
+        noise_multiplier=2.0,
+        noise_law=AnnouncedNoise(source=noise, multiplier=2.0).law,  # type: ignore[arg-type]
+    )
+    encoding = terms.plan(clients=10, length=64).encoding
+    assert isinstance(encoding, NoisyEncoding)
+    drawn = []
+    for _ in range(40):
+        shares = [encoding.encode(np.zeros(64), 1, entropy=os.urandom) for _ in range(10)]
+        total = np.add.reduce(np.array(shares, np.uint32), dtype=np.uint32)
+        drawn.append(encoding.decode(total)[0] / 10)
+    found = json.loads(text)["noise_stddev"]
+    assert found == pytest.approx(float(np.std(drawn)), rel=0.1)
+    assert found > 1.15 * 2.0 * 0.5 / 10
+    assert "times what is accounted for" in run(capsys, "privacy", "plan", *options)[1]
+
+
+@pytest.mark.parametrize("noise", ["local_gaussian", "local_laplace"])
+def test_local_noise_has_both_neighbours(noise: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An update that is left out, and any two updates, which need twice the sensitivity."""
+    options = ["--rounds", "3", "--sampling", "fixed", "--noise", noise]
+    epsilons = []
+    for multiplier in ("8", "4"):
+        given = (*options, "--noise-multiplier", multiplier)
+        epsilons.append(json.loads(run(capsys, *PLAN, *given, "--format", "json")[1]))
+    assert epsilons[0]["epsilon_any_two"] == epsilons[1]["epsilon"] > epsilons[0]["epsilon"]
+    text = run(capsys, *PLAN, *options, "--noise-multiplier", "8")[1]
+    assert "up to twice the clip, it is" in text
