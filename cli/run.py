@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from ..transport import fleet_pb2 as pb
 from .admin import AdminOption, DirOption, admin_stub
 from .live import RunView
 from .output import Format, FormatOption, moment, say, show_rows
+from .sentences import sentence_of
 
 __all__ = ["app"]
 
@@ -89,17 +90,19 @@ def show(
     """Show one run and what happened in it."""
     with admin_stub(dir, admin) as stub:
         detail = stub.ShowRun(pb.RunId(id=run), timeout=10)
+        names = _names(stub)
     row = _row(detail.run)
     events = [
-        {"at": moment(event.at_s), "kind": event.kind, **json.loads(event.json)}
+        {"at": moment(event.at_s), "kind": event.kind, **_named(json.loads(event.json), names)}
         for event in detail.events
     ]
     if format is Format.JSON:
         say(format, "", **row, events=events)
         return
     say(format, "\n".join(f"{COLUMNS[key].lower():10} {row[key]}" for key in COLUMNS))
-    for event in detail.events:
-        say(format, f"{moment(event.at_s)}  {event.kind:18} {event.json[:200]}")
+    for event in events:
+        if (sentence := sentence_of(event["kind"], event)) is not None:
+            say(format, f"{event['at']}  {sentence}")
 
 
 @app.command()
@@ -116,13 +119,32 @@ def watch(
 
 def _follow(stub: Any, run_id: int, format: Format) -> None:
     with RunView(f"run {run_id}", format=format) as view:
+        names = _names(stub)
         for event in stub.Watch(pb.RunId(id=run_id)):
-            view.show(event.kind, json.loads(event.json))
+            detail = json.loads(event.json)
+            if detail.get("client", 0) not in names:
+                names = _names(stub) if "client" in detail else names
+            view.show(event.kind, _named(detail, names))
     final = stub.ShowRun(pb.RunId(id=run_id), timeout=10).run
     if final.status == "failed":
         raise MeadowError(
             f"run {run_id} failed: {final.cause}; `meadow run show {run_id}` tells more"
         )
+
+
+def _names(stub: Any) -> dict[int, str]:
+    sites = stub.Sites(pb.Empty(), timeout=10).sites
+    return {site.node_id: site.name for site in sites}
+
+
+def _named(detail: dict[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
+    """Return an event with the names of the sites that it has by node number."""
+    named = dict(detail)
+    if detail.get("client") in names:
+        named["site"] = names[detail["client"]]
+    if "missing" in detail:
+        named["missing_sites"] = [names.get(node, str(node)) for node in detail["missing"]]
+    return named
 
 
 @app.command()

@@ -17,7 +17,8 @@ def sentence_of(kind: str, detail: Detail) -> str | None:
 
 
 def _of_client(detail: Detail) -> str:
-    return f"round {detail.get('round')}: client {detail.get('client')}"
+    who = detail.get("site") or f"client {detail.get('client')}"
+    return f"round {detail.get('round')}: {who}"
 
 
 def _refused(what: str) -> Callable[[Detail], str]:
@@ -35,6 +36,12 @@ def _clipped(detail: Detail) -> str:
     )
 
 
+def _committed(detail: Detail) -> str:
+    failures = detail.get("failures") or 0
+    failed = f", {failures} failed" if failures else ""
+    return f"round {detail.get('round')} is done: {detail.get('clients', 0)} clients{failed}"
+
+
 _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     "checkpoint_damaged": lambda d: (
         f"{d.get('file')} is damaged ({d.get('reason')}); going back to the checkpoint before it"
@@ -42,10 +49,12 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     "client_failed": lambda d: f"{_of_client(d)} failed: {d.get('reason')}",
     "early_stopped": lambda d: f"stopped early: {d.get('cause')}",
     "evaluation_refused": _refused("evaluation"),
+    "round_committed": _committed,
+    "status": lambda d: f"{d.get('status')}{': ' if d.get('cause') else ''}{d.get('cause') or ''}",
     "resumed": lambda d: f"going on after round {d.get('round')}",
     "round_waits": lambda d: (
         f"round {d.get('round')} needs {d.get('quorum')} clients and has {d.get('updates')}: no sign of "
-        f"life of {', '.join(str(node) for node in d.get('missing', []))}"
+        f"life of {', '.join(map(str, d.get('missing_sites') or d.get('missing', [])))}"
     ),
     "stopping": lambda d: f"stopping after {d.get('after')}",
     "update_clipped": _clipped,
