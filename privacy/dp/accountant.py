@@ -37,12 +37,12 @@ Draws = tuple[tuple[PoissonEvent, int], ...]
 """Releases of cohorts drawn by coins, and how many there are of each kind."""
 GRID_EXACT = 8
 GRID_RATIO = 1.1
-INTERVALS = (1e-3, 1e-4, 1e-5)
-"""The grids of privacy losses, which are rounded up to it: finer ones where epsilon is small."""
+INTERVALS = ((1e-3, 0.0), (1e-4, 1.0), (1e-5, 4.0))
+"""The grids of privacy losses, which are rounded up to it: finer ones where epsilon is small, each with
+the least noise multiplier for it. With less noise single losses are large: the grid would be long, and
+change little."""
 FINE = 500
 """An epsilon of so many intervals is hardly changed by a finer grid."""
-FINE_NOISE = 1.0
-"""With less noise than this, single losses are so large that a finer grid changes nothing."""
 RDP_EPSILON = 10.0
 """Above, the bound of Renyi divergences is never the lower one."""
 
@@ -110,9 +110,9 @@ def _by_dp_accounting(draws: Draws, delta: float, accountant: Accountant) -> flo
     dp = _dp_accounting()
     if accountant == "rdp":
         return _epsilon_by(dp.rdp.RdpAccountant(), dp, draws, delta)
-    fine = all(event.event.noise_multiplier >= FINE_NOISE for event, _ in draws)
+    noise = min(event.event.noise_multiplier for event, _ in draws)
     found = math.inf
-    for interval in INTERVALS if fine else INTERVALS[:1]:
+    for interval in (size for size, least in INTERVALS if noise >= least):
         made = dp.pld.PLDAccountant(value_discretization_interval=interval)
         found = min(found, _epsilon_by(made, dp, draws, delta))
         if found >= FINE * interval:
