@@ -28,6 +28,7 @@ __all__ = [
 
 FILE_NAME = "client.toml"
 PEER_PREFIX = "ed25519:"
+RECEIVED_BYTES_MAX = 4 << 30
 PLACES = ("client", "distributed", "server")
 """Where noise may be added; as `AnnouncedNoise.place` says it."""
 
@@ -58,6 +59,13 @@ class PolicyConfig:
         "refuse a round of fewer clients than this; within secure sums the clients make sure of it "
         "themselves, and else it is the server's word",
         at_least=1,
+    )
+    received_bytes_max: int = setting(
+        RECEIVED_BYTES_MAX,
+        "refuse an instruction with more tensors than this, in bytes; so much of what was received "
+        "is kept besides",
+        at_least=0,
+        at_most=64 << 30,
     )
     rounds_per_day: int | None = setting(
         None, "train in at most this many rounds in 24 hours; no limit if absent", at_least=1

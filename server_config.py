@@ -17,6 +17,9 @@ from .settings_values import build
 __all__ = ["ServerConfig", "load_server_config", "make_server_config", "server_config_to_toml"]
 
 FILE_NAME = "server.toml"
+REPLY_BYTES_MIN = 64 << 20
+CLIENT_BYTES_MAX = 32 << 30
+SPOOL_BYTES_MAX = 256 << 30
 _HOST = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?|[0-9A-Fa-f:.]+")
 
 
@@ -37,6 +40,25 @@ class ServerConfig:
     )
     blob_bytes_max: int = setting(
         16 << 30, "the largest file of tensors that is taken", at_least=1 << 10, at_most=1 << 50
+    )
+    reply_bytes_min: int = setting(
+        REPLY_BYTES_MIN,
+        "a reply may have files of so many bytes however small what was sent to its client; "
+        "else 8 times what was sent",
+        at_least=0,
+        at_most=1 << 50,
+    )
+    client_bytes_max: int = setting(
+        CLIENT_BYTES_MAX,
+        "files of one client's replies at once, in bytes; more of them wait",
+        at_least=1 << 10,
+        at_most=1 << 50,
+    )
+    spool_bytes_max: int = setting(
+        SPOOL_BYTES_MAX,
+        "files of all clients' replies at once, in bytes; more of them wait",
+        at_least=1 << 10,
+        at_most=1 << 60,
     )
     certificate_days: int = setting(
         7, "how long a client's certificate is good; clients renew it", at_least=1, at_most=3650

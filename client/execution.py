@@ -104,9 +104,11 @@ class Execution:
                 steps=announced_steps(instruction),
             )
         blobs = blobs_of(instruction.envelope)
+        needed = {blob.id for blob in blobs}
+        self._prune(needed, policy.received_bytes_max)
         for blob in blobs:
             await self._fetch(blob)
-        self._prune({blob.id for blob in blobs})
+        self._prune(needed, policy.received_bytes_max)
         label = label_of(instruction.envelope)
         detail: dict[str, str | int | float] = {
             "run": instruction.run_id,
@@ -202,11 +204,15 @@ class Execution:
         path.touch()
         self._verified[blob.id] = (blob.size_bytes, blob.crc32)
 
-    def _prune(self, needed: set[str]) -> None:
-        """Keep the files used last, and those that are needed now."""
+    def _prune(self, needed: set[str], bytes_max: int) -> None:
+        """Keep what is needed now, and of the files used last a few that are not too large together."""
         files = sorted(self._blob_dir.iterdir(), key=lambda path: -path.stat().st_mtime_ns)
-        for path in files[BLOBS_KEPT:]:
-            if path.stem not in needed:
+        kept_bytes = 0
+        for index, path in enumerate(files):
+            if path.name.split(".")[0] in needed:
+                continue
+            kept_bytes += path.stat().st_size
+            if index >= BLOBS_KEPT or kept_bytes > bytes_max:
                 self._state.spares.keep(path)
                 self._verified.pop(path.stem, None)
 

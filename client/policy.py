@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..client_config import PolicyConfig
 from ..errors import RefusedError
 from ..privacy.secure_kinds import is_secure, is_talk
+from ..transport.blobs import blobs_of
 from ..transport.fleet_pb2 import Instruction
 from .announcements import announced_noise, announced_steps
 
@@ -33,6 +34,12 @@ def check(
         )
     if policy.allowed_apps and f"sha256:{installed}" not in policy.allowed_apps:
         raise RefusedError(f"app {app.name!r} is not among policy.allowed_apps")
+    sent_bytes = sum(blob.size_bytes for blob in blobs_of(instruction.envelope))
+    if sent_bytes > policy.received_bytes_max:
+        raise RefusedError(
+            f"policy.received_bytes_max is {policy.received_bytes_max}, "
+            f"this instruction has tensors of {sent_bytes} bytes"
+        )
     asked_for = instruction.envelope.metadata.message_type
     # the cohort of a session is checked when it begins; before and after, fewer may be asked
     if instruction.cohort_clients < policy.min_cohort and not is_talk(asked_for):

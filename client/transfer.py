@@ -37,7 +37,12 @@ class Bulk:
     """The calls that carry tensors, on a connection to one server."""
 
     def __init__(
-        self, channel: grpc.Channel, address: str, line: Line, *, blob_bytes_max: int
+        self,
+        channel: grpc.Channel,
+        address: str,
+        line: Line | None = None,
+        *,
+        blob_bytes_max: int,
     ) -> None:
         self._call_download = channel.unary_stream(
             "/meadow.v1.Fleet/Download",
@@ -50,7 +55,7 @@ class Bulk:
             response_deserializer=UploadState.FromString,
         )
         self._address = address
-        self._line = line
+        self._line = line or Line()
         self._blob_bytes_max = blob_bytes_max
 
     async def download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:

@@ -40,7 +40,8 @@ WIRE = """\
 
 A message that is larger than its bound is refused when its length is known, not when it has arrived; a
 file of tensors by what was declared for it, before its first byte. What is refused is answered with a
-gRPC status and a reason in one line, and written down in the server's events; of a flood, some.
+gRPC status and a reason in one line, and written down in the server's events; of a flood, some. An
+upload ends, and what is there of it is deleted, when its instruction needs no answer any more.
 """
 
 WIRE_LIMITS = (
@@ -94,6 +95,33 @@ WIRE_LIMITS = (
         "server.bulk:TRANSFERS_AT_ONCE_MAX",
         "uploads and downloads of one client at once",
         "faults/test_oversize.py::test_many_transfers",
+    ),
+    Limit(
+        "server_config:REPLY_BYTES_MIN",
+        "files of one reply, or 8 times the tensors that were sent, if that is more; `reply_bytes_min`",
+        "faults/test_oversize.py::test_more_than_the_model_needs",
+    ),
+    Limit(
+        "server_config:CLIENT_BYTES_MAX",
+        "files of one client's replies, from their declaration until the round is committed; "
+        "`client_bytes_max`",
+        "server/test_spool.py::test_a_client_has_a_quota_over_all_its_instructions",
+    ),
+    Limit(
+        "server_config:SPOOL_BYTES_MAX",
+        "files of all replies; `spool_bytes_max`",
+        "server/test_spool.py::test_all_clients_together_have_a_quota",
+    ),
+    Limit(
+        "server.spool:ABANDONED_S",
+        "how long the part of a broken upload waits for the rest",
+        "server/test_spool.py::test_abandoned_uploads_are_deleted",
+    ),
+    Limit(
+        "client_config:RECEIVED_BYTES_MAX",
+        "tensors of one instruction, where the owner says nothing else with "
+        "`policy.received_bytes_max`",
+        "client_agent/test_policy.py::test_more_tensors_than_the_owner_allows",
     ),
     Limit(
         "server.spool:BLOBS_PER_REPLY_MAX",

@@ -21,6 +21,7 @@ from .calls import only_message, parse
 from .dispatch import Dispatcher
 from .slots import Slots
 from .spool import Spool
+from .steps import Pending
 
 __all__ = ["BulkService", "fair_chunk_bytes", "open_in_thread"]
 
@@ -96,24 +97,56 @@ class BulkService:
         try:
             with self._transfer(site.node_id):
                 opened = await _opening(requests)
-                run_id = self._dispatcher.run_of(site.node_id, opened.instruction_id)
-                if run_id is None:
-                    text = f"instruction {opened.instruction_id[:80]!r} is not open for {site.name}"
-                    await context.abort(grpc.StatusCode.NOT_FOUND, text)
+                item = self._dispatcher.owed(site.node_id, opened.instruction_id)
+                closed = f"instruction {opened.instruction_id[:80]!r} is not open for {site.name}"
+                if item is None:
+                    await context.abort(grpc.StatusCode.NOT_FOUND, closed)
                 async with self._newest(site.node_id, opened.blob.id):
-                    return await self._take(requests, opened, run_id, site.node_id, context)
+                    state = await self._take_while_open(requests, opened, item, context)
+                if state is None:
+                    await context.abort(grpc.StatusCode.NOT_FOUND, closed)
+                return state
         except MeadowError as error:
             await abort(context, error)
+
+    async def _take_while_open(
+        self,
+        requests: AsyncIterator[bytes],
+        opened: pb.UploadOpen,
+        item: Pending,
+        context: Context,
+    ) -> pb.UploadState | None:
+        """Take a blob; None as soon as its instruction is not open any more: it was answered, its
+        step has ended, or its run. What has arrived by then is deleted, unless the answer names it."""
+        own = asyncio.current_task()
+        assert own is not None
+        if not self._is_open(item):
+            return None
+        item.uploads.add(own)
+        try:
+            return await self._take(requests, opened, item, context)
+        except asyncio.CancelledError:
+            if self._is_open(item):
+                raise
+            if opened.blob.id not in item.named:
+                run_id, id_ = item.instruction.run_id, item.instruction.id
+                await asyncio.to_thread(self._spool.give_up, run_id, id_, opened.blob.id)
+            return None
+        finally:
+            item.uploads.discard(own)
+
+    def _is_open(self, item: Pending) -> bool:
+        return self._dispatcher.owed(item.node_id, item.instruction.id) is item
 
     async def _take(
         self,
         requests: AsyncIterator[bytes],
         opened: pb.UploadOpen,
-        run_id: int,
-        node_id: int,
+        item: Pending,
         context: Context,
     ) -> pb.UploadState:
-        async with open_in_thread(partial(self._open, run_id, opened)) as receiver:
+        run_id, node_id = item.instruction.run_id, item.node_id
+        async with open_in_thread(partial(self._open, item, opened)) as receiver:
             if receiver.received_bytes != opened.offset and not receiver.complete:
                 await _go_on_from(receiver.received_bytes, context)
             before = receiver.received_bytes
@@ -175,8 +208,15 @@ class BulkService:
         finally:
             self._transfers[node_id] -= 1
 
-    def _open(self, run_id: int, opened: pb.UploadOpen) -> Receiver:
-        folder = self._spool.make_room(run_id, opened.instruction_id, opened.blob)
+    def _open(self, item: Pending, opened: pb.UploadOpen) -> Receiver:
+        run_id = item.instruction.run_id
+        folder = self._spool.make_room(
+            run_id,
+            opened.instruction_id,
+            opened.blob,
+            node_id=item.node_id,
+            sent_bytes=self._dispatcher.sent_bytes(run_id),
+        )
         size_max, spares = self._spool.blob_bytes_max, self._spool.spares
         return Receiver(folder, opened.blob, size_max=size_max, spares=spares)
 

@@ -29,7 +29,7 @@ from .fleet import FleetService
 from .home import SERVER_DAYS, ServerHome
 from .journal import Journal
 from .links import Links
-from .spool import Spool
+from .spool import ABANDONED_S, Spool
 from .supervisor import Supervisor
 from .threads import JournalThread
 
@@ -58,7 +58,13 @@ class Daemon:
         self._journal = Journal(home.folder / "journal.sqlite")
         self._journal.check()
         self._thread = JournalThread(self._journal)
-        self._spool = Spool(home.folder / "spool", blob_bytes_max=config.blob_bytes_max)
+        self._spool = Spool(
+            home.folder / "spool",
+            blob_bytes_max=config.blob_bytes_max,
+            reply_bytes_min=config.reply_bytes_min,
+            client_bytes_max=config.client_bytes_max,
+            bytes_max=config.spool_bytes_max,
+        )
         self._links = Links(self._journal.sites.all(), lease_s=config.lease_s, clock=clock)
         self._dispatcher = Dispatcher(
             self._journal, self._thread, self._spool, self._links,
@@ -104,9 +110,13 @@ class Daemon:
                 self._supervisor.begin(run_id)
             ready(addresses)
             await self._record("started", addresses)
-            giving_back = asyncio.create_task(_give_memory_back())
+            chores = [
+                asyncio.create_task(_every(MEMORY_KEPT_S, give_back_freed_memory)),
+                asyncio.create_task(_every(ABANDONED_S / 4, self._spool.drop_abandoned)),
+            ]
             await self._stop.wait()
-            giving_back.cancel()
+            for chore in chores:
+                chore.cancel()
             await self._drain(fleet, enroll)
         finally:
             self._home.retract()
@@ -181,11 +191,12 @@ class Daemon:
         )
 
 
-async def _give_memory_back() -> None:
-    """What an attack or a large round has taken does not stay for good."""
+async def _every(pause_s: float, chore: Callable[[], None]) -> None:
+    """Do something in a thread now and then: what an attack or a large round has taken does not
+    stay for good."""
     while True:
-        await asyncio.sleep(MEMORY_KEPT_S)
-        await asyncio.to_thread(give_back_freed_memory)
+        await asyncio.sleep(pause_s)
+        await asyncio.to_thread(chore)
 
 
 def _options(message_bytes_max: int) -> list[tuple[str, int]]:

@@ -18,6 +18,7 @@ from ..transport.blobs import blobs_of, packed_bytes_in
 from ..transport.run_sites import pack_sites
 from .journal import Journal
 from .links import AgentLink, Links
+from .quotas import tensor_bytes_of
 from .run_table import RunRow
 from .spool import Spool
 from .step_table import InstructionRow
@@ -66,6 +67,7 @@ class Dispatcher:
         self.observer: Observer | None = None
         self._counts: dict[int, tuple[str, int]] = {}
         """By run: the last group, and how many sites the run had when it began."""
+        self._largest: dict[int, int] = {}
 
     # ------------------------------------------------------------------ the worker's side
 
@@ -154,6 +156,8 @@ class Dispatcher:
         )
         self._steps[run.id, key] = step
         for row in rows:
+            sent_bytes = tensor_bytes_of(pb.Envelope.FromString(row.envelope))
+            self._largest[run.id] = max(self.sent_bytes(run.id), sent_bytes)
             if row.state == "answered":
                 step.updates += not pb.Envelope.FromString(row.reply or b"").HasField("error")
             elif row.state == "pending":
@@ -207,10 +211,13 @@ class Dispatcher:
                     return
                 await self._thread.patiently(self._journal.steps.end, step.run_id, step.key)
                 step.ended = True
-                for item in list(step.pending.values()):
+                missing = list(step.pending.values())
+                for item in missing:
                     self._drop(item)
                     self._cancel(item, "the round ended without this client")
             await self._tell_end(step)
+            for item in missing:
+                await asyncio.to_thread(self._spool.settle, step.run_id, item.instruction.id, ())
         except MeadowError as error:
             self._fail(step.run_id, error)
 
@@ -254,6 +261,8 @@ class Dispatcher:
     def _drop(self, item: Pending) -> None:
         item.step.pending.pop(item.instruction.id, None)
         self._by_node.get(item.node_id, {}).pop(item.instruction.id, None)
+        for upload in item.uploads:
+            upload.cancel()
 
     async def _forward(self, step: Step, id_: str, node_id: int, reply: pb.Envelope) -> None:
         send = self._workers.get(step.run_id)
@@ -277,6 +286,7 @@ class Dispatcher:
         """
         if group_id is None:
             self._counts.pop(run_id, None)
+            self._largest.pop(run_id, None)
         gone = await self._thread.patiently(self._journal.steps.forget, run_id, group_id)
         ids = set(gone)
         for key, step in list(self._steps.items()):
@@ -317,10 +327,19 @@ class Dispatcher:
                     return item.instruction.run_id, blob
         return None
 
+    def sent_bytes(self, run_id: int) -> int:
+        """Return how large the largest tensors are that one instruction of a run had: in some rounds
+        the model comes with one, and what is made of it goes with the answer to another."""
+        return self._largest.get(run_id, 0)
+
+    def owed(self, node_id: int, instruction_id: str) -> Pending | None:
+        """Return an instruction that this client owes an answer to, if it does."""
+        return self._by_node.get(node_id, {}).get(instruction_id)
+
     def run_of(self, node_id: int, instruction_id: str) -> int | None:
         """Return the run of an instruction that this client owes an answer to; None if it does
         not: never given, given to another, answered, or pruned."""
-        item = self._by_node.get(node_id, {}).get(instruction_id)
+        item = self.owed(node_id, instruction_id)
         return None if item is None else item.instruction.run_id
 
     async def reply(self, node_id: int, reply: pb.Reply) -> None:
@@ -370,6 +389,7 @@ class Dispatcher:
                 return self._fail(step.run_id, error)
             if not taken:
                 return
+            item.named = frozenset(blob.id for blob in blobs_of(envelope))
             self._drop(item)
             step.updates += not envelope.HasField("error")
             if step.attached:
@@ -377,3 +397,4 @@ class Dispatcher:
             step.ended = step.ended or ends is not None
         step.changed.set()
         await self._tell_end(step)
+        await asyncio.to_thread(self._spool.settle, step.run_id, id_, item.named)

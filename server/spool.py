@@ -8,34 +8,47 @@ spool/spare/                    what clients sent and nobody needs any more: the
 from __future__ import annotations
 
 import shutil
-import threading
+import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from ..errors import LimitError, ProtocolError
+from ..server_config import CLIENT_BYTES_MAX, REPLY_BYTES_MIN, SPOOL_BYTES_MAX
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import blob_path, blobs_of, check_blob_id
 from ..transport.codec import ENVELOPE_BYTES_MAX
 from ..transport.durable import make_folder
 from ..transport.spares import Spares
+from .quotas import REPLY_TIMES_MAX, Quotas
 
-__all__ = ["BLOBS_PER_REPLY_MAX", "Spool"]
+__all__ = ["ABANDONED_S", "BLOBS_PER_REPLY_MAX", "Spool"]
 
 BLOBS_PER_REPLY_MAX = 64
+ABANDONED_S = 3600.0
+"""An upload that was broken off and has not gone on for so long is deleted."""
 
 
 class Spool:
     """Where blobs of tensors lie between the daemon and the run workers."""
 
-    def __init__(self, folder: Path, *, blob_bytes_max: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        blob_bytes_max: int,
+        reply_bytes_min: int = REPLY_BYTES_MIN,
+        client_bytes_max: int = CLIENT_BYTES_MAX,
+        bytes_max: int = SPOOL_BYTES_MAX,
+    ) -> None:
+        """The bounds are those of `ServerConfig`; `bytes_max` is its `spool_bytes_max`."""
         self._folder = folder
         self.spares = Spares(folder / "spare")
         self.blob_bytes_max = blob_bytes_max
-        self._declared: dict[Path, dict[str, int]] = {}
-        """How large the blobs of a reply will be: what is there yet says nothing."""
-        self._lock = threading.Lock()
+        self._reply_bytes_min = reply_bytes_min
+        self._quotas = Quotas(client_bytes_max=client_bytes_max, bytes_max=bytes_max)
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
 
@@ -51,11 +64,28 @@ class Spool:
         """
         return self._folder / str(run_id) / "up" / check_blob_id(instruction_id)
 
-    def make_room(self, run_id: int, instruction_id: str, blob: pb.Blob) -> Path:
-        """Return the folder for one more blob of a reply.
+    def reply_bytes_max(self, sent_bytes: int) -> int:
+        """Return how large a reply may be where so much of tensors was sent; of nothing, nothing is
+        known."""
+        if sent_bytes == 0:
+            return self.blob_bytes_max
+        needed = max(self._reply_bytes_min, REPLY_TIMES_MAX * sent_bytes)
+        return min(self.blob_bytes_max, needed)
+
+    def make_room(
+        self,
+        run_id: int,
+        instruction_id: str,
+        blob: pb.Blob,
+        *,
+        node_id: int = 0,
+        sent_bytes: int = 0,
+    ) -> Path:
+        """Return the folder for one more blob of a client's reply to one who was sent so much.
 
         Raises:
             LimitError: with it the reply would be too many blobs, or too many bytes.
+            UnreachableError: a quota is used up, for now.
             ProtocolError: an id is none.
         """
         folder = self.replies(run_id, instruction_id)
@@ -64,15 +94,41 @@ class Spool:
         others = [path for path in folder.iterdir() if path.name.split(".")[0] != own]
         if len(others) > BLOBS_PER_REPLY_MAX:  # one may be the reply itself
             raise LimitError(f"a reply may have at most {BLOBS_PER_REPLY_MAX} blobs")
-        with self._lock:
-            declared = self._declared.setdefault(folder, {})
-            sizes = {path.name.split(".")[0]: path.stat().st_size for path in others}
-            sizes |= {name: size for name, size in declared.items() if name != own}
-            total = blob.size_bytes + sum(sizes.values())
-            if total > self.blob_bytes_max:
-                raise LimitError(f"a reply of {total} bytes exceeds {self.blob_bytes_max}")
-            declared[own] = blob.size_bytes
+        self._quotas.take(
+            folder,
+            blob,
+            node_id=node_id,
+            there={path.name.split(".")[0]: path.stat().st_size for path in others},
+            reply_bytes_max=self.reply_bytes_max(sent_bytes),
+        )
         return folder
+
+    def settle(self, run_id: int, instruction_id: str, named: Collection[str]) -> None:
+        """An instruction needs no answer any more: of what was sent for it, keep these blobs."""
+        folder = self.replies(run_id, instruction_id)
+        self._quotas.keep_only(folder, named)
+        with suppress(FileNotFoundError):
+            for path in list(folder.iterdir()):
+                if path.name.split(".")[0] not in named:
+                    path.unlink(missing_ok=True)
+
+    def give_up(self, run_id: int, instruction_id: str, blob_id: str) -> None:
+        """Delete a blob whose upload went on when its answer, or its run, was forgotten already."""
+        folder = self.replies(run_id, instruction_id)
+        self._quotas.drop(folder, blob_id)
+        for path in folder.glob(f"{check_blob_id(blob_id)}.*"):
+            path.unlink(missing_ok=True)
+        if not self.outgoing(run_id).exists():
+            shutil.rmtree(self._folder / str(run_id), ignore_errors=True)
+
+    def drop_abandoned(self) -> None:
+        """Delete the parts of uploads that were broken off and do not go on."""
+        for folder in self._quotas.folders():
+            for path in list(folder.glob("*.part")) + list(folder.glob("*.over")):
+                with suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime > ABANDONED_S:
+                        path.unlink()
+                        self._quotas.drop(folder, path.name.split(".")[0])
 
     def check(self, run_id: int, instruction_id: str, envelope: pb.Envelope) -> None:
         """Make sure that every blob that a reply names has arrived in full.
@@ -133,10 +189,11 @@ class Spool:
             ProtocolError: an id is none.
         """
         gone = [self.replies(run_id, id_) for id_ in instruction_ids]
-        with self._lock:
-            for folder in list(self._declared):
-                if folder in gone or (everything and folder.parent.parent.name == str(run_id)):
-                    del self._declared[folder]
+        if everything:
+            run = self._folder / str(run_id) / "up"
+            gone += [folder for folder in self._quotas.folders() if folder.parent == run]
+        for folder in gone:
+            self._quotas.keep_only(folder, ())
         if everything:
             shutil.rmtree(self._folder / str(run_id), ignore_errors=True)
             self.spares.clear()

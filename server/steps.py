@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import ProtocolError
 from ..transport import fleet_pb2 as pb
@@ -38,6 +39,10 @@ class Pending:
     node_id: int
     step: Step
     lease_until_s: float
+    uploads: set[asyncio.Task[Any]] = field(default_factory=set)
+    """What is being received for its answer, and ends with it."""
+    named: frozenset[str] = frozenset()
+    """The blobs of its answer, once there is one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,14 +117,15 @@ def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> p
         text = f"refused by its owner: {reply.refused}"
         return addressed(item, failed(NODE_UNAVAILABLE, text), now_s=now_s)
     envelope = pb.Envelope()
+    run_id, id_ = item.instruction.run_id, item.instruction.id
     try:
         if reply.HasField("file"):
-            envelope = spool.envelope(item.instruction.run_id, item.instruction.id, reply.file)
+            envelope = spool.envelope(run_id, id_, reply.file)
         else:
             envelope.CopyFrom(reply.envelope)
         check_fields(envelope)
         check_size(envelope)
-        spool.check(item.instruction.run_id, item.instruction.id, envelope)
+        spool.check(run_id, id_, envelope)
     except ProtocolError as error:
         envelope = failed(REPLY_UNUSABLE, str(error))
     return addressed(item, envelope, now_s=now_s)

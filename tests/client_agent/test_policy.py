@@ -57,6 +57,22 @@ SOURCES = {
 }
 
 
+def test_more_tensors_than_the_owner_allows() -> None:
+    """All files of an instruction count together, each once, before any of them is fetched."""
+    instruction = make()
+    for number, blob_id in enumerate("abb"):
+        blob = pb.Blob(id=blob_id, size_bytes=50)
+        instruction.envelope.records.add(name=f"r{number}").arrays.blob.CopyFrom(blob)
+    check(instruction, PolicyConfig(received_bytes_max=100), installed=SHA, rounds_today=0)
+    with pytest.raises(RefusedError, match=r"policy.received_bytes_max is 99, .* 100 bytes"):
+        check(instruction, PolicyConfig(received_bytes_max=99), installed=SHA, rounds_today=0)
+    instruction.envelope.records.add(name="large").arrays.blob.CopyFrom(
+        pb.Blob(id="c", size_bytes=5 << 30)
+    )
+    with pytest.raises(RefusedError, match=r"policy.received_bytes_max"):
+        check(instruction, PolicyConfig(), installed=SHA, rounds_today=0)
+
+
 @pytest.mark.parametrize("demanded", [("client",), ("client", "distributed"), ("server",)])
 def test_owners_demand_where_noise_is_added(demanded: tuple[str, ...]) -> None:
     """A server that announces its own noise, however much, does not get an update without any."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -75,6 +76,11 @@ class LiveServer:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         (line,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) << 10
+
+    def deleted_files(self) -> list[str]:
+        """Return the files of the spool that the daemon has open though they were deleted."""
+        links = [os.readlink(fd) for fd in Path(f"/proc/{self._process.pid}/fd").iterdir()]
+        return [link for link in links if "/spool/" in link and link.endswith("(deleted)")]
 
     # ------------------------------------------------------------------ ways in
 

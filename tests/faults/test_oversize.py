@@ -6,12 +6,14 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import grpc
 import pytest
 
 from meadow.errors import LimitError
+from meadow.server_config import REPLY_BYTES_MIN
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.codec import decode
 from meadow.transport.fleet_pb2_grpc import EnrollmentStub
@@ -75,13 +77,88 @@ def test_declared_and_not_sent(arena: Arena, mallory: RawClient) -> None:
     """A large blob that is declared, and of which a byte comes, takes up a byte."""
 
     def act(client: RawClient, id_: str) -> None:
-        blob = blob_of(b"x", size_bytes=BLOB_BYTES_MAX)
+        blob = blob_of(b"x", size_bytes=REPLY_BYTES_MIN)
         state = client.stub.Upload(upload_messages(id_, blob, b"x"), timeout=CALL_S)
         assert (state.received_bytes, state.complete) == (1, False)
         (part,) = arena.server.folder.glob(f"spool/*/up/*/{blob.id}.part")
         assert part.stat().st_blocks * 512 < 1 << 16
 
     attack(arena, mallory, act)
+
+
+def test_more_than_the_model_needs(arena: Arena, mallory: RawClient) -> None:
+    """However large files may be: an answer to a small model is small, in one file or in eight."""
+
+    def act(client: RawClient, id_: str) -> None:
+        blob = blob_of(b"x", size_bytes=REPLY_BYTES_MIN + 1)
+        with refused(EXHAUSTED, match=f"exceeds {REPLY_BYTES_MIN}"):
+            client.stub.Upload(upload_messages(id_, blob, b"x"), timeout=CALL_S)
+        for _ in range(7):
+            blob = blob_of(b"x", size_bytes=REPLY_BYTES_MIN // 7)
+            client.stub.Upload(upload_messages(id_, blob, b"x"), timeout=CALL_S)
+        with refused(EXHAUSTED, match=f"exceeds {REPLY_BYTES_MIN}"):
+            blob = blob_of(b"x", size_bytes=REPLY_BYTES_MIN // 7)
+            client.stub.Upload(upload_messages(id_, blob, b"x"), timeout=CALL_S)
+
+    attack(arena, mallory, act)
+
+
+def hold(client: RawClient, id_: str, blob: pb.Blob, done: threading.Event) -> grpc.Future:
+    """Send half of a blob, and keep the call; returns it when the half is there."""
+    half = b"x" * (blob.size_bytes // 2)
+
+    def messages() -> Iterator[pb.UploadMessage]:
+        yield pb.UploadMessage(open=pb.UploadOpen(instruction_id=id_, blob=blob))
+        yield piece(half)
+        done.wait(CALL_S)
+
+    return client.stub.Upload.future(messages(), timeout=CALL_S)
+
+
+def parts(folder: Path, blob: pb.Blob) -> list[Path]:
+    """Return what is there of a blob."""
+    return [path for path in folder.glob(f"spool/*/up/*/{blob.id}.*") if path.stat().st_size]
+
+
+def test_an_upload_ends_with_its_instruction(arena: Arena, mallory: RawClient) -> None:
+    """Whoever has answered sends nothing more: the call ends, its part is deleted and let go, and
+    so is every other file that the answer does not name."""
+    blob, whole, folder = blob_of(b"", size_bytes=2000), blob_of(b"w"), arena.server.folder
+    done = threading.Event()
+    calls: list[grpc.Future] = []
+
+    def act(client: RawClient, id_: str) -> None:
+        client.upload(id_, b"w", blob=whole)
+        calls.append(hold(client, id_, blob, done))
+        wait_until(lambda: parts(folder, blob))
+
+    try:
+        attack(arena, mallory, act)
+        assert calls[0].exception(CALL_S).code() == grpc.StatusCode.NOT_FOUND
+        wait_until(lambda: not parts(folder, blob) and not parts(folder, whole))
+        assert not arena.server.deleted_files()
+    finally:
+        done.set()
+
+
+def test_an_upload_ends_with_its_run(tmp_path: Path) -> None:
+    """A run that is stopped leaves nothing: no call, no file, no deleted file that still grows."""
+    blob, done = blob_of(b"", size_bytes=2000), threading.Event()
+    with (
+        closing(LiveServer(tmp_path / "server")) as server,
+        closing(Arena(server, tmp_path / "a")) as arena,
+    ):
+        client = arena.honest[0]
+        assert client.stream is not None
+        call = hold(client, client.stream.next("instruction").id, blob, done)
+        try:
+            wait_until(lambda: parts(server.folder, blob))
+            server.admin.Stop(pb.RunId(id=arena.run.id), timeout=60.0)
+            assert call.exception(60.0).code() == grpc.StatusCode.NOT_FOUND
+            wait_until(lambda: not (server.folder / "spool" / str(arena.run.id)).exists())
+            assert not server.deleted_files()
+        finally:
+            done.set()
 
 
 CHUNKS = {
