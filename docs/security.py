@@ -129,6 +129,11 @@ WIRE_LIMITS = (
         "faults/test_oversize.py::test_many_blobs",
     ),
     Limit(
+        "server.fleet:RENEWALS_MAX",
+        "renewals that a client may ask for at once, and then one in a quarter of an hour",
+        "faults/test_enrollment.py::test_many_renewals",
+    ),
+    Limit(
         "transport.identity:PEM_BYTES_MAX",
         "a certificate or a request for one",
         "faults/test_oversize.py::test_requests_for_certificates",

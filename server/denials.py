@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from .allowance import Allowance
 from .journal import Journal
 from .threads import JournalThread
 
@@ -12,7 +13,6 @@ __all__ = ["Denials"]
 
 BURST = 10
 """So many refusals of one caller are recorded at once, and then one a second."""
-CALLERS_MAX = 10_000
 
 
 class Denials:
@@ -24,20 +24,14 @@ class Denials:
         self._journal = journal
         self._thread = thread
         self._clock = clock
-        self._spent: dict[tuple[str, str], tuple[float, float]] = {}
+        self._allowance = Allowance(burst=BURST, every_s=1.0, clock=clock)
 
     async def record(
         self, detail: Mapping[str, str | None], *, caller: str = "", kind: str = "access_denied"
     ) -> bool:
         """Write down a refusal, unless this caller had too many lately; whether it was."""
-        now_s = self._clock()
-        before, at_s = self._spent.pop((kind, caller), (0.0, now_s))
-        spent = max(0.0, before - max(0.0, now_s - at_s))
-        allowed = spent + 1 <= BURST
-        self._spent[kind, caller] = (spent + allowed, now_s)
-        if len(self._spent) > CALLERS_MAX:
-            del self._spent[next(iter(self._spent))]
+        allowed = self._allowance.take((kind, caller))
         if allowed:
             text = json.dumps(detail)
-            await self._thread(self._journal.events.record, 0, kind, text, now_s=now_s)
+            await self._thread(self._journal.events.record, 0, kind, text, now_s=self._clock())
         return allowed

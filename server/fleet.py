@@ -14,6 +14,7 @@ from ..errors import MeadowError
 from ..transport import fleet_pb2 as pb
 from ..transport.fields import check_fields
 from ..transport.protocol import PROTOCOL_VERSION
+from .allowance import Allowance
 from .bulk import fair_chunk_bytes
 from .callers import REVOKED, Callers, Context, abort, caller
 from .calls import only_message, parse, unary_handler
@@ -22,9 +23,13 @@ from .journal import Journal
 from .links import AgentLink, Links
 from .threads import JournalThread
 
-__all__ = ["FleetService"]
+__all__ = ["RENEWALS_MAX", "FleetService"]
 
 HELLO_WAIT_S = 30.0
+RENEWALS_MAX = 8
+"""So many renewals of one client's certificate at once; agents renew once in some days."""
+RENEWAL_EVERY_S = 900.0
+"""And then one in this time."""
 
 
 class Issuer(Protocol):
@@ -58,6 +63,7 @@ class FleetService:
         self._callers = callers
         self._lease_s = lease_s
         self._clock = clock
+        self._renewals = Allowance(burst=RENEWALS_MAX, every_s=RENEWAL_EVERY_S, clock=clock)
         self._greeting: dict[int, asyncio.Task[Any]] = {}
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -174,6 +180,9 @@ class FleetService:
     async def renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
         """Issue the next certificate to a client that shows its present one."""
         site = await self._callers.site(context)
+        if not self._renewals.take(site.node_id):
+            text = f"{RENEWALS_MAX} certificates were asked for lately; try again in an hour"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         try:
             shown = caller(context, role="client").serial
             return await self._issuer.certify(site.name, request.csr_pem, shown=shown)

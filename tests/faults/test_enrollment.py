@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
+from meadow.server.fleet import RENEWALS_MAX
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import AdminStub, EnrollmentStub, FleetStub
 from meadow.transport.identity import identity_of
@@ -197,3 +198,20 @@ def test_renewal(server: LiveServer, tmp_path: Path) -> None:
     with server.channel(pairs[0]) as channel, refused(DENIED, match="was replaced"):
         FleetStub(channel).Renew(request, timeout=CALL_S)
     server.serves(pairs[2])
+
+
+def test_many_renewals(server: LiveServer, tmp_path: Path) -> None:
+    """A client that asks for one certificate after another is refused; the others are not, nor is
+    its connection."""
+    greedy, other = server.enroll("greedy", tmp_path), server.enroll("modest", tmp_path)
+    request = pb.RenewRequest(csr_pem=b"none")
+    with server.channel(greedy) as channel:
+        for _ in range(RENEWALS_MAX):
+            with refused(grpc.StatusCode.INVALID_ARGUMENT):
+                FleetStub(channel).Renew(request, timeout=CALL_S)
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, match="asked for lately"):
+            FleetStub(channel).Renew(request, timeout=CALL_S)
+    server.serves(greedy)
+    request = pb.RenewRequest(csr_pem=create_request("modest", tmp_path / "next.pem"))
+    with server.channel(other) as channel:
+        assert FleetStub(channel).Renew(request, timeout=CALL_S).client == "modest"
