@@ -189,12 +189,16 @@ def read_certificate(pem: bytes) -> x509.Certificate:
     """Return the first certificate in a PEM.
 
     Raises:
-        IdentityError: it is none, or too large.
+        IdentityError: it is none, too large, or has other bits than its signature is about.
     """
     try:
-        return x509.load_pem_x509_certificate(check_pem_size(pem))
+        certificate = x509.load_pem_x509_certificate(check_pem_size(pem))
     except UNREADABLE:
         raise IdentityError("a certificate cannot be read: it is no PEM of one") from None
+    # A signature has no unused bits, but parsers take any number of them for none.
+    if not certificate.public_bytes(Encoding.DER).endswith(b"\0" + certificate.signature):
+        raise IdentityError("a certificate cannot be read: its signature is not whole bytes")
+    return certificate
 
 
 def check_pem_size(pem: bytes) -> bytes:

@@ -122,6 +122,7 @@ def test_large_reply_is_sent_as_a_file(client: Client, monkeypatch: pytest.Monke
             file = blob_path(client.fleet.received, reply.file.id)
             reply.envelope.ParseFromString(file.read_bytes())
             assert client.count_of(reply) == 1
+            await client.hear("sent")
 
     asyncio.run(scenario())
     assert len(client.texts("sent")) == 1

@@ -63,8 +63,10 @@ def test_every_field_of_an_instruction_is_in_what_is_counted() -> None:
     seen = {content_of(plain)}
     for field in pb.Instruction.DESCRIPTOR.fields:
         changed = pb.Instruction.FromString(plain.SerializeToString())
-        if field.is_repeated:
+        if field.name == "run_config":
             changed.run_config.extend(pack_entries({"learning-rate": 0.0}))
+        elif field.is_repeated:
+            getattr(changed, field.name).append(3)
         elif field.message_type is not None:
             getattr(changed, field.name).SetInParent()
             if field.name == "envelope":

@@ -77,7 +77,8 @@ def test_an_owners_budget_holds_over_runs(fleet: Federation) -> None:
 
 
 def test_clients_noise_within_secure_sums_is_in_their_books(fleet: Federation) -> None:
-    """Each client counts its rounds once, by the noise of the whole sum, whatever their messages."""
+    """Each client counts its rounds once, by its own share of the noise: no owner has said whom of
+    the others it trusts. The run's claim is by the noise of the whole sum."""
     run = fleet.submit(
         *PRIVATE,
         "run.rounds=2",
@@ -91,7 +92,7 @@ def test_clients_noise_within_secure_sums_is_in_their_books(fleet: Federation) -
     for client in range(CLIENTS):
         (mine,) = [each for each in runs_of(fleet, client) if each["run_id"] == str(run)]
         assert mine["rounds"] == 2
-        assert mine["epsilon"] == pytest.approx(epsilon_of_line(2 * COST, 1e-6))
+        assert mine["epsilon"] == pytest.approx(epsilon_of_line(2 * CLIENTS * COST, 1e-6))
 
 
 def test_records_have_books_of_their_own(fleet: Federation) -> None:

@@ -120,7 +120,7 @@ def test_a_repeated_round_is_never_under_counted(correlation: Correlation) -> No
             if before[:kept] == way[:kept]:
                 undone = matrix[kept : kept + lost, : kept + lost] @ before
                 worst = max(worst, main + float((undone**2).sum()))
-    assert plan.counted(rounds) < worst <= plan.counted(rounds + lost, lost)
+    assert plan.counted(rounds) < worst <= plan.counted(rounds + lost, (2,) * lost)
 
 
 def test_gboards_figure() -> None:
@@ -233,10 +233,10 @@ def test_the_event_and_the_count_are_those_of_turns() -> None:
     once = GaussianEvent(noise_multiplier=1.5)
     assert isinstance(plan.event, SeparatedEvent) and plan.event.event == once
     assert [plan.counted(n) for n in (0, 1, 5, 6, 10, 11)] == [0, 1, 1, 2, 2, 3]
-    assert plan.counted(13, 2) == plan.counted(11) + 2
+    assert plan.counted(13, (2, 2)) == plan.counted(11) + 2
     assert plan.epsilon() == epsilon_of(once, count=3, delta=1e-5)
     assert replace(plan, participations_max=2).counted(12) == 2
-    claim = plan.claim(14, 2)
+    claim = plan.claim(14, (2, 2))
     for part in ("5 rounds later at the earliest", "3 times at most", "2 rounds were released"):
         assert part in claim
     assert "correlated over 5 rounds (tree)" in claim
