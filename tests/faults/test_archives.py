@@ -102,7 +102,7 @@ def submit(
     """Submit an archive."""
     size = len(data) if size is None else size
     opened = pb.SubmitOpen(size_bytes=size, name=name, settings=settings)
-    pieces = [data[start : start + (1 << 20)] for start in range(0, len(data), 1 << 20)]
+    pieces = [data[start : start + (256 << 10)] for start in range(0, len(data), 256 << 10)]
     messages = [pb.SubmitMessage(open=opened), *(pb.SubmitMessage(zip=piece) for piece in pieces)]
     return server.admin.Submit(iter(messages), timeout=CALL_S)
 

@@ -237,6 +237,10 @@ def test_the_event_and_the_count_are_those_of_turns() -> None:
     assert plan.epsilon() == epsilon_of(once, count=3, delta=1e-5)
     assert replace(plan, participations_max=2).counted(12) == 2
     claim = plan.claim(14, (2, 2))
-    for part in ("5 rounds later at the earliest", "3 times at most", "rounds were released 2 times again"):
+    for part in (
+        "5 rounds later at the earliest",
+        "3 times at most",
+        "rounds were released 2 times again",
+    ):
         assert part in claim
     assert "correlated over 5 rounds (tree)" in claim
