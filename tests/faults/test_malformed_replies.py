@@ -86,9 +86,9 @@ def long_error(client: RawClient, id_: str, params: dict[str, np.ndarray]) -> No
 
 
 def long_refusal(client: RawClient, id_: str, params: dict[str, np.ndarray]) -> None:
-    """Refuse at length."""
+    """Refuse for as long as a message may be."""
     assert client.stream is not None
-    reply = pb.Reply(instruction_id=id_, refused="\x1b[2J\n" * 1_000_000)
+    reply = pb.Reply(instruction_id=id_, refused="\x1b[2J\n" * 40_000)
     client.stream.send(pb.AgentMessage(reply=reply))
 
 
