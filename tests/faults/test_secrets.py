@@ -68,8 +68,8 @@ def test_tokens_leave_no_trace(server: LiveServer, tmp_path: Path) -> None:
     request = create_request("new", tmp_path / "key.pem")
     with server.enrollment() as channel:
         stub = EnrollmentStub(channel)
-        stub.Enroll(pb.EnrollRequest(token=tokens[0], csr_pem=request), timeout=CALL_S)
-        for token in (tokens[0], tokens[1][:-1]):
+        stub.Enroll(pb.EnrollRequest(token=tokens[2], csr_pem=request), timeout=CALL_S)
+        for token in (tokens[2], tokens[0], tokens[1][:-1]):
             with refused(grpc.StatusCode.PERMISSION_DENIED):
                 stub.Enroll(pb.EnrollRequest(token=token, csr_pem=request), timeout=CALL_S)
     found = b"".join(path.read_bytes() for path in server.folder.rglob("*") if path.is_file())
