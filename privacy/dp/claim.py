@@ -55,7 +55,7 @@ def _sampling(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
         )
     repeats = sum(repeated) - len(repeated)
     times = plan.counted(releases - repeats)
-    again = f", and rounds were released {repeats} times again" if repeats else ""
+    again = f", and {repeats} of the releases repeated a round" if repeats else ""
     return (
         "nothing is presumed of how cohorts were drawn, but that the same client was asked "
         f"{plan.separation} rounds later at the earliest and {times} times at most, which the "

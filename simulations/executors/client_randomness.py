@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import DataError
 from ...randomness import seeded
-from .step_trace import Draw, Generator, TensorKind, may_draw
+from .step_trace import Draw, Generator, TensorKind, fills_argument, may_draw
 
 __all__ = ["ClientRandomness"]
 
@@ -101,7 +101,7 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
             left = iter(stack[row] for stack in stacks)
             own = [self._like(each, next(left, None), draw) for each in draw.args]
             made.append(self._drawn(client, draw.operation, own, draw.kwargs))
-        if str(func.__name__).split(".")[0].endswith("_"):
+        if fills_argument(func):
             return args[0].copy_(torch.stack(made).view_as(args[0]))
         if isinstance(made[0], tuple):
             return tuple(_joined(parts, folded) for parts in zip(*made, strict=True))

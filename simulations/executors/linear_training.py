@@ -42,6 +42,7 @@ class LinearModule:
 
     Attributes:
         layers: by the name of the layer in the graph.
+        names: likewise, those of its weight and bias among the module's params.
         first: the layer that sees the samples themselves, if there is one.
     """
 
@@ -49,9 +50,11 @@ class LinearModule:
         self,
         graph: torch.fx.GraphModule,
         layers: Mapping[str, nn.Linear],
+        names: Mapping[str, tuple[str, str]],
         first: str | None,
         kind: First,
     ) -> None:
+        self.names = names
         shared = [*graph.parameters(), *graph.buffers()]  # they are another round's in every round
         self.module = copy.deepcopy(graph, {id(each): each for each in shared})
         for part in self.module.modules():
@@ -87,11 +90,7 @@ class LinearModule:
 
 
 class LinearModules:
-    """A module's copies as linear layers, made when they are first of use.
-
-    Attributes:
-        names: of each layer's weight and bias among the module's params.
-    """
+    """A module's copies as linear layers, made when they are first of use."""
 
     @classmethod
     def of(cls, stacked: StackedModule) -> LinearModules | None:
@@ -120,7 +119,7 @@ class LinearModules:
         self._graph, self._layers = graph, layers
         self._first = _first_of(graph, layers, stacked.probe)
         self._made: dict[First, LinearModule] = {}
-        self.names = {
+        self._names = {
             place: (
                 names[layer.weight.data_ptr()],
                 "" if layer.bias is None else names[layer.bias.data_ptr()],
@@ -142,7 +141,9 @@ class LinearModules:
             if not norms or size_bytes > CACHED_BYTES:
                 kind = _kind_of(layer, data, settings)
         if kind not in self._made:
-            self._made[kind] = LinearModule(self._graph, self._layers, self._first, kind)
+            self._made[kind] = LinearModule(
+                self._graph, self._layers, self._names, self._first, kind
+            )
         return self._made[kind]
 
 
@@ -223,10 +224,8 @@ def _kind_of(layer: nn.Linear, data: CohortData, settings: TrainingSettings) -> 
 class LinearTrained:
     """What training made of the layers; see `example_values.Trained`."""
 
-    def __init__(
-        self, module: LinearModule, names: Mapping[str, tuple[str, str]], means: Means
-    ) -> None:
-        self._layers = [(*names[place], layer) for place, layer in module.layers.items()]
+    def __init__(self, module: LinearModule, means: Means) -> None:
+        self._layers = [(*module.names[place], layer) for place, layer in module.layers.items()]
         self.means = means
 
     def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
@@ -260,7 +259,6 @@ class LinearTrained:
 def train_linear(
     task: Task,
     linear: LinearModule,
-    names: Mapping[str, tuple[str, str]],
     data: CohortData,
     settings: TrainingSettings,
     *,
@@ -269,8 +267,7 @@ def train_linear(
 ) -> LinearTrained:
     """Train the clients (node ids, in the order of `data`) from the module's params.
 
-    `names` are those of the layers' weights and biases, `mixing` the metrics that look across a
-    batch.
+    `mixing` are the metrics that look across a batch.
 
     Guarantees: as `train_stacked`.
     Raises:
@@ -298,4 +295,4 @@ def train_linear(
             )
         torch.autograd.backward(losses, weights.flatten())
         values.take(step, 0, losses.detach().view(active, width), outputs.detach(), wanted)
-    return LinearTrained(linear, names, values.means())
+    return LinearTrained(linear, values.means())

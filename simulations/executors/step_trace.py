@@ -25,7 +25,16 @@ from ...client.module_state import PythonState
 from ...errors import DataError
 from ...randomness import seeded
 
-__all__ = ["Draw", "Generator", "StepTrace", "TensorKind", "may_draw", "trace_step", "undisturbed"]
+__all__ = [
+    "Draw",
+    "Generator",
+    "StepTrace",
+    "TensorKind",
+    "fills_argument",
+    "may_draw",
+    "trace_step",
+    "undisturbed",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 LossOf = Callable[[torch.Tensor], torch.Tensor]
@@ -60,7 +69,7 @@ class Draw:
     @property
     def overwrites(self) -> bool:
         """Whether it fills its first argument, whatever was there."""
-        return str(self.operation.__name__).split(".")[0].endswith("_")
+        return fills_argument(self.operation)
 
     @property
     def tensors(self) -> list[TensorKind]:
@@ -89,6 +98,11 @@ def may_draw(operation: Any) -> bool:
     """Return whether an operation of torch can draw from a generator; without dropout, attention
     does not."""
     return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+def fills_argument(operation: Any) -> bool:
+    """Return whether an operation of torch works in place."""
+    return str(operation.__name__).partition(".")[0].endswith("_")
 
 
 def trace_step(

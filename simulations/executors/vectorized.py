@@ -32,7 +32,7 @@ from .cohort_data import CohortData
 from .contract import Executor, Teller, error_reply
 from .example_values import Trained
 from .known_cohort import KnownCohort, Loaded
-from .linear_training import LinearModules, is_plain, train_linear
+from .linear_training import LinearModule, LinearModules, is_plain, train_linear
 from .site_data import SiteData
 from .stacked_evaluation import StackedEvaluation
 from .stacked_module import StackedModule
@@ -143,39 +143,41 @@ class VectorizedExecutor:
     ) -> Iterator[Message]:
         clients = [client for client, _ in chunk]
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
-        records, clips = RecordTerms.of(replies.config), replies.clipping is not None
-        session: StackedSession | None = None
-        trained: Trained
-        if records is not None:
-            with step_threads(_params_in(stacked), data, settings):
+        records = RecordTerms.of(replies.config)
+        clips = replies.clipping is not None
+        linear = (
+            None if records is not None else self._linear_module(stacked, data, settings, clips)
+        )
+        params = sum(tensor.numel() for tensor in stacked.trained.values())
+        with step_threads(params if linear is None else linear.step_params, data, settings):
+            session: StackedSession | None = None
+            trained: Trained | None = None
+            if records is not None:
                 trained = train_stacked_records(
                     self._task, stacked, data, settings, records, clients=clients
                 )
-        else:
-            linear = self._linear_modules(stacked, settings)
-            with undisturbed(stacked.module):
-                if linear is not None:
-                    trained = self._train_linear(linear, stacked, data, settings, clients, clips)
-                else:
+            elif linear is not None:
+                trained = self._train_linear(linear, stacked, data, settings, clients)
+            if trained is None:
+                with undisturbed(stacked.module):
                     session, losses = self._session_of(chunk, stacked, settings, replies)
-                    with step_threads(_params_in(stacked), data, settings):
-                        trained = train_stacked(
-                            self._task,
-                            stacked,
-                            data,
-                            settings,
-                            clients=clients,
-                            session=session,
-                            losses=losses,
-                        )
-        if self._verify and records is None and not replies.noise_is_local:
-            self._verify = False
-            self._compare(stacked, trained, replies, clients, data.counts.tolist())
-        if session is not None:
-            session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
-        answers = replies.add(stacked, trained, clients, data.counts.tolist())
-        if self.combines:  # it adds everything up now, and yields only what failed
-            answers = iter(list(answers))
+                    trained = train_stacked(
+                        self._task,
+                        stacked,
+                        data,
+                        settings,
+                        clients=clients,
+                        session=session,
+                        losses=losses,
+                    )
+            if self._verify and records is None and not replies.noise_is_local:
+                self._verify = False
+                self._compare(stacked, trained, replies, clients, data.counts.tolist())
+            if session is not None:
+                session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
+            answers = replies.add(stacked, trained, clients, data.counts.tolist())
+            if self.combines:  # it adds everything up now, and yields only what failed
+                answers = iter(list(answers))
         yield from answers
 
     def _compare(
@@ -197,24 +199,26 @@ class VectorizedExecutor:
 
     def _train_linear(
         self,
-        linear: LinearModules,
+        linear: LinearModule,
         stacked: StackedModule,
         data: CohortData,
         settings: TrainingSettings,
         clients: Sequence[int],
-        clips: bool,
-    ) -> Trained:
-        module = linear.choose(data, settings, norms=clips)
-        with step_threads(module.step_params, data, settings):
-            return train_linear(
-                self._task,
-                module,
-                linear.names,
-                data,
-                settings,
-                clients=clients,
-                mixing=stacked.mixing_metrics,
-            )
+    ) -> Trained | None:
+        """Train the chunk as linear layers; None where that raises: what vmap makes of it counts."""
+        try:
+            with undisturbed(stacked.module):
+                return train_linear(
+                    self._task,
+                    linear,
+                    data,
+                    settings,
+                    clients=clients,
+                    mixing=stacked.mixing_metrics,
+                )
+        except Exception:  # vmap raises it again, if it is the task's
+            self._linear[stacked] = None
+            return None
 
     def _session_of(
         self,
@@ -251,15 +255,16 @@ class VectorizedExecutor:
         _refuse(self._stacked[key], settings)
         return self._stacked[key]
 
-    def _linear_modules(
-        self, stacked: StackedModule, settings: TrainingSettings
-    ) -> LinearModules | None:
+    def _linear_module(
+        self, stacked: StackedModule, data: CohortData, settings: TrainingSettings, clips: bool
+    ) -> LinearModule | None:
         """Return the module as linear layers, if that is all there is to train, by plain SGD."""
         if settings.algorithm != "plain" or not is_plain(settings):
             return None
         if stacked not in self._linear:
             self._linear[stacked] = LinearModules.of(stacked)
-        return self._linear[stacked]
+        modules = self._linear[stacked]
+        return None if modules is None else modules.choose(data, settings, norms=clips)
 
     def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings) -> int:
         """Return how many clients fit into memory at once."""
@@ -352,7 +357,3 @@ def _refuse(stacked: StackedModule, settings: TrainingSettings) -> None:
             "training.accumulation_steps > 1 with a model, a loss or a metric that is not known to "
             "look at each example alone"
         )
-
-
-def _params_in(stacked: StackedModule) -> int:
-    return sum(tensor.numel() for tensor in stacked.trained.values())

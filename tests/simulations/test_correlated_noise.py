@@ -121,7 +121,7 @@ def test_a_crash_between_noise_and_commit_is_counted(
     assert done["status"] == "finished" and done["rounds"] == 8
     assert done["privacy"]["releases"] == 9 and done["privacy"]["participations"] == 3
     assert done["privacy"]["epsilon"] > failed["privacy"]["epsilon"]
-    assert "rounds were released 1 times again" in done["privacy"]["claim"]
+    assert "1 of the releases repeated a round" in done["privacy"]["claim"]
 
 
 @pytest.mark.parametrize("kind", ["banded", "tree"])

@@ -240,7 +240,7 @@ def test_the_event_and_the_count_are_those_of_turns() -> None:
     for part in (
         "5 rounds later at the earliest",
         "3 times at most",
-        "rounds were released 2 times again",
+        "2 of the releases repeated a round",
     ):
         assert part in claim
     assert "correlated over 5 rounds (tree)" in claim

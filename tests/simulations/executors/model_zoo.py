@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -592,7 +591,6 @@ def share_above(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 _noise: Callable[[torch.Tensor], torch.Tensor] = lambda h: h + 0.1 * torch.randn_like(h)
-_count = itertools.count()
 
 ZOO: dict[str, Habit] = {
     # plain

@@ -88,6 +88,27 @@ def test_linear_layers_are_taken_for_themselves(
     assert bool(taken) is linear
 
 
+def test_what_linear_layers_cannot_do_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the fast way raises, the cohort is still one tensor."""
+    task = task_of("mlp")
+    order = order_of(task, MessageType.TRAIN, SGD)
+
+    def raising(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("not so")
+
+    monkeypatch.setattr(vectorized, "train_linear", raising)
+    mapped: list[bool] = []
+    stacked = vectorized.train_stacked
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        mapped.append(True)
+        return stacked(*arguments, **options)
+
+    monkeypatch.setattr(vectorized, "train_stacked", noting)
+    (reply,) = executor_of(task).execute(order)
+    assert mapped and not reply.has_error()
+
+
 def test_what_cannot_be_mapped_runs_one_by_one() -> None:
     """The run goes on, says so once, and names the module."""
     told: list[Any] = []
