@@ -17,7 +17,9 @@ help:
 	@echo "make demo    a whole federation on this machine, with mutual TLS and real data;"
 	@echo "             with SECURE=1 the server sees only sums of updates"
 	@echo "make test    every test"
-	@echo "make soak    a federation under random faults, for SECONDS=600, with SEED=1"
+	@echo "make soak    a federation under random faults, for SECONDS=600, with SEED=1; MODEL_MB=20"
+	@echo "             makes the model so large, FAULTS=kills,network,bits,disks says which,"
+	@echo "             PAUSE=4 how many seconds apart, POINTS=1000 how many are enough"
 	@echo "make fuzz    inputs that nobody sends to every decoder, for as long as it is told:"
 	@echo "             make fuzz SECONDS=3600; what it finds is kept in fuzz-corpus/"
 	@echo "make check   formatting, lint, types, layers and packaging"
@@ -38,7 +40,9 @@ test: $(READY) # in two halves at once: those of a fleet mostly wait for its pro
 soak: SECONDS ?= 600
 soak: SEED ?= 1
 soak: $(READY) # kills, cut lines, full disks (as root) and flipped bits: every model is compared
-	@cd tests && ../$(BIN)/python -m federation.soak --seconds $(SECONDS) --seed $(SEED)
+	@cd tests && ../$(BIN)/python -m federation.soak --seconds $(SECONDS) --seed $(SEED) \
+		$(if $(MODEL_MB),--model-mb $(MODEL_MB)) $(if $(FAULTS),--faults $(FAULTS)) \
+		$(if $(PAUSE),--pause $(PAUSE)) $(if $(POINTS),--points $(POINTS))
 
 fuzz: SECONDS ?= 600
 fuzz: $(READY) # the inputs that it finds are changed further in later runs

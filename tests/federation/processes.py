@@ -20,18 +20,24 @@ PATIENCE_S = 120.0
 
 def meadow(*arguments: str, stdin: str | None = None, code: int = 0) -> dict[str, Any]:
     """Run a command and return its last line of JSON (or its error text as {"stderr"})."""
-    done = subprocess.run(
+    popen = subprocess.Popen(
         [sys.executable, "-m", "meadow", *arguments, "--format", "json"],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stderr}"
-    lines = done.stdout.splitlines()
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    patience = Patience(PATIENCE_S)
+    while True:
+        try:
+            stdout, stderr = popen.communicate(stdin, timeout=Patience.STEP_S_MAX / 2)
+            break
+        except subprocess.TimeoutExpired:
+            if not patience:
+                popen.kill()
+                popen.communicate()
+                raise
+    assert popen.returncode == code, f"{arguments}: exit {popen.returncode}\n{stderr}"
+    lines = stdout.splitlines()
     said = json.loads(lines[-1]) if lines else {}
-    return {"rows": said} if isinstance(said, list) else {**said, "stderr": done.stderr}
+    return {"rows": said} if isinstance(said, list) else {**said, "stderr": stderr}
 
 
 def free_port() -> int:
@@ -41,10 +47,27 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+class Patience:
+    """So many seconds, of which those do not count in which this process was stopped (SIGSTOP)."""
+
+    STEP_S_MAX = 10.0
+    """It is looked at more often than that."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+        self._seen_s = time.monotonic()
+
+    def __bool__(self) -> bool:
+        now_s = time.monotonic()
+        self._left_s -= min(now_s - self._seen_s, self.STEP_S_MAX)
+        self._seen_s = now_s
+        return self._left_s > 0.0
+
+
 def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
     """Wait for something that another process does, and return it."""
-    deadline_s = time.monotonic() + patience_s
-    while time.monotonic() < deadline_s:
+    patience = Patience(patience_s)
+    while patience:
         if value := condition():
             return value
         time.sleep(0.01)

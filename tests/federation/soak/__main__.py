@@ -2,19 +2,22 @@
 
 `python -m federation.soak --seconds 600 --seed 1`, in the folder tests. Every run has to end with the bytes of
 the undisturbed one; a run that a fault ends says why, and is resumed as an operator does it. A
-model of other bytes, a run that does not end, or an end without a cause ends the soak with 1.
+model of other bytes, a run that does not end, or an end without a cause ends the soak with 1. It may be
+stopped (SIGSTOP) and go on: what is waited for is given as long as it ran.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,35 +26,56 @@ from meadow.cli.admin import admin_stub
 from meadow.errors import MeadowError
 from meadow.transport import fleet_pb2 as pb
 
-from ..processes import PATIENCE_S, Federation, Process
-from .faults import Disks, Faults, through
+from ..processes import PATIENCE_S, Federation, Patience, Process
+from .faults import GROUPS, Disks, Faults, through
 from .lines import Lines
 
 CLIENTS = 3
-DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+ROOT = Path(__file__).parents[3]
+DIGITS = ROOT / "examples" / "digits"
+CONSTANT = ROOT / "benchmarks" / "apps" / "constant"
+"""An app whose model is as large as is wished."""
 CAUSES = (
     "damaged", "is not what was submitted", "has changed on the disk", "full", "No space left", "quorum",
     "clients answered", "need", "too few", "worker died", "cannot be", "checksum", "evaluat", "update",
 )  # fmt: skip
 """What a cause says at least."""
-RUN_S_MAX = 900.0
+ROUND_S_MAX = 900.0
+"""However often something happens meanwhile."""
 
 
 class Soak:
     """A federation, and runs of one app whose model is known."""
 
-    def __init__(self, folder: Path, *, seed: int, rounds: int, pause_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        rounds: int,
+        pause_s: float,
+        model_mb: int,
+        groups: list[str],
+    ) -> None:
         self._rng = random.Random(seed)
         self._pause_s = (0.0, 2.0 * pause_s)
-        self._disks = Disks()
-        on_disks = self._disks.make(folder / "server")
+        self._disks = Disks(model_mb)
+        self.on_disks = self._disks.make(folder / "server")
         for index in range(CLIENTS):
-            on_disks = self._disks.make(folder / f"client-{index}") and on_disks
-        self.settings = (
+            self.on_disks = self._disks.make(folder / f"client-{index}") and self.on_disks
+        if not self.on_disks:
+            groups = [group for group in groups if group != "disks"]
+        self.settings = [
             f"run.rounds={rounds}", f"run.min_clients={CLIENTS}", "run.deadline_s=60",
-            f"simulation.clients={CLIENTS}", "training.epochs=2",
-        )  # fmt: skip
-        self._fleet = Federation(folder, DIGITS)
+            f"simulation.clients={CLIENTS}",
+        ]  # fmt: skip
+        if model_mb:
+            os.environ["MODEL_MB"] = str(model_mb)
+            app = shutil.copytree(CONSTANT, folder / "constant")
+        else:
+            self.settings.append("training.epochs=2")
+            app = DIGITS
+        self._fleet = Federation(folder, app)
         self._fleet.start_server()
         self._lines = [Lines(self._fleet.fleet_port, self._rng) for _ in range(CLIENTS)]
         for index, line in enumerate(self._lines):
@@ -60,10 +84,11 @@ class Soak:
             command = ["client", "start", "--dir", str(self._fleet.client_dir(index))]
             self._fleet.clients.append(Process(command, folder / f"client-{index}.log"))
             self._fleet.clients[-1].start()
-        self.faults = Faults(self._fleet, self._lines, self._disks, self._rng, on_disks=on_disks)
+        self.faults = Faults(
+            self._fleet, self._lines, self._disks, self._rng, groups=groups, model_mb=model_mb
+        )
         self.causes: Counter[str] = Counter()
         self.equal = self.resumed = 0
-        self.on_disks = on_disks
 
     def close(self) -> None:
         """End everything that was started."""
@@ -80,20 +105,22 @@ class Soak:
         assert self._status(run).status == "finished", self._status(run).cause
         return self._fleet.model(run)
 
-    def one(self, reference: bytes, until_s: float) -> None:
-        """Run the app under faults to its end.
+    def one(self, reference: bytes, goes_on: Callable[[], bool]) -> None:
+        """Run the app to its end, under faults while `goes_on`.
 
         Raises:
-            AssertionError: its model is another one, it does not end, or a cause is none.
+            AssertionError: its model is another one, it does not go on, or a cause is none.
         """
-        run, begun_s = self._fleet.submit(*self.settings), time.monotonic()
+        run, patience, committed = self._fleet.submit(*self.settings), Patience(ROUND_S_MAX), 0
         print(f"run {run}", flush=True)
         while (now := self._status(run)).status != "finished":
-            assert time.monotonic() < begun_s + RUN_S_MAX, f"run {run} does not end: {now}"
+            if now.round != committed:
+                patience, committed = Patience(ROUND_S_MAX), now.round
+            assert patience, f"run {run} does not go on: {now}"
             if now.status in ("failed", "stopped"):
                 if not self._go_on(run, now.cause):
                     return
-            elif time.monotonic() < until_s:
+            elif goes_on():
                 time.sleep(self._rng.uniform(*self._pause_s))
                 self.faults.happen(run)
             else:
@@ -116,13 +143,13 @@ class Soak:
         return True
 
     def _status(self, run: int) -> Any:
-        deadline_s = time.monotonic() + PATIENCE_S
+        patience = Patience(PATIENCE_S)
         while True:
             try:
                 with admin_stub(self._fleet.server_dir, None) as stub:
                     return stub.ShowRun(pb.RunId(id=run), timeout=20).run
             except MeadowError:
-                assert time.monotonic() < deadline_s, "the server does not answer"
+                assert patience, "the server does not answer"
                 time.sleep(0.2)
 
 
@@ -133,31 +160,51 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--pause", type=float, default=4.0, help="seconds between two faults")
+    parser.add_argument("--model-mb", type=int, default=0, help="size of the model; 0: digits")
+    parser.add_argument("--faults", default=",".join(GROUPS), help="kinds, separated by commas")
+    parser.add_argument(
+        "--points", type=int, help="so many kills and harmed connections are enough"
+    )
     given = parser.parse_args()
+    groups = given.faults.split(",")
+    if unknown := set(groups) - set(GROUPS):
+        parser.error(
+            f"no kind of faults: {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}"
+        )
     folder = Path(tempfile.mkdtemp(prefix="meadow-soak-"))
     begun_s = time.monotonic()
-    soak = Soak(folder, seed=given.seed, rounds=given.rounds, pause_s=given.pause)
+    soak = Soak(
+        folder, seed=given.seed, rounds=given.rounds, pause_s=given.pause,
+        model_mb=given.model_mb, groups=groups,
+    )  # fmt: skip
     runs, problem = 0, ""
     try:
         reference = soak.undisturbed()
-        begun_s = time.monotonic()
-        until_s = begun_s + given.seconds
-        while time.monotonic() < until_s:
+        begun_s, time_left = time.monotonic(), Patience(given.seconds)
+
+        def goes_on() -> bool:
+            return bool(time_left) and (given.points is None or soak.faults.points < given.points)
+
+        while goes_on():
             runs += 1
-            soak.one(reference, until_s)
+            soak.one(reference, goes_on)
     except AssertionError as error:
         problem = str(error)
     finally:
         soak.close()
     figures = {
         "seed": given.seed,
+        "model_mb": given.model_mb,
         "seconds": round(time.monotonic() - begun_s),
         "runs": runs,
         "byte_equal": soak.equal,
+        "rounds": soak.equal * given.rounds,
         "resumed": soak.resumed,
         "faults": sum(n for kind, n in soak.faults.counts.items() if " " not in kind),
         "by_kind": dict(sorted(soak.faults.counts.items())),
-        "connections_harmed": sum(line.harmed for line in soak._lines),
+        "kill_points": soak.faults.kill_points,
+        "processes_killed": soak.faults.kills,
+        "connections_harmed": soak.faults.harmed,
         "causes": dict(soak.causes),
         "full_disks": soak.on_disks,
     }

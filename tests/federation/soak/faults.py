@@ -11,14 +11,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from ..processes import Federation, kill_9, wait_until
+from ..processes import Federation, Process, kill_9, wait_until
 from .lines import Lines
 
 DISK_MB = 96
+MODELS_ON_A_DISK = 32
+GROUPS = ("kills", "network", "bits", "disks")
 FULL_S = 2.0
 STOPPED_S = 3.0
 APP_SHARE = 0.05
@@ -28,13 +30,14 @@ APP_SHARE = 0.05
 class Disks:
     """Folders on small disks of their own, where this system lets us make some."""
 
-    def __init__(self) -> None:
+    def __init__(self, model_mb: int) -> None:
+        self._size_mb = DISK_MB + MODELS_ON_A_DISK * model_mb
         self._mounted: list[Path] = []
 
     def make(self, folder: Path) -> bool:
         """Put a folder on a disk; returns whether it is on one now."""
         folder.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "soak", str(folder)]
+        command = ["mount", "-t", "tmpfs", "-o", f"size={self._size_mb}m", "soak", str(folder)]
         try:
             done = subprocess.run(command, capture_output=True, check=False)
         except OSError:
@@ -62,7 +65,13 @@ class Disks:
 
 
 class Faults:
-    """Draws what happens next, lets it happen, and counts it."""
+    """Draws what happens next, lets it happen, and counts it.
+
+    Attributes:
+        counts: how often each kind was drawn.
+        kills: how many processes were killed.
+        kill_points: how many times one was, or some at once.
+    """
 
     def __init__(
         self,
@@ -71,18 +80,37 @@ class Faults:
         disks: Disks,
         rng: random.Random,
         *,
-        on_disks: bool,
+        groups: Collection[str],
+        model_mb: int,
     ) -> None:
         self._fleet, self._lines, self._disks, self._rng = fleet, lines, disks, rng
+        self._carried_bytes_max = max(200_000, model_mb * 1_000_000)
         self.counts: Counter[str] = Counter()
-        self._kinds: list[tuple[Callable[[], None], int]] = [
-            (self.kill_daemon, 3), (self.kill_worker, 4), (self.kill_agent, 4),
-            (self.kill_trainer, 4), (self.kill_all, 1), (self.stop_a_while, 2),
-            (self.cut_lines, 4), (self.cut_in_a_message, 4), (self.corrupt_a_line, 4),
-            (self.silence_a_line, 2), (self.flip_on_server, 4), (self.flip_on_client, 3),
-        ]  # fmt: skip
-        if on_disks:
-            self._kinds += [(self.fill_server, 3), (self.fill_client, 3)]
+        self.kills = self.kill_points = 0
+        kinds: dict[str, list[tuple[Callable[[], None], int]]] = {
+            "kills": [
+                (self.kill_daemon, 3), (self.kill_worker, 4), (self.kill_agent, 4),
+                (self.kill_trainer, 4), (self.kill_all, 1), (self.stop_a_while, 2),
+            ],
+            "network": [
+                (self.cut_lines, 4), (self.cut_in_a_message, 4), (self.corrupt_a_line, 4),
+                (self.silence_a_line, 2),
+            ],
+            "bits": [(self.flip_on_server, 4), (self.flip_on_client, 3)],
+            "disks": [(self.fill_server, 3), (self.fill_client, 3)],
+        }  # fmt: skip
+        assert set(kinds) == set(GROUPS)
+        self._kinds = [kind for group in groups for kind in kinds[group]]
+
+    @property
+    def points(self) -> int:
+        """How many times something was done to a process or to a connection."""
+        return self.kill_points + self.harmed
+
+    @property
+    def harmed(self) -> int:
+        """How many connections were harmed."""
+        return sum(line.harmed for line in self._lines)
 
     def happen(self, run: int) -> None:
         """Let one fault happen."""
@@ -90,33 +118,40 @@ class Faults:
         self._run = run
         (kind,) = self._rng.choices(kinds, weights)
         self.counts[kind.__name__] += 1
-        print(f"  {kind.__name__}", flush=True)
+        kills = self.kills
         kind()
+        self.kill_points += self.kills > kills
+        print(f"  {kind.__name__} ({self.kill_points} kills, {self.harmed} harmed)", flush=True)
 
     # ------------------------------------------------------------------ processes
 
     def kill_daemon(self) -> None:
-        self._fleet.server.kill()
+        self._kill(self._fleet.server)
         self.start_server()
 
     def kill_worker(self) -> None:
-        for pid in self._fleet.workers():
-            kill_9(pid)
+        self._kill_all_of(self._fleet.workers())
 
     def kill_agent(self) -> None:
         client = self._fleet.clients[self._which()]
-        client.kill()
+        self._kill(client)
         client.start()
 
     def kill_trainer(self) -> None:
-        index = self._which()
-        with suppress(AssertionError, ProcessLookupError):
-            for pid in self._fleet.trainers(index):
-                kill_9(pid)
+        self._kill_all_of(self._fleet.trainers(self._which()))
+
+    def _kill(self, process: Process) -> None:
+        process.kill()
+        self.kills += 1
+
+    def _kill_all_of(self, pids: list[int]) -> None:
+        for pid in pids:
+            kill_9(pid)
+        self.kills += len(pids)
 
     def kill_all(self) -> None:
         for process in [self._fleet.server, *self._fleet.clients]:
-            process.kill()
+            self._kill(process)
         self.start_server()
         for client in self._fleet.clients:
             client.start()
@@ -136,7 +171,7 @@ class Faults:
         self._rng.choice(self._lines).cut()
 
     def cut_in_a_message(self) -> None:
-        self._rng.choice(self._lines).cut_after(self._rng.randrange(1, 200_000))
+        self._rng.choice(self._lines).cut_after(self._rng.randrange(1, self._carried_bytes_max))
 
     def corrupt_a_line(self) -> None:
         self._rng.choice(self._lines).corrupt()
@@ -161,7 +196,7 @@ class Faults:
 
     def flip_on_server(self) -> None:
         """Flip a bit of what a stopped server finds when it is started again."""
-        self._fleet.server.kill()
+        self._kill(self._fleet.server)
         run_dir, folder = self._fleet.run_dir(self._run), self._fleet.server_dir
         pools = [
             sorted((run_dir / "checkpoints").glob("round-*")),
@@ -177,7 +212,7 @@ class Faults:
         """Likewise of a client: one that cannot go on enrols anew."""
         index = self._which()
         client, folder = self._fleet.clients[index], self._fleet.client_dir(index)
-        client.kill()
+        self._kill(client)
         files = [
             *(folder / "runs").rglob("*.safetensors"),
             *(folder / "blobs").glob("*.safetensors"),

@@ -16,7 +16,7 @@ class Lines:
 
     Attributes:
         port: where it listens.
-        harmed: how many connections it has harmed.
+        harmed: how many connections it has cut, corrupted or kept waiting.
     """
 
     def __init__(self, to_port: int, rng: random.Random) -> None:
@@ -25,9 +25,10 @@ class Lines:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.harmed = 0
-        self._open: set[socket.socket] = set()
+        self._open: set[tuple[socket.socket, socket.socket]] = set()
         self._lock = threading.Lock()
         self._silent_until_s = 0.0
+        self._silence_is_noticed = False
         self._budget: list[int] = []
         self._corrupt = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -35,8 +36,8 @@ class Lines:
     def cut(self) -> None:
         """End every connection now."""
         with self._lock:
-            for each in self._open:
-                self.harmed += 1
+            self.harmed += len(self._open)
+            for each in (end for pair in self._open for end in pair):
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
@@ -51,6 +52,7 @@ class Lines:
 
     def be_silent(self, seconds: float) -> None:
         """Carry nothing for a while, and end nothing."""
+        self._silence_is_noticed = False
         self._silent_until_s = time.monotonic() + seconds
 
     def close(self) -> None:
@@ -69,7 +71,7 @@ class Lines:
                     continue
                 far.settimeout(None)
                 with self._lock:
-                    self._open |= {near, far}
+                    self._open.add((near, far))
                 for pair in ((near, far), (far, near)):
                     threading.Thread(target=self._carry, args=pair, daemon=True).start()
 
@@ -77,14 +79,20 @@ class Lines:
         with suppress(OSError):
             while data := source.recv(BLOCK_BYTES):
                 if (wait_s := self._silent_until_s - time.monotonic()) > 0:
+                    self._kept_waiting()
                     time.sleep(wait_s)
                 target.sendall(self._harm(data))
         for each in (source, target):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         with self._lock:
-            self._open.discard(source)
+            self._open -= {(source, target), (target, source)}
         source.close()
+
+    def _kept_waiting(self) -> None:
+        with self._lock:
+            self.harmed += not self._silence_is_noticed
+            self._silence_is_noticed = True
 
     def _harm(self, data: bytes) -> bytes:
         """Return what gets through of `data`.
