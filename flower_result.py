@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
@@ -102,12 +102,15 @@ class ObservedGrid(WrappedGrid):
         *,
         on_round: Callable[[Row], None],
         on_answer: Callable[[Answer], None] = lambda answer: None,
+        on_failure: Callable[[Mapping[str, Any]], None] = lambda detail: None,
         clock: Callable[[], float] = time.monotonic,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`around` is entered where the grid executes messages itself, in this process."""
         super().__init__(grid)
-        self.watch = RoundWatch(on_round, clock=clock, traffic=self._traffic, on_answer=on_answer)
+        self.watch = RoundWatch(
+            on_round, clock=clock, traffic=self._traffic, on_answer=on_answer, on_failure=on_failure
+        )
         self._streams = False
         self._execute_pushed = getattr(grid, "execute_pushed", None)
         self._lock = RLock()

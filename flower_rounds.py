@@ -13,6 +13,7 @@ from flwr.app import Message, MessageType
 from .errors import NOTHING_TO_EVALUATE
 from .flower_answers import Answer, legacy_metrics, words_in
 from .strategies.combined import clients_of
+from .strategies.failures import failure_detail, printable
 from .strategies.metrics import MetricMeans, Metrics, scalars_of
 from .strategies.recorder import Row
 
@@ -43,7 +44,8 @@ class _Round:
     """Who was asked for what, as ("train.adapter", client)."""
     kinds: set[str] = field(default_factory=set)
     answered: dict[str, set[int]] = field(default_factory=lambda: {kind: set() for kind in COUNTED})
-    failed: set[int] = field(default_factory=set)
+    failed: dict[tuple[str, int], Mapping[str, Any] | None] = field(default_factory=dict)
+    """Who failed at which kind of message, and what is told of it; None while nothing came."""
     means: dict[str, MetricMeans] = field(
         default_factory=lambda: {kind: MetricMeans() for kind in COUNTED}
     )
@@ -60,12 +62,14 @@ class _Round:
         self.asked = {each for each in self.asked if kind_in(each[0]) != MessageType.EVALUATE}
 
     def row(self, *, now_s: float, traffic: Traffic) -> Row:
-        answered = self.answered[MessageType.TRAIN] or set().union(*self.answered.values())
+        main = MessageType.TRAIN if self.answered[MessageType.TRAIN] else None
+        answered = self.answered[main] if main else set().union(*self.answered.values())
+        missed = {client for kind, client in self.failed if main in (kind, None)}
         row: dict[str, Any] = {
             "round": self.number,
             "duration_s": now_s - self.began_s,
-            "clients": len(answered - self.failed),
-            "failures": len(self.failed),
+            "clients": len(answered - missed),
+            "failures": len({client for _, client in self.failed}),
             "train": self._metrics(MessageType.TRAIN),
             "evaluate": self._metrics(MessageType.EVALUATE),
             "server": dict(self.server),
@@ -92,7 +96,9 @@ class RoundWatch:
 
     The metrics of a row are the means of what clients report, weighted by `weight_key`; a reply
     without a usable weight counts as one example. A client that answers with an error, or not at
-    all although the app waited for it, is a failure. Methods may be called from several threads.
+    all although the app waited for it, is a failure, in training, evaluation or a query; a row's
+    "clients" are those whose training counts, or who answered where nothing is trained. Methods
+    may be called from several threads.
     """
 
     def __init__(
@@ -102,7 +108,10 @@ class RoundWatch:
         clock: Callable[[], float],
         traffic: Callable[[], Traffic],
         on_answer: Callable[[Answer], None] = lambda answer: None,
+        on_failure: Callable[[Mapping[str, Any]], None] = lambda detail: None,
     ) -> None:
+        """`on_failure` hears of each client that failed, as the event "client_failed" has it."""
+        self._on_failure = on_failure
         self._on_round = on_round
         self._on_answer = on_answer
         self._clock = clock
@@ -110,13 +119,13 @@ class RoundWatch:
         self._lock = RLock()
         self._round: _Round | None = None
         self._last_number = 0
-        self._pushed: dict[str, int] = {}
-        """Clients that were sent a message in this round whose reply nobody has pulled."""
+        self._pushed: dict[str, tuple[str, int]] = {}
+        """Kinds and clients of messages were sent in this round, and whose reply nobody has pulled."""
         self.weight_key = WEIGHT_KEY
         self.asked = self.answers = 0
         """Messages that were sent so far, and replies with content."""
-        self.errors: Counter[str] = Counter()
-        """What clients said instead, and how often."""
+        self.errors: dict[str, Counter[int]] = {}
+        """What clients said instead, who, and how often."""
 
     def sending(self, batch: Iterable[Message]) -> None:
         """Note what is sent; if it begins a round, the one before is over."""
@@ -142,8 +151,8 @@ class RoundWatch:
     def pushed(self, ids: Iterable[str], batch: Iterable[Message]) -> None:
         """Note under which ids messages were pushed."""
         with self._lock:
-            clients = (message.metadata.dst_node_id for message in batch)
-            self._pushed.update(zip(ids, clients, strict=False))
+            asked = ((kind_of(message), message.metadata.dst_node_id) for message in batch)
+            self._pushed.update(zip(ids, asked, strict=False))
 
     def pulled(self, ids: Iterable[str], replies: Iterable[Message]) -> None:
         """Note what came when the app asked for the replies to pushed messages."""
@@ -151,8 +160,9 @@ class RoundWatch:
             for reply in replies:
                 self.received(reply)
             if self._round is not None:
-                missing = (self._pushed[id_] for id_ in ids if id_ in self._pushed)
-                self._round.failed.update(missing)
+                for id_ in ids:
+                    if id_ in self._pushed and self._pushed[id_][0] in COUNTED:
+                        self._round.failed.setdefault(self._pushed[id_], None)
 
     def received(self, reply: Message) -> None:
         """Note a reply; an error is a client that has not answered."""
@@ -162,30 +172,44 @@ class RoundWatch:
             if reply.has_content():
                 self.answers += 1
             elif reply.error.code != NOTHING_TO_EVALUATE:
-                self.errors[reply.error.reason or "an error without a reason"] += 1
-            if now is None or kind not in COUNTED:
+                reason = printable(reply.error.reason)
+                self.errors.setdefault(reason, Counter())[client] += 1
+            if kind not in COUNTED:
                 return
-            if asked is not None:
-                now.failed.discard(asked)
+            if now is None:
+                self._told_failure(0, reply)
+                return
+            if asked is not None and now.failed.get(asked, {}) is None:
+                del now.failed[asked]
             if reply.has_content():
                 now.answered[kind].add(client)
                 self._add(now, kind, reply)
-            elif reply.error.code != NOTHING_TO_EVALUATE:
-                now.failed.add(client)
+            elif detail := self._told_failure(now.number, reply):
+                now.failed[kind, client] = detail
+
+    def _told_failure(self, number: int, reply: Message) -> Mapping[str, Any] | None:
+        """Tell of an error reply, if it is a failure."""
+        if reply.has_content() or reply.error.code == NOTHING_TO_EVALUATE:
+            return None
+        client, reason = reply.metadata.src_node_id, printable(reply.error.reason)
+        detail = failure_detail(number, client, reason, during=kind_of(reply), error=reply.error)
+        self._on_failure(detail)
+        return detail
 
     def watched(self, batch: Sequence[Message], replies: Iterable[Message]) -> Iterator[Message]:
         """Pass on the replies to a batch, noting each as it comes, and who did not answer."""
         now = self._round
-        missing = {m.metadata.dst_node_id for m in batch if kind_of(m) in COUNTED}
+        missing = {(kind_of(m), m.metadata.dst_node_id) for m in batch if kind_of(m) in COUNTED}
         if now is not None:
             now.open_batches += 1
         for reply in replies:
-            missing -= set(clients_of(reply))
+            missing -= {(kind_of(reply), client) for client in clients_of(reply)}
             self.received(reply)
             yield reply
         if now is not None:
             now.open_batches -= 1
-            now.failed |= missing
+            with self._lock:
+                now.failed.update(dict.fromkeys(missing))
 
     def aggregated(self, part: str, said: int, metrics: Mapping[str, Any]) -> None:
         """Note what the app made of a round's metrics itself, or of a central evaluation.
@@ -212,6 +236,10 @@ class RoundWatch:
             done, self._round = self._round, None
             self._pushed = {}
             if done is not None and not (unless_open and done.open_batches):
+                for (kind, client), told in sorted(done.failed.items()):
+                    if told is None:
+                        reason = "no answer before the app went on"
+                        self._on_failure(failure_detail(done.number, client, reason, during=kind))
                 self._on_round(done.row(now_s=self._clock(), traffic=self._traffic()))
 
     def _is_new(self, batch: Sequence[Message], said: int | None) -> bool:

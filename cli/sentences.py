@@ -21,6 +21,12 @@ def _of_client(detail: Detail) -> str:
     return f"round {detail.get('round')}: {who}"
 
 
+def _failed(detail: Detail) -> str:
+    what = {"evaluate": " to evaluate", "query": " to answer"}.get(detail.get("during", ""), "")
+    log = f"; the rest is in {detail['log']}" if detail.get("log") else ""
+    return f"{_of_client(detail)} failed{what}: {detail.get('reason')}{log}"
+
+
 def _refused(what: str) -> Callable[[Detail], str]:
     def write(detail: Detail) -> str:
         reason = f"{detail.get('field') or ''} {detail.get('reason')}".strip()
@@ -46,7 +52,8 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     "checkpoint_damaged": lambda d: (
         f"{d.get('file')} is damaged ({d.get('reason')}); going back to the checkpoint before it"
     ),
-    "client_failed": lambda d: f"{_of_client(d)} failed: {d.get('reason')}",
+    "app_raised": lambda d: f"the app raised {d.get('reason')}; the rest is in {d.get('log')}",
+    "client_failed": _failed,
     "early_stopped": lambda d: f"stopped early: {d.get('cause')}",
     "evaluation_refused": _refused("evaluation"),
     "round_committed": _committed,

@@ -28,6 +28,7 @@ class Channel:
         self._changed = threading.Condition()
         self._nodes: list[int] = []
         self._nodes_are_new = False
+        self._names: dict[int, str] = {}
         self._stopping = False
         self._steps: dict[str, queue.SimpleQueue[pb.StepReply | pb.StepEnd]] = {}
 
@@ -54,6 +55,7 @@ class Channel:
                 else:
                     if kind == "nodes":
                         self._nodes = list(message.nodes.node_ids)
+                        self._names.update(zip(self._nodes, message.nodes.names, strict=False))
                         self._nodes_are_new = True
                     elif kind == "stop":
                         self._stopping = True
@@ -76,6 +78,10 @@ class Channel:
         with self._changed:
             self._nodes_are_new = False
             return list(self._nodes)
+
+    def name_of(self, client: int) -> str | None:
+        """Return a client's name, None if it has not been there since this worker began."""
+        return self._names.get(client) or None
 
     def wait_for_nodes(self, count: int) -> list[int]:
         """Wait until that many clients are there and return them.

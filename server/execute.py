@@ -20,7 +20,7 @@ from ..errors import MeadowError, RunStoppedError
 from ..settings_text import value_to_toml
 from .app import open_books, run_rounds
 from .flower_run import run_flower_app
-from .run_folder import RunFolder
+from .run_folder import TRACEBACKS, RunFolder
 
 __all__ = ["OnEvent", "execute", "rounds_of", "run_config_of"]
 
@@ -73,8 +73,9 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
     except MeadowError as error:
         status, cause = "failed", str(error)
     except Exception as error:  # the app's own code may raise anything
-        folder.event("traceback", {"text": _traceback(error)})
+        folder.traceback("".join(traceback.format_exception(error)))
         status, cause = "failed", f"the app raised {app.explain(error)}"
+        folder.event("app_raised", {"reason": app.explain(error), "log": TRACEBACKS})
     return folder.finish(
         status=status,
         cause=cause,
@@ -91,7 +92,3 @@ def resolved_toml(app: App) -> str:
     lines = [f"# the Flower app {app.name}: its run config", "[flower]"]
     lines += [f'"{key}" = {value_to_toml(value)}' for key, value in run_config_of(app).items()]
     return "\n".join(lines) + "\n"
-
-
-def _traceback(error: Exception) -> str:
-    return "".join(traceback.format_exception(error))[-8000:]

@@ -18,6 +18,8 @@ from ..flower_legacy import OlderApi, older_api
 from ..flower_patience import never_more_than
 from ..flower_result import ObservedGrid, capture_result
 from ..flower_rounds import RoundWatch
+from ..strategies.failures import NameOf, listed
+from ..strategies.grids import name_of
 from ..strategies.recorder import Row
 from ..transport.tensors import holds
 from .app_output import FILES, kept_output, working_in
@@ -27,6 +29,7 @@ __all__ = ["run_flower_app"]
 
 REASONS_TOLD_MAX = 3
 """How many different things that clients said are in the cause of a run that failed."""
+CLIENTS_TOLD_MAX = 3
 DRAWS_SEED = 0
 RunConfig = Mapping[str, bool | int | float | str]
 
@@ -60,6 +63,7 @@ def run_flower_app(
                 grid,
                 on_round=lambda row: _end_round(row, grid, folder),
                 on_answer=folder.append_answer,
+                on_failure=lambda detail: folder.event("client_failed", detail),
                 around=elsewhere,
             )
             _run(server_app, observed, context, folder)
@@ -80,7 +84,7 @@ def _run(
         finally:
             arrays = captured.result.arrays if captured.result else older.arrays
             _keep(arrays or observed.last_arrays, folder)
-    _check_answers(observed.watch, older)
+    _check_answers(observed.watch, older, name_of(observed))
 
 
 @contextmanager
@@ -102,13 +106,16 @@ def _end_round(row: Row, grid: Grid, folder: RunFolder) -> None:
         raise RunStoppedError("the run was asked to stop")
 
 
-def _check_answers(watch: RoundWatch, older: OlderApi) -> None:
+def _check_answers(watch: RoundWatch, older: OlderApi, name_of: NameOf) -> None:
     """Return if somebody has answered, or nobody was asked."""
     if older.halted and not older.sums:
         raise RunError(f"no secure sum came about: {older.halted[-1]}")
     if not watch.asked or watch.answers:
         return
-    said = [f"{reason} ({count} times)" for reason, count in watch.errors.most_common()]
+    said = [
+        f"{reason} ({listed(sorted(who)[:CLIENTS_TOLD_MAX], name_of)}, {who.total()} times)"
+        for reason, who in sorted(watch.errors.items(), key=lambda each: -each[1].total())
+    ]
     what = "; ".join(said[:REASONS_TOLD_MAX]) or "no reply came before the app went on"
     raise RunError(f"no client has answered anything: {what}")
 

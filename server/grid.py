@@ -125,6 +125,10 @@ class FleetGrid(RunGrid):
         """Wait, without polling, until `count` clients are there."""
         return self._channel.wait_for_nodes(count)
 
+    def name_of(self, client: int) -> str | None:
+        """Return the name of a client's site."""
+        return self._channel.name_of(client)
+
     def cohort_of(self, group_id: str) -> Sequence[int]:
         """Return who was drawn for a round that was begun before this worker, if it was."""
         return self._cohorts.get(group_id, ())

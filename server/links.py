@@ -121,6 +121,11 @@ class Links:
             there &= {site.node_id for site in self._sites.values() if site.tags.issuperset(tags)}
         return sorted(there)
 
+    def names_of(self, node_ids: Iterable[int]) -> list[str]:
+        """Return the names of sites."""
+        names = {site.node_id: site.name for site in self._sites.values()}
+        return [names.get(node_id, "") for node_id in node_ids]
+
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever `available()` may have changed; returns how to stop that."""
         self._listeners.add(listener)

@@ -7,6 +7,7 @@
     checkpoints/       the last two rounds: a manifest each, and the files that it names
     tensorboard/       the metrics as TensorBoard events
     summary.json       how the run ended
+tracebacks.log     what an app's code raised in this process, or in simulated clients
 
 A plain Flower app has no checkpoints. Beside these it may leave
 
@@ -37,11 +38,15 @@ from ..strategies.recorder import Checkpoint, RoundTable, Row
 from ..transport.durable import sweep, write_file
 from ..transport.tensors import write_tensors
 from .checkpoints import Checkpoints
+from .failed_clients import About, FailedClients, causes_in
 from .round_lines import RoundLines
 from .tensorboard import EventFile
 
-__all__ = ["RunFolder"]
+__all__ = ["TRACEBACKS", "RunFolder"]
 
+TRACEBACKS = "tracebacks.log"
+TRACEBACK_CHARS_MAX = 8000
+TRACEBACKS_BYTES_MAX = 4 << 20
 PARTS = ("train", "evaluate", "server", "query")
 """Of a row; only plain Flower apps ask clients questions."""
 
@@ -56,8 +61,12 @@ class RunFolder:
         config_toml: str,
         on_event: Callable[[str, Mapping[str, Any]], None],
         pause_s: float = 0.0,
+        about: About = lambda client: {},
     ) -> None:
         """Open a run's folder, new or interrupted.
+
+        `about` says of a client what is told with each of its events: its "site"'s name, and the
+        "log" that has what its app printed and raised.
 
         Units: `pause_s` seconds at least are between two rounds that are made durable; the last
             one is in any case. 0 makes every round durable before the next begins.
@@ -67,6 +76,8 @@ class RunFolder:
         """
         self.folder = folder
         self._on_event = on_event
+        self._about = about
+        self._failed = FailedClients()
         self._told_round = 0
         self._pause_s = pause_s
         self._durable_at_s = -math.inf
@@ -93,8 +104,31 @@ class RunFolder:
     # ------------------------------------------------------------------ what the strategy asks
 
     def event(self, kind: str, detail: Mapping[str, Any]) -> None:
-        """Tell people what happens."""
+        """Tell people what happens, clients by their names."""
+        if isinstance(client := detail.get("client"), int):
+            detail = self._failed.take(kind, {**detail, **self._about(client)})
+            if 0 < detail.get("round", 0) <= self._told_round:
+                return  # told by the worker before this one
         self._on_event(kind, detail)
+
+    def traceback(self, text: str, client: int | None = None) -> None:
+        """Keep what an app's code raised, a client's or the server's own; a full file takes no more.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        who = (
+            "the server" if client is None else self._about(client).get("site", f"client {client}")
+        )
+        path = self.folder / TRACEBACKS
+        try:
+            with path.open("a", encoding="utf-8", errors="replace") as file:
+                if file.tell() < TRACEBACKS_BYTES_MAX:
+                    file.write(f"{who}:\n{text[-TRACEBACK_CHARS_MAX:].rstrip()}\n\n")
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        said = {} if client is None else {"client": client}
+        self._on_event("traceback", {**said, "text": text[-TRACEBACK_CHARS_MAX:]})
 
     def commit(self, checkpoint: Checkpoint, row: Row, table: RoundTable) -> ArrayRecord:
         """Keep a round, and make it durable if it is time to; returns its params.
@@ -102,6 +136,7 @@ class RunFolder:
         Raises:
             StoreError: the disk is full or fails; the round before is intact.
         """
+        row = self._failed.added_to(row)
         waits = time.monotonic() < self._durable_at_s + self._pause_s
         arrays = params_to_arrays(checkpoint.state.params)
         if not waits:
@@ -156,6 +191,7 @@ class RunFolder:
 
     def append_row(self, row: Row) -> None:
         """Record a round of an app that has no checkpoints (a plain Flower app)."""
+        row = self._failed.added_to(row)
         self._append(row)
         if row["round"] > self._told_round:
             self.event("round_committed", row)
@@ -212,6 +248,7 @@ class RunFolder:
             "best": _part(result.best) if result is not None and result.best else None,
             "duration_s": round(self._spent_s + duration_s, 3),
             "privacy": privacy,
+            "failures": causes_in(rows, self._failed.left()),
         }
         write_file(self.folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
         return summary

@@ -316,7 +316,8 @@ class Supervisor:
             while True:
                 await changed.wait()
                 changed.clear()
-                nodes = pb.Nodes(node_ids=self._links.available(tags))
+                available = self._links.available(tags)
+                nodes = pb.Nodes(node_ids=available, names=self._links.names_of(available))
                 await _tell(pipe, pb.DaemonMessage(nodes=nodes))
         finally:
             unsubscribe()

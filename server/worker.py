@@ -32,6 +32,7 @@ from .run_folder import RunFolder
 __all__ = ["main"]
 
 SERVER_NODE_ID = 0
+SITE_LOG = "training.log in the site's own folder"
 SECRET_FILE = "message-ids.key"
 SECRET_BYTES = 32
 
@@ -65,7 +66,12 @@ def main(fd: int) -> int:
             text = json.dumps(detail, default=str)
             channel.send(pb.WorkerMessage(note=pb.Note(kind=kind, json=text)))
 
-        folder = RunFolder(Path(start.run_dir), config_toml=resolved_toml(app), on_event=note)
+        folder = RunFolder(
+            Path(start.run_dir),
+            config_toml=resolved_toml(app),
+            on_event=note,
+            about=lambda client: _about(grid.name_of(client)),
+        )
         summary = execute(app, grid, folder, run_id=start.run_id)
         finished = pb.Finished(status=summary["status"], cause=summary["cause"] or "")
     except MeadowError as error:
@@ -73,6 +79,11 @@ def main(fd: int) -> int:
         finished = pb.Finished(status="failed", cause=str(error))
     channel.send(pb.WorkerMessage(finished=finished))
     return 0 if finished.status != "failed" else 1
+
+
+def _about(name: str | None) -> dict[str, str]:
+    """Return what events say of a client beside its number."""
+    return {"log": SITE_LOG} if name is None else {"site": name, "log": SITE_LOG}
 
 
 def _require_same(app: App, sha256: str) -> None:

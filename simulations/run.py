@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..flower import identify_process
 from ..flower_app import Scalar
 from ..server.execute import execute, resolved_toml, rounds_of, run_config_of
-from ..server.run_folder import RunFolder
+from ..server.run_folder import TRACEBACKS, RunFolder
 from ..transport.durable import write_file
 from .adversaries.executor import with_adversaries
 from .clients import SimulatedClients
@@ -156,10 +156,11 @@ def _run(
         config_toml=resolved_toml(app),
         on_event=on_event,
         pause_s=DURABLE_PAUSE_S,
+        about=lambda client: {"log": str(folder / TRACEBACKS)},
     )
 
     def tell(node_id: int, text: str) -> None:
-        run_folder.event("traceback", {"client": node_id, "text": text[-4000:]})
+        run_folder.traceback(text, node_id)
 
     population = SimulatedClients(
         origin["clients"],

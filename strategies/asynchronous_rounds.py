@@ -21,11 +21,12 @@ from .asynchrony import Asynchrony, needs_more_than_params
 from .broadcast import instruction_for_all
 from .cohort import draw_idle, size_of_cohort, wait_for_clients, wait_for_replies
 from .course import Course, Meter
-from .grids import combines_updates, forget_group, recall_group
+from .failures import named
+from .grids import combines_updates, forget_group, name_of, recall_group
 from .metrics import Metrics
 from .outstanding import Again, OpenInstruction, Outstanding, group_of
 from .recorder import RoundTable
-from .replies import collect_evaluation, named
+from .replies import collect_evaluation
 from .rounds import RoundTerms
 from .update_buffer import UpdateBuffer
 from .virtual_time import begin_at, draw_some, now_s_of
@@ -132,7 +133,7 @@ class AsynchronousRounds:
             raise QuorumError(
                 f"round {number}: {len(buffer)} of {self._asynchrony.buffer_size} updates, and "
                 f"nobody of {len(present)} connected clients is left to be asked"
-                + named(buffer.failed)
+                + named(buffer.failed, name_of(grid))
             )
 
     def _new(self, grid: Grid, client: int) -> OpenInstruction:
@@ -221,16 +222,17 @@ class AsynchronousRounds:
             round=number, train=buffer.table, failed=sorted(buffer.failed), late=sorted(stopped)
         )
         evaluated: Metrics = {}
+        unevaluated: set[int] = set()
         central: Metrics = {}
         if self._plan.evaluates(number, last=terms.last):
             if number == terms.last:
-                evaluated = self._evaluate(grid, terms, buffer, table)
+                evaluated = self._evaluate(grid, terms, buffer, table, unevaluated)
             central = course.measure(number, terms.evaluate)
         staleness = buffer.staleness
         row = {
             "round": number,
             "clients": len(buffer),
-            "failures": buffer.failures,
+            "failures": buffer.failures + len(unevaluated),
             "train": buffer.metrics(),
             "evaluate": evaluated,
             "server": central,
@@ -265,7 +267,12 @@ class AsynchronousRounds:
         self._outstanding.settled = []
 
     def _evaluate(
-        self, grid: Grid, terms: RoundTerms, buffer: UpdateBuffer, table: RoundTable
+        self,
+        grid: Grid,
+        terms: RoundTerms,
+        buffer: UpdateBuffer,
+        table: RoundTable,
+        failed: set[int],
     ) -> Metrics:
         course, number, clients = self._course, buffer.number, buffer.contributors
         config = terms.evaluate_config
@@ -280,4 +287,5 @@ class AsynchronousRounds:
             combined=False,
             tell=course.tell,
             table=table.evaluate,
+            failed=failed,
         )

@@ -10,6 +10,7 @@ wait_for_replies(ids)     waits, without polling, until `pull_messages` has some
                           clients have come or gone
 bytes_sent                all bytes so far, and
 bytes_received            likewise
+name_of(client)           what people call a client, None if it has no name
 tags: Sequence[str]       the clients that are there are those that have all of them
 combines_updates: bool    whether a reply may stand for many clients
 combines_in_groups: bool  whether such replies come one a group, with groups drawn at random:
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from flwr.serverapp import Grid
 
 from ..errors import ConfigError
+from .failures import NameOf
 from .selection import Selection
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "combines_updates",
     "forget_group",
     "is_stopping",
+    "name_of",
     "recall_group",
     "refuse_tags",
     "traffic_bytes",
@@ -53,6 +56,12 @@ def is_stopping(grid: Grid) -> bool:
     """Return whether the grid wants the run to end."""
     asked = getattr(grid, "is_stopping", None)
     return bool(asked()) if callable(asked) else False
+
+
+def name_of(grid: Grid) -> NameOf:
+    """Return what says the names of the grid's clients; those of a plain one have none."""
+    known = getattr(grid, "name_of", None)
+    return known if callable(known) else lambda client: None
 
 
 def waits_for_replies(grid: Grid, message_ids: Sequence[str]) -> bool:

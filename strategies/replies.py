@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Error, Message, MessageType
 
 from ..errors import NOTHING_TO_EVALUATE, QuorumError
 from ..flower import FlatTensor, MemoryTensor
@@ -13,6 +13,7 @@ from .algorithm import Aggregate, Algorithm, Params, Update
 from .canonical import CanonicalFold
 from .checks import Reply, ReplyError, forms_of, read_reply
 from .combined import EXAMPLES_KEY, ClientTable
+from .failures import NameOf, failure_detail, named, printable
 from .metrics import MetricMeans, Metrics
 from .norms import change_norm_l2, clip_change
 from .plan import RoundPlan
@@ -22,16 +23,11 @@ __all__ = [
     "TrainingReplies",
     "add_rows",
     "collect_evaluation",
-    "named",
-    "printable",
     "within_norm",
 ]
 
 Tell = Callable[[str, Mapping[str, Any]], None]
 """Passes an event on: its kind, and its details."""
-
-REASON_CHARACTERS_MAX = 300
-FAILURES_NAMED_MAX = 5
 
 
 class TrainingReplies:
@@ -56,6 +52,7 @@ class TrainingReplies:
         combined: bool,
         reports: bool = True,
         tell: Tell,
+        name_of: NameOf = lambda client: None,
     ) -> None:
         """Without `reports`, nothing that clients say beside their params is kept."""
         self._number = number
@@ -69,6 +66,7 @@ class TrainingReplies:
         self._combined = combined
         self._reports = reports and algorithm.reports
         self._tell = tell
+        self._name_of = name_of
         self._fold = CanonicalFold(algorithm.aggregator, params, self._cohort)
         self._means = MetricMeans()
         self.failures: dict[int, str] = {}
@@ -89,7 +87,7 @@ class TrainingReplies:
         try:
             _screen(message, number=self._number, asked=self._cohort, missing=self._open)
             if message.has_error():
-                self._fail(client, printable(message.error.reason))
+                self._fail(client, printable(message.error.reason), message.error)
             else:
                 self._count(message)
         except ReplyError as error:
@@ -110,7 +108,7 @@ class TrainingReplies:
         if valid < needed:
             raise QuorumError(
                 f"round {self._number}: quorum not met: {valid} of {needed} updates"
-                + named(self.failures)
+                + named(self.failures, self._name_of)
             )
         return self._fold.finish()
 
@@ -143,11 +141,10 @@ class TrainingReplies:
         )
         self._close(reply.clients, update)
 
-    def _fail(self, client: int, reason: str) -> None:
+    def _fail(self, client: int, reason: str, error: Error | None = None) -> None:
         self.failures[client] = reason
         self._close([client])
-        detail = {"round": self._number, "client": client, "reason": reason}
-        self._tell("client_failed", detail)
+        self._tell("client_failed", failure_detail(self._number, client, reason, error=error))
 
     def _close(self, clients: Iterable[int], update: Update | None = None) -> None:
         self._open.difference_update(clients)
@@ -199,10 +196,11 @@ def collect_evaluation(
     combined: bool,
     tell: Tell,
     table: ClientTable,
+    failed: set[int],
 ) -> Metrics:
     """Average what clients measured, by their number of examples; empty if nobody did.
 
-    `table` takes what each of them measured.
+    `table` takes what each of them measured, and `failed` those of whom nothing counts.
 
     A site without test data says `NOTHING_TO_EVALUATE`, and is passed over without a word.
     """
@@ -215,7 +213,11 @@ def collect_evaluation(
             if message.has_error() and message.error.code == NOTHING_TO_EVALUATE:
                 continue
             if message.has_error():
-                raise ReplyError(client, "evaluation", printable(message.error.reason))
+                failed.add(client)
+                reason, during = printable(message.error.reason), MessageType.EVALUATE
+                detail = failure_detail(number, client, reason, during=during, error=message.error)
+                tell("client_failed", detail)
+                continue
             reply = read_reply(message, forms=None, combined=combined)
             if not missing.issuperset(set(reply.clients) - {client}):
                 raise ReplyError(
@@ -225,8 +227,12 @@ def collect_evaluation(
             add_rows(table, reply)
         except ReplyError as error:
             tell("evaluation_refused", _details(number, error))
+            failed.update({client}.intersection(clients) - {*table.clients})
             continue
         means.add(reply.metrics, weight=reply.weight)
+    for client in sorted(missing - failed):
+        failed.add(client)
+        tell("client_failed", failure_detail(number, client, "no answer", during="evaluate"))
     return means.means()
 
 
@@ -253,27 +259,3 @@ def _details(number: int, error: ReplyError) -> dict[str, Any]:
         "field": error.field,
         "reason": error.reason,
     }
-
-
-def named(failures: Mapping[int, str]) -> str:
-    """List the first few failures, those for the same reason together."""
-    if not failures:
-        return ""
-    named = sorted(failures)[:FAILURES_NAMED_MAX]
-    alike: dict[str, list[str]] = {}
-    for client in named:
-        alike.setdefault(failures[client], []).append(str(client))
-    texts = [
-        f"client{'s' if len(clients) > 1 else ''} {', '.join(clients)}: {reason}"
-        for reason, clients in alike.items()
-    ]
-    if len(failures) > len(named):
-        texts.append(f"and {len(failures) - len(named)} more")
-    return f" ({'; '.join(texts)})"
-
-
-def printable(text: str | None) -> str:
-    """Return a peer's text as one line of bounded length."""
-    line = " ".join((text or "").split())
-    shown = "".join(character if character.isprintable() else "?" for character in line)
-    return shown[:REASON_CHARACTERS_MAX] or "no reason given"

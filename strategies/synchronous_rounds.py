@@ -20,7 +20,7 @@ from .broadcast import Broadcast, instruction_for_all
 from .client_memory import ClientMemory, with_memory, without_memory
 from .cohort import wait_for_rested
 from .course import Course, Meter
-from .grids import combines_in_groups, combines_updates, forget_group, recall_group
+from .grids import combines_in_groups, combines_updates, forget_group, name_of, recall_group
 from .metrics import Metrics, scalars_of
 from .private_rounds import PrivateRounds
 from .recorder import RoundTable
@@ -56,6 +56,10 @@ class SynchronousRounds:
         self._table = RoundTable()
         self._memory = ClientMemory.empty()
         self._combined = False
+        self._evaluated: Sequence[int] = ()
+        """Who is asked to evaluate."""
+        self._unevaluated: set[int] = set()
+        """Who was, and did not."""
 
     # ------------------------------------------------------------------ Flower's steps
 
@@ -82,6 +86,7 @@ class SynchronousRounds:
             combined=self._combined,
             reports=self._privacy is None,
             tell=course.tell,
+            name_of=name_of(grid),
         )
         course.tell("round_started", {"round": server_round, "clients": len(cohort)})
         content, extra = course.record_of(sent), {**algorithm.client_config, **course.told}
@@ -103,6 +108,7 @@ class SynchronousRounds:
         self._table = RoundTable(
             round=server_round, train=collected.table, failed=sorted(collected.failures)
         )
+        self._unevaluated = set()
         if self._plan.selection.remembers:
             self._memory = self._memory.after(collected.table, server_round, collected.cohort)
         return self._course.arrays, metric_record(collected.metrics())
@@ -116,6 +122,7 @@ class SynchronousRounds:
         if evaluated is not course.state.params:
             arrays = params_to_arrays(evaluated)
         extra, clients = {**algorithm.evaluate_config, **course.told}, self._contributors
+        self._evaluated = clients
         return instruction_for_all(
             MessageType.EVALUATE, server_round, clients, arrays, config, extra
         )
@@ -127,10 +134,11 @@ class SynchronousRounds:
         metrics = collect_evaluation(
             replies,
             number=server_round,
-            clients=self._contributors,
+            clients=self._evaluated,
             combined=self._combined,
             tell=self._course.tell,
             table=self._table.evaluate,
+            failed=self._unevaluated,
         )
         return metric_record(metrics) if metrics else None
 
@@ -162,16 +170,19 @@ class SynchronousRounds:
         central: Metrics = {}
         if self._plan.evaluates(number, last=terms.last):
             if self._privacy is None and course.algorithm.evaluated is not None:
-                questions = steps.configure_evaluate(
-                    number, course.arrays, terms.evaluate_config, grid
+                questions = list_of(
+                    steps.configure_evaluate(number, course.arrays, terms.evaluate_config, grid)
                 )
+                self._evaluated = _clients_in(questions)  # a wrapper may ask others
                 replies = grid.send_and_receive(questions, timeout=terms.deadline_s)
                 evaluated = steps.aggregate_evaluate(number, replies)
             central = course.measure(number, terms.evaluate)
         row = {
             "round": number,
             "clients": len(self._contributors),
-            "failures": len(asked) - len(self._contributors),
+            "failures": len(asked)
+            - len(self._contributors)
+            + len(self._unevaluated.intersection(self._contributors)),
             "train": scalars_of(train),
             "evaluate": scalars_of(evaluated),
             "server": central,
@@ -204,6 +215,12 @@ class SynchronousRounds:
         if drawn is not None:
             return drawn
         return draw_on(grid, present, self._plan, self._memory, number)
+
+
+def _clients_in(messages: Iterable[Message]) -> Sequence[int]:
+    if isinstance(messages, Broadcast):
+        return messages.clients
+    return [message.metadata.dst_node_id for message in messages]
 
 
 def list_of(messages: Iterable[Message]) -> Sequence[Message]:

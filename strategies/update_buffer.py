@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from ..errors import RunError
 from ..flower import FlatTensor, MemoryTensor
@@ -13,10 +13,11 @@ from .algorithm import Aggregate, Algorithm, Params, State, Update
 from .asynchrony import Asynchrony
 from .checks import Reply, ReplyError, fault_in, forms_of, read_reply
 from .combined import ClientTable
+from .failures import failure_detail, printable
 from .metrics import MetricMeans, Metrics
 from .outstanding import OpenInstruction
 from .plan import RoundPlan
-from .replies import add_rows, printable, within_norm
+from .replies import add_rows, within_norm
 
 __all__ = ["UpdateBuffer"]
 
@@ -78,7 +79,7 @@ class UpdateBuffer:
         client = instruction.client
         try:
             if message.has_error():
-                self.fail(client, printable(message.error.reason))
+                self.fail(client, printable(message.error.reason), message.error)
             else:
                 self._keep(message, instruction, base)
         except ReplyError as error:
@@ -87,11 +88,11 @@ class UpdateBuffer:
             self.failed[client] = f"{error.field} {error.reason}"
             self.failures += 1
 
-    def fail(self, client: int, reason: str) -> None:
+    def fail(self, client: int, reason: str, error: Error | None = None) -> None:
         """Note that a client will not answer."""
         self.failed[client] = reason
         self.failures += 1
-        self._tell("client_failed", {"round": self.number, "client": client, "reason": reason})
+        self._tell("client_failed", failure_detail(self.number, client, reason, error=error))
 
     def finish(self) -> Aggregate:
         """Return what the updates add up to, in their canonical order.

@@ -206,6 +206,55 @@ def test_errors_are_failures() -> None:
     assert rows[0]["train"] == rows[0]["evaluate"] == {"loss": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [("train", (1, 1)), ("evaluate", (2, 1)), ("query", (1, 1))],
+)
+def test_every_failure_is_told_once(kind: str, row: tuple[int, int]) -> None:
+    """Whatever a client was asked for: the round, who, at what, and what it said; a client whose
+    training counts is one of the round's clients."""
+
+    def fails(message: Message) -> RecordDict | Error:
+        asked = message.metadata
+        failing = asked.dst_node_id == 2 and asked.message_type == kind
+        return Error(2, "no\x1b[2J") if failing else honest(message)
+
+    told: list[Any] = []
+    rows: list[Any] = []
+    with ObservedGrid(FakeGrid(fails), on_round=rows.append, on_failure=told.append) as grid:
+        if kind == "query":
+            grid.send_and_receive([Message(RecordDict(), node, "query") for node in (1, 2)])
+        else:
+            start(FedAvg(), grid, 1)
+    assert [(each["clients"], each["failures"]) for each in rows] == [row]
+    (detail,) = told
+    during = {} if kind == "train" else {"during": kind}
+    assert detail == {"round": 1, "client": 2, "reason": "no?[2J", "kind": "raised", **during}
+
+
+def test_who_has_not_answered_is_told_when_the_round_is_over() -> None:
+    """Not when its reply is asked for in vain: it may still come."""
+
+    class Slow(FakeGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            ids = [id_ for id_ in message_ids if id_ in self.waiting]
+            return super().pull_messages(ids[:1])
+
+    told: list[Any] = []
+    rows: list[Any] = []
+    with ObservedGrid(Slow(honest), on_round=rows.append, on_failure=told.append) as grid:
+        ids = grid.push_messages(train_messages([1, 2], 1))
+        for _ in range(2):
+            grid.pull_messages(ids)
+        ids = grid.push_messages(train_messages([1, 2], 2))
+        grid.pull_messages(ids)
+        assert told == []
+    assert [(each["clients"], each["failures"]) for each in rows] == [(2, 0), (1, 1)]
+    assert [(each["round"], each["client"], each["reason"]) for each in told] == [
+        (2, 2, "no answer before the app went on")
+    ]
+
+
 def test_rows_come_while_the_app_runs() -> None:
     """A round's row is there when the next round's train messages are sent."""
     rows: list[Any] = []

@@ -507,10 +507,12 @@ class Cohort(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., node_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Nodes(_message.Message):
-    __slots__ = ("node_ids",)
+    __slots__ = ("node_ids", "names")
     NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     node_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, node_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_ids: _Optional[_Iterable[int]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("key", "envelopes", "quorum", "deadline_s")

@@ -87,6 +87,23 @@ def test_programs_get_every_event_as_it_is(capsys: pytest.CaptureFixture[str]) -
     assert said == [{"event": kind, **detail} for kind, (detail, _) in EVENTS.items()]
 
 
+def test_a_failure_says_at_what_and_where_the_rest_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the site's name, with nothing that commands a terminal."""
+    failed = {"round": 2, "client": 7, "site": "clinic", "reason": "OSError: \x1b[2Jno disk"}
+    with RunView("run 1") as view:
+        view.show("client_failed", {**failed, "during": "evaluate", "log": "run/tracebacks.log"})
+        view.show("client_failed", {**failed, "during": "query"})
+        view.show("app_raised", {"reason": "KeyError: 1", "log": "tracebacks.log"})
+    assert capsys.readouterr().out.splitlines() == [
+        (
+            "round 2: clinic failed to evaluate: OSError: ?[2Jno disk; the rest is in "
+            "run/tracebacks.log"
+        ),
+        "round 2: clinic failed to answer: OSError: ?[2Jno disk",
+        "the app raised KeyError: 1; the rest is in tracebacks.log",
+    ]
+
+
 def test_many_failures_do_not_flood(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a thousand failed clients five are told, in each round anew."""
     with RunView("run 1") as view:

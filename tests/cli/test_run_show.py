@@ -16,6 +16,7 @@ from .conftest import Meadow
 
 TOLD = {
     "client_failed": {"round": 2, "client": 7, "reason": "it raised OSError: no disk"},
+    "app_raised": {"reason": "KeyError: 'a' (server.py, line 3)", "log": "tracebacks.log"},
     "update_refused": {"round": 2, "client": 9, "field": "loss", "reason": "is not finite"},
     "round_waits": {"round": 3, "missing": [7, 8], "updates": 1, "quorum": 2, "step": "3/train/0"},
     "round_committed": {"round": 2, "clients": 3, "failures": 1, "train": {"loss": 0.5}},

@@ -93,7 +93,8 @@ def test_reply_for_another(arena: Arena, mallory: RawClient) -> None:
 
     played = arena.play((mallory, act))
     assert played.counted == ALONE
-    assert played.told("client_failed")["client"] == mallory.node_id
+    told = played.told("client_failed")
+    assert (told["client"], told["site"]) == (mallory.node_id, mallory.name)
 
 
 def test_hang_up_after_reply(arena: Arena, mallory: RawClient) -> None:

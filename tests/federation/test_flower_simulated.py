@@ -234,3 +234,14 @@ def test_somebody_answered(tmp_path: Path) -> None:
     assert summary["status"] == "finished"
     (row,) = lines(tmp_path, "metrics.jsonl")
     assert (row["clients"], row["failures"]) == (1, 1)
+    (failed,) = row["failed"]
+    assert (failed["client"], failed["kind"]) == (2, "raised")
+    assert "ValueError: the table has no column age (somebody_app.py, line " in failed["reason"]
+    (cause,) = summary["failures"]
+    assert (cause["reason"], cause["times"], cause["clients"]) == (
+        failed["reason"],
+        1,
+        ["client 2"],
+    )
+    kept = (tmp_path / "run" / "tracebacks.log").read_text()
+    assert kept.startswith("client 2:\nTraceback") and kept.count("Traceback") == 1

@@ -411,3 +411,44 @@ def test_a_manifest_that_is_none_is_passed_over(tmp_path: Path, text: str) -> No
     manifest_of(tmp_path, 6).write_text(text)
     found = opened(tmp_path).resume()
     assert found is not None and found.state.round == 5
+
+
+def test_failures_are_in_the_rounds_row_and_in_the_summary(tmp_path: Path) -> None:
+    """Sites by name, what they were at and why, bounded; a round without a row is in the summary."""
+    events = Events()
+    folder = RunFolder(
+        tmp_path,
+        config_toml="",
+        on_event=events,
+        about=lambda client: {"site": f"site-{client}", "log": "training.log"},
+    )
+    raised = {"reason": "OSError: no disk", "kind": "raised", "during": "evaluate"}
+    for client in range(100, 0, -1):
+        folder.event("client_failed", {"round": 1, "client": client, **raised})
+    refused = {"client": 7, "field": "loss", "reason": "is not finite"}
+    folder.event("update_refused", {"round": 2, **refused})
+    folder.append_row({**row_of(1), "failures": 100})
+    (row,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert len(row["failed"]) == 20
+    assert row["failed"][0] == {"client": 1, "site": "site-1", **raised}
+    summary = folder.finish(status="failed", cause="too few", result=None, duration_s=1.0)
+    assert [(cause["reason"], cause["times"]) for cause in summary["failures"]] == [
+        ("OSError: no disk", 20),
+        ("loss is not finite", 1),
+    ]
+    assert summary["failures"][1]["clients"] == ["site-7"]
+    assert len(summary["failures"][0]["clients"]) == 5
+    logs = [detail.get("log") for kind, detail in events if "client" in detail]
+    assert logs == ["training.log"] * 100 + [None]  # a refused update is nothing that an app logs
+
+
+def test_tracebacks_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose each is comes before it; a full file takes no more, and no single one is endless."""
+    monkeypatch.setattr(run_folder, "TRACEBACKS_BYTES_MAX", 20_000)
+    folder = opened(tmp_path)
+    folder.traceback("Traceback\nValueError: a\n")
+    for _ in range(9):
+        folder.traceback("x" * 100_000, 3)
+    text = (tmp_path / "tracebacks.log").read_text()
+    assert text.startswith("the server:\nTraceback\nValueError: a\n\nclient 3:\nxxx")
+    assert len(text) < 30_000

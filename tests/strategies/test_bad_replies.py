@@ -375,6 +375,51 @@ def test_bad_evaluations_are_refused(kit):
     assert recorder.rows[0]["evaluate"]["loss"] == (10 * 1 + 30 * 3) / 40
 
 
+@pytest.mark.parametrize("answer", ["error", "nothing", "malformed"])
+def test_failed_evaluations_count(kit, answer):
+    """Whoever trained and did not evaluate is a failure of the round, told once; its update
+    counts."""
+
+    def client(message):
+        asked = message.metadata
+        if asked.message_type != "evaluate" or asked.dst_node_id != BAD:
+            return kit.drift(message)
+        said = {"error": Error(2, "KeyError: 'age' (task.py, line 3)"), "nothing": None}
+        return said.get(answer, RecordDict())
+
+    recorder = kit.Recorder()
+    strategy = FederatedStrategy(fedavg(), RoundPlan(), recorder=recorder)
+    strategy.start(kit.Grid(client, [1, 2, 3]), params_to_arrays(kit.model()), num_rounds=1)
+    assert (recorder.rows[0]["clients"], recorder.rows[0]["failures"]) == (3, 1)
+    told = recorder.heard("client_failed") + recorder.heard("evaluation_refused")
+    (event,) = told
+    assert event["client"] == BAD
+    if answer == "error":
+        assert event == {
+            "round": 1,
+            "client": BAD,
+            "reason": "KeyError: 'age' (task.py, line 3)",
+            "during": "evaluate",
+            "kind": "raised",
+        }
+
+
+def test_a_quorum_names_sites(kit):
+    """Where the grid knows names, the cause of a failed run has them, not numbers."""
+
+    class Named(kit.Grid):
+        def name_of(self, client):
+            return {1: "hospital-a", 2: "hospital-b"}.get(client)
+
+    def client(message):
+        return Error(code=0, reason="disk full")
+
+    with pytest.raises(QuorumError, match=r"\(hospital-a, hospital-b, client 3: disk full\)"):
+        FederatedStrategy(fedavg(), RoundPlan(min_clients=3)).start(
+            Named(client, [1, 2, 3]), params_to_arrays(kit.model())
+        )
+
+
 def test_a_client_without_test_data_is_passed_over(kit):
     """Its reply is no failure: nothing is told, and the mean is over the others."""
 
