@@ -3,7 +3,7 @@
 Sums of it are not of the same kind, but so near to it that, from a variance of about 3 a client on,
 their Renyi divergences are a Gaussian's to within a thousandth.
 
-Guarantees: what is drawn differs from the distribution by less than 2^-40 in total variation.
+Guarantees: if the words are uniform, values have exactly these probabilities.
 
 Sources: Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy" (2020); Kairouz,
 Liu, Steinke, "The distributed discrete Gaussian mechanism for federated learning with secure
@@ -13,13 +13,14 @@ aggregation" (2021), theorem 1 with section 4 on sums.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from dataclasses import dataclass
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...strategies.bounds import require_number
-from .inversion import SPREAD, STDDEV_MAX, by_inversion, table_of
+from .inversion import STDDEV_MAX, Words, by_inversion
 
 __all__ = [
     "discrete_gaussian",
@@ -32,14 +33,14 @@ SLACK = 1e-3
 """What part of the divergences may come from sums' not being discrete Gaussian themselves."""
 
 
-def discrete_gaussian(variance: float, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return a value for each of these uniform words; `variance` is v, and that of large noise.
+def discrete_gaussian(variance: float, count: int, words: Words) -> NDArray[np.int64]:
+    """Return so many values; `variance` is v, and that of large noise.
 
     Raises:
         ConfigError: it is not in (0, STDDEV_MAX^2].
     """
     require_number("variance", variance, above=0, at_most=STDDEV_MAX**2)
-    return by_inversion(_table(variance), words)
+    return by_inversion(_DiscreteGaussian(variance), count, words)
 
 
 def discrete_gaussian_tail(variance: float, log_odds: float) -> float:
@@ -74,7 +75,25 @@ def discrete_gaussian_variance(
     return max(square * norm_l2**2 / (1 - SLACK), clients * least)
 
 
-@lru_cache(maxsize=4)
-def _table(variance: float) -> NDArray[np.uint64]:
-    places = np.arange(int(SPREAD * math.sqrt(variance)) + 40, dtype=np.float64)
-    return table_of(np.exp(-(places**2) / (2 * variance)))
+@dataclass(frozen=True, slots=True)
+class _DiscreteGaussian:
+    """The law: the ratio of the probabilities of k and k - 1 is exp(-(2k - 1) / (2 variance))."""
+
+    variance: float
+
+    def ratios(self, count: int, bits: int) -> list[int]:
+        half, step = (_exponential(self.variance, parts, bits) for parts in (2, 1))
+        found = [half]
+        for _ in range(count - 1):
+            found.append(found[-1] * step >> bits)
+        return found
+
+    def reach(self, log_odds: float) -> float:
+        return discrete_gaussian_tail(self.variance, log_odds)
+
+
+def _exponential(variance: float, parts: int, bits: int) -> int:
+    """Return exp(-1 / (parts * variance)) in 2^-bits, off by less than 2 of these."""
+    context = Context(prec=bits // 3 + 10, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
+    exponent = context.divide(Decimal(-1), context.multiply(Decimal(parts), Decimal(variance)))
+    return int(context.multiply(context.exp(exponent), Decimal(1 << bits)))

@@ -30,7 +30,7 @@ from .discrete_gaussian import (
     discrete_gaussian_tail,
     discrete_gaussian_variance,
 )
-from .inversion import STDDEV_MAX
+from .inversion import STDDEV_MAX, Words
 from .rounding import rounded_norm
 from .skellam import skellam, skellam_tail
 
@@ -113,10 +113,10 @@ class IntegerSum:
         within = self.largest < (1 << (self.bits - 1)) - 1
         return within and self.client_variance <= STDDEV_MAX**2
 
-    def noise(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return a client's noise on a value for each of these uniform words."""
+    def noise(self, count: int, words: Words) -> NDArray[np.int64]:
+        """Return a client's noise on so many values."""
         draw = skellam if self.law == "skellam" else discrete_gaussian
-        return draw(self.client_variance, words)
+        return draw(self.client_variance, count, words)
 
 
 @lru_cache(maxsize=64)

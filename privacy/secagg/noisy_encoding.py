@@ -126,7 +126,7 @@ class NoisyEncoding:
         if weight:
             words = _Words(sha256(kept + system_entropy(KEY_BYTES)).digest())
             whole = self._rounded(vector, words)
-            whole += self.grid.noise(words.words(len(whole)))
+            whole += self.grid.noise(len(whole), words.words)
             numbers[:-1] = whole.astype(np.uint32)
         return numbers
 

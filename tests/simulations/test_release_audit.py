@@ -107,7 +107,7 @@ def less_noise(patched: pytest.MonkeyPatch, name: str) -> None:
         patched.setattr(
             noisy_encoding.IntegerSum,
             "noise",
-            lambda self, words: (drawn(self, words) / 1.5).round().astype("int64"),
+            lambda self, *given: (drawn(self, *given) / 1.5).round().astype("int64"),
         )
     elif name == "records":
         noise = stacked_records.step_noise

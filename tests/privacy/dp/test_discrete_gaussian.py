@@ -29,8 +29,10 @@ def probabilities(variance: float, count: int) -> np.ndarray:
 
 def drawn(variance: float, seed: int = 0) -> np.ndarray:
     """Return noise from words of a fixed seed."""
-    words = np.random.default_rng(seed).integers(0, 1 << 64, DRAWS, np.uint64)
-    return discrete_gaussian(variance, words)
+    random = np.random.default_rng(seed)
+    return discrete_gaussian(
+        variance, DRAWS, lambda count: random.integers(0, 1 << 64, count, np.uint64)
+    )
 
 
 def fits(values: np.ndarray, variance: float) -> bool:
@@ -69,7 +71,7 @@ def test_noise_that_cannot_be_drawn_is_refused() -> None:
     """Beyond the table, and without any noise."""
     for variance in (0.0, 2 * STDDEV_MAX**2, math.nan):
         with pytest.raises(ConfigError, match="variance"):
-            discrete_gaussian(variance, np.zeros(1, np.uint64))
+            discrete_gaussian(variance, 1, lambda count: np.zeros(count, np.uint64))
 
 
 @pytest.mark.parametrize("clients", [1, 2, 5])

@@ -76,7 +76,7 @@ def test_the_noise_of_the_fewest_survivors_is_the_planned(law: str) -> None:
 
 def test_one_client_changes_the_numbers_by_the_sensitivity(monkeypatch: Any) -> None:
     """Without noise: whatever the vector, also with all of its norm in one value, and beyond."""
-    monkeypatch.setattr(IntegerSum, "noise", lambda self, words: np.zeros(len(words), int))
+    monkeypatch.setattr(IntegerSum, "noise", lambda self, count, words: np.zeros(count, int))
     random, largest = np.random.default_rng(0), 0.0
     for length in (1, 3, 40):
         made = encoding(length=length)

@@ -23,8 +23,8 @@ DRAWS = 60_000
 
 def drawn(variance: float, seed: int = 0) -> np.ndarray:
     """Return noise from words of a fixed seed."""
-    words = np.random.default_rng(seed).integers(0, 1 << 64, DRAWS, np.uint64)
-    return skellam(variance, words)
+    random = np.random.default_rng(seed)
+    return skellam(variance, DRAWS, lambda count: random.integers(0, 1 << 64, count, np.uint64))
 
 
 def fits(values: np.ndarray, variance: float) -> bool:
@@ -63,7 +63,7 @@ def test_noise_that_cannot_be_drawn_is_refused() -> None:
     """Beyond the table, and without any noise."""
     for variance in (0.0, 2 * STDDEV_MAX**2, math.nan):
         with pytest.raises(ConfigError, match="variance"):
-            skellam(variance, np.zeros(1, np.uint64))
+            skellam(variance, 1, lambda count: np.zeros(count, np.uint64))
 
 
 @pytest.mark.parametrize("shift", [(1,), (3,), (2, 1), (1, 1, 1)])
