@@ -31,7 +31,7 @@ from .owner import Owner
 from .policy import check, is_training
 from .rpc_errors import GoneError
 from .state import State
-from .training import APP_NOT_LOADED, REASON_CHARS_MAX, Trainer, failure
+from .training import APP_NOT_LOADED, APP_RAISED, REASON_CHARS_MAX, Trainer, failure
 from .uplink import Uplink
 
 __all__ = ["Execution", "label_of"]
@@ -89,7 +89,7 @@ class Execution:
             reason = str(error) if ours else f"it raised {type(error).__name__}: {error}"
             text = f"{label_of(instruction.envelope)}: {reason[:REASON_CHARS_MAX]}"
             self._report(Event(kind="failed", text=text))
-            envelope = failure(instruction, APP_NOT_LOADED, reason)
+            envelope = _as_told(instruction, failure(instruction, APP_NOT_LOADED, reason))
             return Reply(instruction_id=instruction.id, envelope=envelope)
 
     async def _execute(self, instruction: Instruction, step: Callable[[], None]) -> Envelope:
@@ -123,12 +123,11 @@ class Execution:
         if done.envelope.HasField("error") and error.code != NOTHING_TO_EVALUATE:
             text = f"{label}: {error.reason}"
             self._report(Event(kind="failed", text=text, detail=detail))
-        if done.envelope.HasField("error") and hides_from_server(instruction):
-            done.envelope.error.reason = NOT_TOLD
+        envelope = _as_told(instruction, done.envelope)
         await _carried_through(
-            asyncio.to_thread(self._state.record, instruction, done.envelope, done.state)
+            asyncio.to_thread(self._state.record, instruction, envelope, done.state)
         )
-        return done.envelope
+        return envelope
 
     async def _train(self, instruction: Instruction, step: Callable[[], None]) -> TrainingDone:
         run_id = instruction.run_id
@@ -215,6 +214,14 @@ class Execution:
             if index >= BLOBS_KEPT or kept_bytes > bytes_max:
                 self._state.spares.keep(path)
                 self._verified.pop(path.stem, None)
+
+
+def _as_told(instruction: Instruction, answer: Envelope) -> Envelope:
+    """Return an answer as the server gets it: where nothing leaves without the client's own noise,
+    all failures are the same one, whatever brought it about and wherever."""
+    if answer.HasField("error") and hides_from_server(instruction):
+        return failure(instruction, APP_RAISED, NOT_TOLD)
+    return answer
 
 
 async def _carried_through(work: Coroutine[Any, Any, Any]) -> None:

@@ -108,12 +108,13 @@ class LocalSite:
     def _train_records(
         self, arrays: ArrayRecord, settings: TrainingSettings, terms: RecordTerms, client: int
     ) -> Trained:
-        """Train so that nobody sees single records; no loss or metric leaves."""
+        """Train so that nobody sees single records; no loss or metric leaves, nor what it took of the
+        device, which depends on how many records the coins chose."""
         if settings.algorithm != "plain":
             raise ProtocolError(f"algorithm {settings.algorithm!r} does not train by DP-SGD")
         work = self._round(arrays, settings, client, records=terms)
-        module, examples, means = self._training.train(work)
-        return examples, means, params_to_arrays(params_of_module(module, copy=self._copies))
+        module, examples, _ = self._training.train(work)
+        return examples, {}, params_to_arrays(params_of_module(module, copy=self._copies))
 
     def _train_session(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict

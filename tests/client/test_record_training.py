@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from meadow.batches import chosen_from
+from meadow.client.app import client_app
+from meadow.client.local_training import LocalTraining
 from meadow.client.record_training import draw_records, step_noise, train_records
 from meadow.client.training_settings import TrainingSettings
 from meadow.errors import DataError
@@ -296,3 +298,14 @@ def test_what_is_refused(build: Any, data: Any, says: str) -> None:
     """Models that mix the examples of a batch, and no data."""
     with pytest.raises(DataError, match=says):
         trained(data, build=build)
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_nothing_but_the_number_of_records_is_told(kit: Any, report: bool) -> None:
+    """Not what a round took of the device either, though the owner sends that elsewhere."""
+    task = kit.task(model=lambda: nn.Linear(4, 2))
+    app = client_app(task, training=LocalTraining(task, "cpu", report=report))
+    terms = RecordTerms(clip=1.0, noise_multiplier=1.0, rate=0.5)
+    asked = kit.message(1, "train", kit.params(task), {**terms.record(), "epochs": 1})
+    metrics = app(asked, kit.context()).content.metric_records["metrics"]
+    assert dict(metrics) == {"num-examples": 23}
