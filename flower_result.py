@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import RLock
@@ -21,10 +21,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from .flower_answers import Answer
+from .flower_patience import Patience
 from .flower_rounds import WEIGHT_KEY, RoundWatch, Traffic
 from .run_grid import WrappedGrid
 from .strategies.adapter import Evaluate, FederatedStrategy
@@ -104,9 +106,13 @@ class ObservedGrid(WrappedGrid):
         on_answer: Callable[[Answer], None] = lambda answer: None,
         on_failure: Callable[[Mapping[str, Any]], None] = lambda detail: None,
         clock: Callable[[], float] = time.monotonic,
+        on_waiting: Callable[[int], None] = lambda connected: None,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`around` is entered where the grid executes messages itself, in this process."""
+        """`around` is entered where the grid executes messages itself, in this process.
+
+        `on_waiting` hears how many clients are there while the app does nothing but look for them.
+        """
         super().__init__(grid)
         self.watch = RoundWatch(
             on_round, clock=clock, traffic=self._traffic, on_answer=on_answer, on_failure=on_failure
@@ -115,6 +121,9 @@ class ObservedGrid(WrappedGrid):
         self._execute_pushed = getattr(grid, "execute_pushed", None)
         self._lock = RLock()
         self._around = around
+        self.patience = Patience(simulated=self._execute_pushed is not None, tell=on_waiting)
+        self._unanswered: set[str] = set()
+        """Messages that were pushed; who pulls them waits for something."""
         self.last_arrays: ArrayRecord | None = None
         """The newest params that clients, or central evaluation, were given."""
 
@@ -132,12 +141,26 @@ class ObservedGrid(WrappedGrid):
                 self._catch_up()
         self.watch.complete(unless_open=kind is not None)
 
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the clients that are there."""
+        ids = self._grid.get_node_ids()
+        ids = ids if isinstance(ids, Sequence) else list(ids)
+        self.patience.saw(len(ids))
+        return ids
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        """Return the clients that are there, with what is known of them."""
+        nodes = list(self._grid.get_nodes())
+        self.patience.saw(len(nodes))
+        return nodes
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; their replies are fetched with `pull_messages`."""
         with self._turn():
             batch = self._outgoing(messages)
             ids = list(self._grid.push_messages(batch))
         self.watch.pushed(ids, batch)
+        self._unanswered.update(ids)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -147,6 +170,11 @@ class ObservedGrid(WrappedGrid):
             self._catch_up()
             replies = list(self._grid.pull_messages(ids))
         self.watch.pulled(ids, replies)
+        self._unanswered -= {reply.metadata.reply_to_message_id for reply in replies}
+        if replies or not self._unanswered.isdisjoint(ids):
+            self.patience.goes_on()
+        else:
+            self.patience.saw_no_reply()
         return replies
 
     def send_and_receive(
@@ -162,7 +190,7 @@ class ObservedGrid(WrappedGrid):
     @property
     def clients_max(self) -> int | None:
         """How many clients there will ever be, where they all live in this process."""
-        return None if self._execute_pushed is None else len(list(self.get_node_ids()))
+        return None if self._execute_pushed is None else len(list(self._grid.get_node_ids()))
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -208,6 +236,8 @@ class ObservedGrid(WrappedGrid):
 
     def _outgoing(self, messages: Iterable[Message]) -> list[Message]:
         batch = list(messages)
+        if batch:
+            self.patience.goes_on()
         self.watch.sending(batch)
         for message in batch[:1]:
             self.last_arrays = next(iter(message.content.array_records.values()), self.last_arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
+from types import ModuleType
 
 __all__ = ["remedy_of"]
 
@@ -30,9 +31,14 @@ def remedy_of(error: BaseException) -> str:
     Edge cases: a module that belongs to the app itself, or is misspelt, cannot be told from a package
         that is not installed; the text says both.
     """
-    if not isinstance(error, ImportError) or not error.name:
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        package = error.obj.__name__.partition(".")[0]
+        if package != "flwr":
+            return ""
+    elif isinstance(error, ImportError) and error.name:
+        package = error.name.partition(".")[0]
+    else:
         return ""
-    package = error.name.partition(".")[0]
     if package == "flwr":
         return (
             f"; flwr {_version('flwr')} is installed, and the app was written for another version"

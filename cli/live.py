@@ -91,7 +91,7 @@ class RunView:
             return
         lasting = plain(self._take(kind, detail) or "")
         if lasting and self._live is None:
-            print(lasting, flush=True)
+            print(lasting, file=self._out, flush=True)
         elif lasting and kind != "round_committed":
             self._console.print(lasting, markup=False, soft_wrap=True)  # stays above the table
 
@@ -100,6 +100,9 @@ class RunView:
         if kind == "ready":
             self._rounds = detail.get("rounds") or None
             self._progress.update(self._task, total=self._rounds)
+            return None
+        if kind == "executor_trial":
+            self._note = f"trying {detail.get('executor')} on {detail.get('clients')} clients"
             return None
         if kind == "round_started":
             self._note = f"round {detail.get('round')}: {detail.get('clients')} clients train"
@@ -212,7 +215,7 @@ def _clients(row: Mapping[str, Any]) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.4f}" if abs(value) < 100 else f"{value:.4g}"
+    return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 100 else f"{value:.4g}"
 
 
 def amount(size_bytes: float) -> str:

@@ -16,6 +16,7 @@ from click.exceptions import NoArgsIsHelpError
 from .. import __version__
 from ..errors import ConfigError, MeadowError
 from . import client, demo, new, partition, privacy, report, run, server, simulate, site, sweep
+from .completion import completion, prepare_completion
 from .output import Format, fail
 
 __all__ = ["app", "main"]
@@ -41,6 +42,7 @@ app.command("new")(new.new)
 app.command("partition")(partition.partition)
 app.command("report")(report.report)
 app.command("sweep")(sweep.sweep)
+app.command("completion")(completion)
 
 
 @app.callback(invoke_without_command=True)
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 on success, 2 on a wrong call or config, 1 on failure."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     share_cores()
+    prepare_completion()
     format = Format.JSON if "json" in given or "--format=json" in given else Format.TEXT
     try:
         code = app(given, standalone_mode=False, prog_name=PROGRAM)

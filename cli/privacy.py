@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError
+from ..sections.privacy import DifferentialPrivacyConfig
+from .choices import choice
 from .output import Format, FormatOption, epsilon_text, say, show_rows
 
 if TYPE_CHECKING:
@@ -46,9 +48,11 @@ def plan(
         float | None, typer.Option(help="or the noise: prints its epsilon")
     ] = None,
     clip: Annotated[float, typer.Option(help="the largest L2 norm of a client's change")] = 1.0,
-    sampling: Annotated[str, typer.Option(help="poisson or fixed, as in meadow.toml")] = "poisson",
+    sampling: Annotated[
+        str, choice(DifferentialPrivacyConfig, "sampling", help="as in meadow.toml")
+    ] = "poisson",
     noise: Annotated[
-        str, typer.Option(help="server, distributed(_gaussian), local_gaussian or local_laplace")
+        str, choice(DifferentialPrivacyConfig, "noise", help="who adds it")
     ] = "server",
     min_separation: Annotated[
         int, typer.Option(min=1, help="rounds until a client takes part again, at least")
@@ -56,7 +60,9 @@ def plan(
     participations_max: Annotated[
         int | None, typer.Option(min=1, help="how often a client takes part at most")
     ] = None,
-    correlation: Annotated[str, typer.Option(help="of the noise: none, banded or tree")] = "none",
+    correlation: Annotated[
+        str, choice(DifferentialPrivacyConfig, "correlation", help="of the noise")
+    ] = "none",
     bands: Annotated[int | None, typer.Option(min=1, help="rounds that hang together")] = None,
     corrupt_fraction: Annotated[
         float,

@@ -42,6 +42,12 @@ def _clipped(detail: Detail) -> str:
     )
 
 
+def _waiting(detail: Detail) -> str:
+    if "needed" not in detail:  # a loop of the app's own
+        return f"the app waits for clients: {detail.get('connected')} are there"
+    return f"waiting for clients: {detail.get('connected')} of {detail.get('needed')}"
+
+
 def _committed(detail: Detail) -> str:
     failures = detail.get("failures") or 0
     failed = f", {failures} failed" if failures else ""
@@ -69,6 +75,6 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     "not_vectorized": lambda d: f"clients run one by one: {d.get('reason')}",
     "worker_lost": lambda d: f"a worker process was lost ({d.get('cause')}); its clients run again",
     "update_refused": _refused("update"),
-    "waiting": lambda d: f"waiting for clients: {d.get('connected')} of {d.get('needed')}",
+    "waiting": _waiting,
     "worker_died": lambda d: f"the run worker died ({d.get('how')}); it is started again",
 }

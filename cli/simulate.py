@@ -13,6 +13,8 @@ import typer
 from ..errors import ConfigError, MeadowError
 from ..flower_app import read_node_config
 from ..process_limits import keep_freed_memory, wait_for_threads
+from ..sections.simulation import SimulationConfig
+from .choices import choice
 from .live import RunView
 from .output import Format, FormatOption, say
 
@@ -25,7 +27,9 @@ def simulate(
     ] = None,
     clients: Annotated[int | None, typer.Option(help="how many clients", min=1)] = None,
     rounds: Annotated[int | None, typer.Option(help="how many rounds", min=1)] = None,
-    executor: Annotated[str | None, typer.Option(help="how clients are executed")] = None,
+    executor: Annotated[
+        str | None, choice(SimulationConfig, "executor", help="how clients are executed")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="decides everything random", min=0)] = None,
     out: Annotated[
         Path | None, typer.Option(help="the run folder; default: runs/APP-DATE-TIME")

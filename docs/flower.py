@@ -31,12 +31,15 @@ What it finds and what it leaves:
   with an update. Arrays of text that a strategy returns are in `result.json`.
 - **Output.** What the ServerApp prints and logs is shown, and kept in `app.log`; it works in
   `files/` of the run folder, so a relative path that it writes is there, and `meadow run pull`
-  fetches it. In a simulation in one process, what clients print is in `app.log` too.
+  fetches it. In a simulation, what clients print and log is in `app.log` too, whichever executor
+  runs them.
 - **Pushed messages** are executed whether or not somebody pulls their replies, and before the same
   client is asked anything else.
 - **Failures.** A run whose clients never answered has failed, and says what they said; so has one
   with no secure sum, and says how many clients that wants. A simulation whose strategy waits for
-  more clients than there are says so at once.
+  more clients than there are says so at once. Where an app's own loop does nothing but look for
+  clients, or for replies of which none is under way, that is told, and the run has failed after a
+  minute in a simulation, and after 24 hours on a server, where sites may still come.
 - **The same twice.** Flower's strategies draw cohorts by Python's `random`, which is seeded for
   every run, unless the app seeds it itself.
 

@@ -1,26 +1,32 @@
-"""What a plain Flower app prints, logs and writes while its server side runs: kept in its folder.
+"""What an app prints, logs and writes while its server side runs: kept in its folder.
 
 app.log   what it prints and what Flower logs, which still go where they did
-files/    the folder in which its main function works, so that relative paths lie there
+files/    the folder in which a Flower app's main function works, so that relative paths lie there
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import StoreError
 
-__all__ = ["FILES", "LOG", "Elsewhere", "kept_output", "working_in"]
+__all__ = ["FILES", "LOG", "Elsewhere", "kept_output", "show_output", "taken_output", "working_in"]
 
 LOG = "app.log"
 FILES = "files"
+STREAMS = ("stdout", "stderr")
+LOG_BYTES_MAX = 64 << 20
+TAKEN_CHARS_MAX = 1 << 20
+"""Of what the clients of a group print."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FLOWER = logging.getLogger("flwr")
 
@@ -28,15 +34,41 @@ Elsewhere = Callable[[], AbstractContextManager[None]]
 """Back in the folder in which the process was, for what is not the app's main function."""
 
 
+class _LogFile:
+    """The file of what was printed, made when there is something; a full one takes no more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+        self._left = LOG_BYTES_MAX
+
+    def write(self, text: str) -> None:
+        if not text or self._left <= 0:
+            return
+        if self._file is None:
+            self._file = self._path.open("a", encoding="utf-8", errors="replace", buffering=1)
+            self._left -= self._file.tell()
+        self._left -= len(text)
+        self._file.write(COLOURS.sub("", text) if self._left > 0 else "\n(no more is kept)\n")
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 class _Tee:
     """A text stream that writes into a file too; everything else is the stream's own."""
 
-    def __init__(self, stream: TextIO, file: TextIO) -> None:
+    def __init__(self, stream: TextIO, file: _LogFile) -> None:
         self._stream = stream
         self._file = file
 
     def write(self, text: str) -> int:
-        self._file.write(COLOURS.sub("", text))
+        self._file.write(text)
         return self._stream.write(text)
 
     def flush(self) -> None:
@@ -47,24 +79,74 @@ class _Tee:
         return getattr(self._stream, name)
 
 
-@contextmanager
-def kept_output(folder: Path) -> Iterator[None]:
-    """Keep in `folder` what this process prints, and what Flower logs, meanwhile.
+class _Piece(io.StringIO):
+    """A text stream whose text goes to whoever collects it."""
 
-    Edge cases: what processes of their own print, and C code, is not seen.
+    def __init__(self, take: Callable[[str], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def write(self, text: str) -> int:
+        self._take(text)
+        return len(text)
+
+
+@contextmanager
+def kept_output(folder: Path, *, anew: bool) -> Iterator[None]:
+    """Keep in `folder` what this process prints, and what Flower logs, meanwhile; `anew`, without
+    what an earlier process left.
+
+    Edge cases: what processes of their own print is not seen, but that of the executors' workers
+        (`taken_output`); nor is that of C code.
     Raises:
         StoreError: the file cannot be written.
     """
+    path = folder / LOG
     try:
-        file = (folder / LOG).open("w", encoding="utf-8", errors="replace", buffering=1)
+        if anew:
+            path.write_bytes(b"")
+        with closing(_LogFile(path)) as file:
+            streams = {name: _Tee(getattr(sys, name), file) for name in STREAMS}
+            with _printing_to(streams):
+                yield
     except OSError as error:
-        raise StoreError(f"{folder / LOG} cannot be written: {error.strerror}") from error
+        if error.filename != str(path):
+            raise
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def taken_output() -> Iterator[list[tuple[str, str]]]:
+    """Collect what this process prints, and what Flower logs, meanwhile, as (stream, text), for
+    `show_output` in another process; what exceeds a bound is left out."""
+    taken: list[tuple[str, str]] = []
+    left = TAKEN_CHARS_MAX
+
+    def take(name: str, text: str) -> None:
+        nonlocal left
+        kept, left = text[: max(left, 0)], left - len(text)
+        if taken and taken[-1][0] == name:
+            taken[-1] = (name, taken[-1][1] + kept)
+        elif kept:
+            taken.append((name, kept))
+
+    streams = {name: _Piece(partial(take, name)) for name in STREAMS}
+    with _printing_to(streams):
+        yield taken
+
+
+def show_output(taken: Iterable[tuple[str, str]]) -> None:
+    """Print what another process has printed."""
+    for name, text in taken:
+        getattr(sys, name if name in STREAMS else STREAMS[0]).write(text)
+
+
+@contextmanager
+def _printing_to(streams: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as restored:
-        restored.enter_context(file)
-        for name in ("stdout", "stderr"):
-            plain = getattr(sys, name)
-            restored.callback(setattr, sys, name, plain)
-            setattr(sys, name, _Tee(plain, file))
+        for name, stream in streams.items():
+            restored.callback(setattr, sys, name, getattr(sys, name))
+            setattr(sys, name, stream)
         for handler in FLOWER.handlers:
             if isinstance(handler, logging.StreamHandler):
                 before = handler.setStream(sys.stderr)

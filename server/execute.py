@@ -19,6 +19,7 @@ from ..config import config_to_toml
 from ..errors import MeadowError, RunStoppedError
 from ..settings_text import value_to_toml
 from .app import open_books, run_rounds
+from .app_output import kept_output
 from .flower_run import run_flower_app
 from .run_folder import TRACEBACKS, RunFolder
 
@@ -62,12 +63,16 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
     begun_s = time.monotonic()
     status, cause, result, books = "finished", "", None, None
     try:
-        if app.config is not None:
-            books = open_books(app.config, folder.folder / "privacy.sqlite", sync=folder.durable)
-            result = run_rounds(app.load_task(), app.config, grid, recorder=folder, privacy=books)
-            status, cause = result.status, result.cause
-        else:
-            run_flower_app(app, grid, folder, run_id=run_id, run_config=run_config_of(app))
+        with kept_output(folder.folder, anew=app.flower is not None):
+            if app.config is not None:
+                books = open_books(
+                    app.config, folder.folder / "privacy.sqlite", sync=folder.durable
+                )
+                task = app.load_task()
+                result = run_rounds(task, app.config, grid, recorder=folder, privacy=books)
+                status, cause = result.status, result.cause
+            else:
+                run_flower_app(app, grid, folder, run_id=run_id, run_config=run_config_of(app))
     except (RunStoppedError, KeyboardInterrupt) as stop:
         status, cause = "stopped", str(stop) or "interrupted"
     except MeadowError as error:

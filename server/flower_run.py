@@ -17,12 +17,11 @@ from ..flower import NUMPY_STYPE, FlatTensor, TensorArray, tensor_of
 from ..flower_legacy import OlderApi, older_api
 from ..flower_patience import never_more_than
 from ..flower_result import ObservedGrid, capture_result
-from ..flower_rounds import RoundWatch
-from ..strategies.failures import NameOf, listed
+from ..strategies.failures import listed
 from ..strategies.grids import name_of
 from ..strategies.recorder import Row
 from ..transport.tensors import holds
-from .app_output import FILES, kept_output, working_in
+from .app_output import FILES, working_in
 from .run_folder import RunFolder
 
 __all__ = ["run_flower_app"]
@@ -46,27 +45,27 @@ def run_flower_app(
     """
     assert app.flower is not None
     folder.begin_anew()
-    with kept_output(folder.folder):
-        server_app = app.load_object(app.flower.server_app)
-        if not isinstance(server_app, ServerApp):
-            kind = type(server_app).__name__
-            raise AppError(f"{app.flower.server_app!r} is a {kind}, not a ServerApp")
-        context = Context(
-            run_id=run_id,
-            node_id=0,
-            node_config={},
-            state=RecordDict(),
-            run_config=dict(run_config),
+    server_app = app.load_object(app.flower.server_app)
+    if not isinstance(server_app, ServerApp):
+        kind = type(server_app).__name__
+        raise AppError(f"{app.flower.server_app!r} is a {kind}, not a ServerApp")
+    context = Context(
+        run_id=run_id,
+        node_id=0,
+        node_config={},
+        state=RecordDict(),
+        run_config=dict(run_config),
+    )
+    with working_in(folder.folder / FILES) as elsewhere:
+        observed = ObservedGrid(
+            grid,
+            on_round=lambda row: _end_round(row, grid, folder),
+            on_answer=folder.append_answer,
+            on_waiting=lambda count: folder.event("waiting", {"connected": count}),
+            on_failure=lambda detail: folder.event("client_failed", detail),
+            around=elsewhere,
         )
-        with working_in(folder.folder / FILES) as elsewhere:
-            observed = ObservedGrid(
-                grid,
-                on_round=lambda row: _end_round(row, grid, folder),
-                on_answer=folder.append_answer,
-                on_failure=lambda detail: folder.event("client_failed", detail),
-                around=elsewhere,
-            )
-            _run(server_app, observed, context, folder)
+        _run(server_app, observed, context, folder)
 
 
 def _run(
@@ -84,7 +83,7 @@ def _run(
         finally:
             arrays = captured.result.arrays if captured.result else older.arrays
             _keep(arrays or observed.last_arrays, folder)
-    _check_answers(observed.watch, older, name_of(observed))
+    _check_answers(observed, older)
 
 
 @contextmanager
@@ -106,14 +105,17 @@ def _end_round(row: Row, grid: Grid, folder: RunFolder) -> None:
         raise RunStoppedError("the run was asked to stop")
 
 
-def _check_answers(watch: RoundWatch, older: OlderApi, name_of: NameOf) -> None:
-    """Return if somebody has answered, or nobody was asked."""
+def _check_answers(observed: ObservedGrid, older: OlderApi) -> None:
+    """Return if somebody has answered, or nobody was asked though clients were there."""
+    watch = observed.watch
     if older.halted and not older.sums:
         raise RunError(f"no secure sum came about: {older.halted[-1]}")
+    if not watch.asked and not observed.patience.clients_max:
+        raise RunError("no client was there whenever the app looked for them; it asked nobody")
     if not watch.asked or watch.answers:
         return
     said = [
-        f"{reason} ({listed(sorted(who)[:CLIENTS_TOLD_MAX], name_of)}, {who.total()} times)"
+        f"{reason} ({listed(sorted(who)[:CLIENTS_TOLD_MAX], name_of(observed))}, {who.total()} times)"
         for reason, who in sorted(watch.errors.items(), key=lambda each: -each[1].total())
     ]
     what = "; ".join(said[:REASONS_TOLD_MAX]) or "no reply came before the app went on"

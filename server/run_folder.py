@@ -7,13 +7,14 @@
     checkpoints/       the last two rounds: a manifest each, and the files that it names
     tensorboard/       the metrics as TensorBoard events
     summary.json       how the run ended
+app.log            what it printed
 tracebacks.log     what an app's code raised in this process, or in simulated clients
 
 A plain Flower app has no checkpoints. Beside these it may leave
 
     answers.jsonl      what clients answered to questions, and text that they reported
     result.json        arrays of text that its strategy made
-    app.log, files/    what it printed, logged and wrote
+    files/             what it wrote
 
 Where rounds can be repeated, as in a simulation, a run may be slower to make them durable: then it
 goes on from the last one that is.

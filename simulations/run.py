@@ -72,7 +72,13 @@ def simulate(
     _make_empty(folder)
     count = clients or clients_of(app)
     identify_process(run_id=RUN_ID, node_id=0)
-    plan, reason = plan.settled(app, count)
+    plan, reason = plan.settled(
+        app,
+        count,
+        trying=lambda candidate, tried: on_event(
+            "executor_trial", {"executor": str(candidate), "clients": tried}
+        ),
+    )
     origin = {
         "app": str(app.folder),
         "sha256": app.sha256,

@@ -23,7 +23,7 @@ from ...process_limits import available_cores, threads_at_most
 from ...strategies.broadcast import Broadcast
 from .contract import Executor, Teller
 
-__all__ = ["Candidate", "Choice", "choose_executor"]
+__all__ = ["Candidate", "Choice", "Trying", "choose_executor"]
 
 SLICE = 16
 """Clients of a slice of those executors that take several at once; the others are timed on two."""
@@ -47,6 +47,8 @@ class Candidate:
 
 
 Make = Callable[[Candidate, Teller], Executor]
+Trying = Callable[[Candidate, int], None]
+"""Hears what is tried next, on how many clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +59,18 @@ class Choice:
     reason: str
 
 
-def choose_executor(app: App, clients: int, make: Make, *, workers: int | None = None) -> Choice:
+def choose_executor(
+    app: App,
+    clients: int,
+    make: Make,
+    *,
+    workers: int | None = None,
+    trying: Trying = lambda candidate, clients: None,
+) -> Choice:
     """Return the executor for a run: the one with which it is over first.
 
     `make` builds an executor, over clients of its own; `workers` is how many processes the
-    configuration allows. A plain Flower app is not tried: its clients' code may do anything, and
+    configuration allows; `trying` hears of each trial before it begins. A plain Flower app is not tried: its clients' code may do anything, and
     what it does would be done twice.
     """
     alone, config = Candidate("sequential"), app.config
@@ -75,7 +84,7 @@ def choose_executor(app: App, clients: int, make: Make, *, workers: int | None =
         order = _order(app, config, clients)
     except Exception as error:  # the app's code; the run itself will say what is wrong
         return Choice(candidate=alone, reason=f"no trial: {app.explain(error)}")
-    trial = _Trial(make, order, _trainings(config))
+    trial = _Trial(make, order, _trainings(config), trying)
     one_s = trial.of(alone, clients=2)
     if one_s is not None and one_s * trial.trainings <= SHORT_S:
         return Choice(candidate=alone, reason=f"a client takes {one_s * 1e3:.3g} ms: a short run")
@@ -91,7 +100,8 @@ def choose_executor(app: App, clients: int, make: Make, *, workers: int | None =
 
 
 class _Trial:
-    def __init__(self, make: Make, order: Broadcast, trainings: float) -> None:
+    def __init__(self, make: Make, order: Broadcast, trainings: float, trying: Trying) -> None:
+        self._trying = trying
         self._make, self._order, self.trainings = make, order, trainings
         self._seconds: dict[Candidate, float] = {}
         self._starts_s: dict[Candidate, float] = {}
@@ -121,6 +131,7 @@ class _Trial:
             if saved_s <= start_s + trial_s:
                 return None
         order = self._order.to(self._order.clients[:clients])
+        self._trying(candidate, len(order))
         spent_s, note = _timed(self._make, candidate, order)
         self._notes += [note] * bool(note)
         if spent_s is not None:

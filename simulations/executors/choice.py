@@ -19,7 +19,7 @@ from ...server.execute import run_config_of
 from ...task import Task
 from ..adversaries.poison import attacked
 from ..clients import SimulatedClients
-from .auto import Candidate, choose_executor
+from .auto import Candidate, Trying, choose_executor
 from .contract import Executor, Teller
 from .processes import ProcessesExecutor
 from .ray import RayExecutor
@@ -74,9 +74,11 @@ class ExecutorPlan:
             chosen = "sequential"
         return cls(name=chosen, workers=said.workers, address=said.address)
 
-    def settled(self, app: App, clients: int) -> tuple[ExecutorPlan, str]:
+    def settled(
+        self, app: App, clients: int, *, trying: Trying = lambda candidate, clients: None
+    ) -> tuple[ExecutorPlan, str]:
         """Return the plan with "auto" replaced by what a trial chose, and the reason; no reason
-        where there was nothing to choose."""
+        where there was nothing to choose. `trying` hears of each trial before it begins."""
         if self.name != "auto":
             return self, ""
 
@@ -87,6 +89,7 @@ class ExecutorPlan:
                 clients,
                 lambda candidate, teller: self._of(candidate).make(app, population, teller=teller),
                 workers=self.workers,
+                trying=trying,
             )
         finally:
             population.close()

@@ -86,6 +86,8 @@ class Report:
     seconds: Sequence[tuple[int, float]] = ()
     tracebacks: Sequence[tuple[int, str]] = ()
     events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    output: Sequence[tuple[str, str]] = ()
+    """What the clients printed."""
 
     def write(self, outbox: Path) -> None:
         _write(outbox / _REPORT, asdict(self))

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, Error, Message
 
 from ...errors import MeadowError, StoreError
 from ...flower import arrays_to_params
+from ...server.app_output import show_output
 from ...strategies.broadcast import Broadcast
 from ...strategies.combined import ClientTable
 from ...transport.blobs import blob_path
@@ -119,6 +120,7 @@ class GroupRound:
         """
         outbox, group = task.outbox, task.group
         report = Report.read(outbox)
+        show_output(report.output)
         for node_id, text in report.tracebacks:
             self._teller.traceback(node_id, text)
         for kind, detail in report.events:

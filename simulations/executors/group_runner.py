@@ -15,6 +15,7 @@ from flwr.app import Error, Message, RecordDict
 from ...apps import App
 from ...errors import AppError, MeadowError, StoreError
 from ...flower import arrays_to_params, identify_process, rebuild_message
+from ...server.app_output import taken_output
 from ...strategies.broadcast import Broadcast
 from ...strategies.combined import clients_of
 from ...transport.blobs import blob_path
@@ -91,17 +92,19 @@ class GroupRunner:
         job = Job.read(inbox)
         blobs = BlobWriter(outbox, fsync=False)
         report: dict[str, Any] = {}
-        if job.combine:
-            report = self._run_combined(job, self._broadcast_of(job, shared), outbox, blobs)
-        else:
-            replies = self._timed(self._messages_of(job, shared, inbox))
-            packed = (_pack(reply, blobs) for reply in replies)
-            write_frames(outbox / REPLIES, enumerate(packed))
+        with taken_output() as output:
+            if job.combine:
+                report = self._run_combined(job, self._broadcast_of(job, shared), outbox, blobs)
+            else:
+                replies = self._timed(self._messages_of(job, shared, inbox))
+                packed = (_pack(reply, blobs) for reply in replies)
+                write_frames(outbox / REPLIES, enumerate(packed))
         write_frames(outbox / STATES, self._states.changed.items())
         Report(
             seconds=list(self._seconds.items()),
             tracebacks=self._tracebacks,
             events=self._events,
+            output=output,
             **report,
         ).write(outbox)
 

@@ -159,7 +159,7 @@ def test_amounts(size_bytes: float, text: str) -> None:
     assert amount(size_bytes) == text
 
 
-@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_a_narrow_terminal_drops_columns_never_digits(
     monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
@@ -179,6 +179,35 @@ def test_a_narrow_terminal_drops_columns_never_digits(
     assert [line[:1] for line in lines[:3]] == [["1"], ["2"], ["3"]]
     assert all("1.2500" in line and "12345.68" in line for line in lines[:3])
     assert "more columns do not fit" in shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+def test_long_numbers_are_whole_or_not_there(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Of millions of clients and of tiny or huge metrics, no digit is cut, and none becomes zero."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    view = RunView("run")
+    train = {"loss": 1.2346e-12, "accuracy": 123456789.0, "perplexity": 1e300, "tiny": -4.5678e-7}
+    counts = {"round": 100_000, "clients": 1_000_000, "failures": 999_999, "duration_s": 1234567.8}
+    for row in ({**ROW, **counts, "train": train}, ROW):
+        view.show("round_committed", row)
+    with view._console.capture() as captured:
+        view._console.print(view._table())
+    picture = captured.get().splitlines()
+    assert all(len(line.rstrip()) <= width for line in picture)
+    (line,) = (line for line in picture if line.startswith("100000 "))
+    whole = {"100000", "1000000", "(999999", "failed)", "1.235e-12", "1.235e+08", "1e+300"}
+    whole |= {"-4.568e-07", "-", "0.7500", "1234567.80", "1.2", "kB", "0", "B"}
+    assert set(line.split()) <= whole
+    assert {"1000000", "(999999"} <= set(line.split())
+
+
+def test_what_is_tried_is_shown_while_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the progress bar, and to programs; it is no line that stays."""
+    view = RunView("run")
+    view.show("executor_trial", {"executor": "sequential with 2 threads", "clients": 16})
+    with view._console.capture() as captured:
+        view._console.print(view._render())
+    assert "trying sequential with 2 threads on 16 clients" in captured.get()
 
 
 def test_a_run_that_ends_early_leaves_no_spinner(monkeypatch: pytest.MonkeyPatch) -> None:

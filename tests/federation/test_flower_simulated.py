@@ -142,18 +142,26 @@ def test_text_is_kept(tmp_path: Path) -> None:
     assert answers[-1]["records"]["server"]["histogram"] == list(kept.values())
 
 
+@pytest.mark.parametrize("executor", ["sequential", "processes", "ray"])
 def test_logs_prints_and_files_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    executor: str,
 ) -> None:
-    """What the app logs, prints and writes is in the run's folder; the first two are shown too."""
+    """What the app logs, prints and writes is in the run's folder, once; the first two are shown
+    too, wherever the clients run."""
+    pytest.importorskip("ray" if executor == "ray" else "flwr")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    run(tmp_path, "noisy")
+    run(tmp_path, "noisy", executor=executor)
     shown = capfd.readouterr()
     kept = (tmp_path / "run" / "app.log").read_text()
     for text in ("the noisy app logs", "the noisy app prints", "client 2 trains", "[ROUND 3/3]"):
         assert text in kept
         assert text in shown.out + shown.err
+    assert kept.count("client 2 trains") == 3  # rounds
+    assert (shown.out + shown.err).count("client 2 trains") == 3
     assert "\x1b[" not in kept
     assert (tmp_path / "run" / "files" / "checkpoints" / "final.npy").exists()
     assert list(Path.cwd().iterdir()) == []
@@ -219,6 +227,14 @@ def test_nobody_answered(tmp_path: Path) -> None:
     assert summary["status"] == "failed"
     assert "no client has answered" in summary["cause"]
     assert "the table has no column age" in summary["cause"] and "2 times" in summary["cause"]
+
+
+def test_nobody_was_there_to_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An app that finds no client, and goes on, has failed."""
+    monkeypatch.setattr("meadow.simulations.grid.SimulationGrid.get_node_ids", lambda grid: [])
+    summary = simulate(failing_app(tmp_path / "empty", FAILING), out=tmp_path / "run", clients=2)
+    assert summary["status"] == "failed"
+    assert summary["cause"].startswith("no client was there")
 
 
 def test_somebody_answered(tmp_path: Path) -> None:

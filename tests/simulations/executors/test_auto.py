@@ -88,7 +88,11 @@ def choose(
         one_s = seconds[candidate]
         return Timed(clock, one_s) if one_s is not None else Disagrees(clock, 0)
 
-    return choose_executor(App.load(folder), clients, make), tried
+    told: list[Candidate] = []
+    app = App.load(folder)
+    choice = choose_executor(app, clients, make, trying=lambda each, clients: told.append(each))
+    assert told == tried
+    return choice, tried
 
 
 def test_the_fastest_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

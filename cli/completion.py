@@ -1,0 +1,37 @@
+"""`meadow completion`: what a shell needs to complete commands, options and their values."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from typer.completion import completion_init, get_completion_script
+
+__all__ = ["completion", "prepare_completion"]
+
+PROGRAM = "meadow"
+VARIABLE = "_MEADOW_COMPLETE"
+
+
+class Shell(StrEnum):
+    """The shells that are known."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(
+    shell: Annotated[Shell, typer.Argument(help="whose script is printed")],
+) -> None:
+    """Print a script for a shell: meadow completion bash > ~/.local/share/bash-completion/completions/meadow"""
+    script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell.value)
+    print(script, flush=True)
+
+
+def prepare_completion() -> None:
+    """Be ready to answer, if it is a shell that asks."""
+    if VARIABLE in os.environ:
+        completion_init()
