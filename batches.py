@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
@@ -18,7 +17,7 @@ from torch.utils.data import (
 )
 
 from .errors import DataError
-from .seeds import derive, epoch_orders
+from .seeds import derive, epoch_order
 
 if TYPE_CHECKING:
     from .task import Data
@@ -158,8 +157,7 @@ def _samples_in_pair(data: tuple[torch.Tensor, ...]) -> int:
 def _order(count: int, seed: int | None, epoch: int) -> torch.Tensor:
     if seed is None:
         return torch.arange(count)
-    seeds, counts = np.array([seed], np.uint64), np.array([count])
-    return torch.from_numpy(epoch_orders(seeds, counts, [epoch])[0, 0])
+    return torch.from_numpy(epoch_order(seed, count, epoch))
 
 
 def _items(samples: Dataset[Batch], places: list[int]) -> list[Batch]:

@@ -22,9 +22,10 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         dimensions.
     Source: as `torch.nn.functional.cross_entropy` with reduction="none", within float rounding.
     """
-    if outputs.ndim == 2 and targets.ndim == 1 and outputs.device.type == "cpu":
+    if outputs.ndim == 2 and outputs.shape[0] >= ROWS_MIN:
         missing = VECTOR - outputs.shape[1]
-        if missing > 0 and len(outputs) >= ROWS_MIN:  # classes that are never an example's
+        if missing > 0 and targets.ndim == 1 and outputs.device.type == "cpu":
+            # classes that are never an example's
             outputs = functional.pad(outputs, (0, missing), value=-torch.inf)
     return _by_example(functional.cross_entropy(outputs, targets, reduction="none"))
 

@@ -70,11 +70,12 @@ class ExampleMeans:
         Raises:
             DataError: the loss or a metric does not give one value an example.
         """
-        count = len(targets)
-        self._take("loss", losses.detach(), count)
-        outputs = outputs.detach()
-        for name, metric in self._metrics.items():
-            self._take(name, metric(outputs, targets), count)
+        count = targets.shape[0]
+        self._take("loss", losses, count)
+        if self._metrics:
+            outputs = outputs.detach()
+            for name, metric in self._metrics.items():
+                self._take(name, metric(outputs, targets), count)
         self.examples += count
 
     def means(self) -> dict[str, float]:
@@ -112,7 +113,7 @@ class ExampleMeans:
             raise DataError(
                 f"{name} must give one value per example, shape ({count},), got {got}{remedy}"
             )
-        self._values[name].append(values)
+        self._values[name].append(values.detach())
 
 
 def _mean(values: list[torch.Tensor], examples: int) -> float:

@@ -1,23 +1,28 @@
 """Independent random streams from one seed: cohorts, batches, dropout and noise.
 
 `derive` names a single stream. `spread` and `epoch_orders` do the same for many clients in one
-pass over arrays, so that a simulation of a large cohort need not visit them one by one.
+pass over arrays, so that a simulation of a large cohort need not visit them one by one;
+`spread_one` and `epoch_order` give a single client the same numbers, without the arrays' cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Words", "derive", "epoch_orders", "mix", "spread"]
+__all__ = ["Words", "derive", "epoch_order", "epoch_orders", "mix", "spread", "spread_one"]
 
 Words = NDArray[np.uint64]
 """64-bit words, of any shape."""
 
 _PADDING = np.uint64(1 << 63)
+_WORD = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_PLACES_KEPT_MAX = 4096
 
 
 def derive(seed: int, *parts: int | str) -> int:
@@ -50,7 +55,18 @@ def spread(seed: int, ids: NDArray[np.integer]) -> Words:
 
     Guarantees: an id's seed depends on `seed` and that id alone.
     """
-    return mix(np.uint64(seed) ^ mix(ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)))
+    return mix(np.uint64(seed) ^ mix(ids.astype(np.uint64) + np.uint64(_STEP)))
+
+
+def spread_one(seed: int, number: int) -> int:
+    """Return what `spread` does for a single id."""
+    return _mix_one(seed ^ _mix_one((number + _STEP) & _WORD))
+
+
+def _mix_one(word: int) -> int:
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB & _WORD
+    return word ^ (word >> 31)
 
 
 def epoch_orders(
@@ -69,3 +85,16 @@ def epoch_orders(
     keys >>= np.uint64(1)
     keys |= np.where(places >= counts.astype(np.uint64)[:, None], _PADDING, np.uint64(0))
     return np.argsort(keys, axis=2)
+
+
+def epoch_order(seed: int, count: int, epoch: int) -> NDArray[np.int64]:
+    """Return what `epoch_orders` does for a single client and epoch: (count,)."""
+    places = _mixed_places if count <= _PLACES_KEPT_MAX else _mixed_places.__wrapped__
+    keys = mix(np.uint64(_mix_one((seed + epoch) & _WORD)) ^ places(count))
+    keys >>= np.uint64(1)
+    return np.argsort(keys)
+
+
+@lru_cache(maxsize=64)
+def _mixed_places(count: int) -> Words:
+    return mix(np.arange(1, count + 1, dtype=np.uint64))

@@ -74,7 +74,8 @@ class DeviceUse:
         """Return a batch's tensor on a device."""
         if self.pin_memory and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
-        tensor = tensor.to(device, non_blocking=True)
+        if tensor.device != device:
+            tensor = tensor.to(device, non_blocking=True)
         if self.channels_last and tensor.ndim == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor

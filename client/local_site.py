@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from ..batches import samples_in
 from ..errors import NOTHING_TO_EVALUATE, ProtocolError
-from ..flower import arrays_to_params, params_to_arrays
+from ..flower import arrays_to_params, params_to_arrays, records_in
 from ..module_params import params_of_module
 from ..privacy.dp.announced import AnnouncedNoise
 from ..privacy.dp.clipping import Clipping
@@ -211,14 +211,17 @@ class LocalSite:
 
 
 def _arrays(message: Message) -> ArrayRecord:
-    records = message.content.array_records
+    records = records_in(message.content, ArrayRecord)
     if len(records) != 1:
         raise ProtocolError(f"an instruction must carry one ArrayRecord, got {len(records)}")
-    return next(iter(records.values()))
+    return records[0]
 
 
 def _config(message: Message) -> Mapping[str, Any]:
-    records = message.content.config_records
-    if len(records) > 1 and "config" not in records:
+    records = records_in(message.content, ConfigRecord)
+    if len(records) <= 1:
+        return records[0] if records else {}
+    named = message.content.get("config")
+    if not isinstance(named, ConfigRecord):
         raise ProtocolError(f"an instruction must carry one ConfigRecord, got {len(records)}")
-    return records["config"] if "config" in records else next(iter(records.values()), {})
+    return named

@@ -26,7 +26,6 @@ def new_slots(params: Tensors, settings: TrainingSettings) -> Slots:
     return [[torch.zeros_like(param) for param in params] for _ in range(count)]
 
 
-@torch.no_grad()
 def descend(
     params: Tensors, gradients: Tensors, slots: Slots, settings: TrainingSettings, *, step: int
 ) -> None:
@@ -37,10 +36,19 @@ def descend(
         Ba 2015 (Adam, algorithm 1), Loshchilov and Hutter 2019 (AdamW, algorithm 2), Chen et al.
         2023 (Lion, algorithm 2).
     """
-    if not params:
-        return
+    if params:
+        with torch.no_grad():
+            _descend(list(params), list(gradients), slots, settings, step)
+
+
+def _descend(
+    params: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    slots: Slots,
+    settings: TrainingSettings,
+    step: int,
+) -> None:
     rate, decay = settings.learning_rate_now(), settings.weight_decay
-    params, gradients = list(params), list(gradients)
     if settings.optimizer in ("adamw", "lion") and decay:
         torch._foreach_mul_(params, 1 - rate * decay)
     elif decay:
@@ -115,6 +123,8 @@ class LocalOptimizer:
         self._steps += 1
         used = [place for place, param in enumerate(self._params) if param.grad is not None]
         gradients = [local_of(self._params[place].grad) for place in used]  # type: ignore[arg-type]
-        slots = [[slot[place] for place in used] for slot in self._slots]
         params = [local_of(self._params[place].detach()) for place in used]
+        slots = self._slots
+        if len(used) < len(self._params):
+            slots = [[slot[place] for place in used] for slot in slots]
         descend(params, gradients, slots, self._settings, step=self._steps)

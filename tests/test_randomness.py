@@ -48,3 +48,42 @@ def test_large_seeds_are_taken() -> None:
     """Derived seeds have 63 bits; NumPy's generator takes 32."""
     with seeded(2**63 - 1):
         assert draw()
+
+
+@pytest.mark.parametrize("before", range(5))
+def test_normal_numbers_go_on_in_pairs(before: int) -> None:
+    """Python and NumPy make two normal numbers at once, and keep the second: a block in between
+    changes neither it nor those after it, wherever in their words the generators are."""
+
+    def normals() -> list[float]:
+        return [float(np.random.standard_normal()), random.gauss(0, 1)]
+
+    with seeded(7):
+        np.random.random_sample(before * 155)  # 310 words: some blocks begin where words are made
+        first = [normals() for _ in range(before)]
+        expected = first + [normals() for _ in range(4)]
+    with seeded(7):
+        np.random.random_sample(before * 155)
+        first = [normals() for _ in range(before)]
+        with seeded(8):
+            np.random.random_sample(700 * (before % 2))
+            normals()
+        assert first + [normals() for _ in range(4)] == expected
+
+
+def test_another_generator_of_numpys_is_left_as_it_was() -> None:
+    """Somebody may have given NumPy a global generator of another kind."""
+    usual = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.MT19937(3))
+        for kind in (np.random.MT19937, np.random.PCG64):
+            np.random.set_bit_generator(kind(3))
+            expected = np.random.random_sample(3).tolist()
+            np.random.set_bit_generator(kind(3))
+            got = [float(np.random.random_sample())]
+            with seeded(4):
+                np.random.random_sample(9)
+            got += np.random.random_sample(2).tolist()
+            assert got == expected
+    finally:
+        np.random.set_bit_generator(usual)
