@@ -66,6 +66,20 @@ class ServerConfig:
     lease_s: float = setting(
         60.0, "a client that shows no progress for this time is given up", at_least=1, at_most=86400
     )
+    epsilon_max: float | None = setting(
+        None,
+        "refuse a run that would make the epsilon of a client which takes part in all runs of this "
+        "server larger; no limit if absent",
+        above=0,
+        at_most=1e4,
+    )
+    record_epsilon_max: float | None = setting(
+        None,
+        "likewise of a single record",
+        above=0,
+        at_most=1e4,
+    )
+    delta: float = setting(1e-6, "the delta at which these epsilons are meant", above=0, below=1)
     source: Path | None = field(default=None, compare=False)
     """The file it was read from."""
 

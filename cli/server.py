@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
+from contextlib import closing
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,13 +20,22 @@ from ..server.home import ServerHome
 from ..transport import fleet_pb2 as pb
 from ..transport.identity import check_client_name, fingerprint_of
 from .admin import admin_stub
-from .output import Format, FormatOption, moment, say, show_rows
+from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Lay out a server, run its daemon, invite clients.")
 
 ServerDir = Annotated[Path, typer.Option("--dir", help="the server's folder")]
+
+ASKED_COLUMNS = {
+    "run_id": "RUN",
+    "unit": "HIDES",
+    "law": "NOISE",
+    "noise_multiplier": "MULTIPLIER",
+    "probability": "PROBABILITY",
+    "count": "RELEASES",
+}
 
 
 @app.command()
@@ -211,6 +223,25 @@ def events(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     show_rows(
         format, rows, columns={"at": "AT", "kind": "EVENT", "what": "WHAT"}, empty="no events yet"
     )
+
+
+@app.command()
+def privacy(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
+    """Show what all runs asked of clients: each run's releases, and the epsilon of all together."""
+    from ..server.population_ledger import open_population
+
+    with closing(open_population(ServerHome(dir).folder)) as books:
+        asked = books.rows()
+        found = {"epsilon": books.epsilon("client"), "record_epsilon": books.epsilon("record")}
+    epsilons = {key: each if math.isfinite(each) else None for key, each in found.items()}
+    rows = [asdict(row) for row in asked]
+    if format is Format.JSON:
+        say(format, "", **epsilons, delta=books.delta, asked=rows)
+        return
+    show_rows(format, rows, columns=ASKED_COLUMNS, empty="no run has asked for anything yet")
+    for whose, epsilon in zip(("a client", "a record"), epsilons.values(), strict=True):
+        text = f"epsilon of {whose} that is in all runs: {epsilon_text(epsilon)}"
+        say(format, f"{text} at delta = {books.delta:g}")
 
 
 def _ago(at_s: float) -> str:

@@ -31,6 +31,7 @@ from ..strategies.progress import EarlyStopping
 from ..strategies.recorder import Recorder
 from ..strategies.selection import Selection
 from .central import CentralEvaluation
+from .population_ledger import RunShare
 from .privacy_ledger import RunLedger
 from .private_run import PrivateRun
 
@@ -95,14 +96,27 @@ def run_rounds(
     )
 
 
-def open_books(config: Config, path: Path | None = None, *, sync: bool = True) -> PrivateRun | None:
+def open_books(
+    config: Config,
+    path: Path | None = None,
+    *,
+    sync: bool = True,
+    share: RunShare | None = None,
+) -> PrivateRun | None:
     """Return the books of a private run, None if the configuration does without privacy.
 
+    `share` is the run's part of the server's books.
+
     Raises:
-        ConfigError: there is no such plan, or the file has another run's releases.
+        ConfigError: there is no such plan, the file has another run's releases, or the server's books
+            do not allow the run.
     """
     plan = build_privacy(config)
-    return None if plan is None else PrivateRun(plan, RunLedger(path, sync=sync))
+    if plan is None:
+        if share is not None:
+            share.ask(None, ())
+        return None
+    return PrivateRun(plan, RunLedger(path, sync=sync), share)
 
 
 def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> SecureTerms:

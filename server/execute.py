@@ -21,6 +21,7 @@ from ..settings_text import value_to_toml
 from .app import open_books, run_rounds
 from .app_output import kept_output
 from .flower_run import run_flower_app
+from .population_ledger import RunShare
 from .run_folder import TRACEBACKS, RunFolder
 
 __all__ = ["OnEvent", "execute", "rounds_of", "run_config_of"]
@@ -54,8 +55,12 @@ def run_config_of(app: App) -> dict[str, bool | int | float | str]:
     }
 
 
-def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str, Any]:
+def execute(
+    app: App, grid: Grid, folder: RunFolder, *, run_id: int, share: RunShare | None = None
+) -> dict[str, Any]:
     """Run an app's server side to its end; returns what is in summary.json.
+
+    `share` is the run's part of a server's books of privacy.
 
     A run that fails or is stopped leaves a summary too, which says so; its last committed round
     stays, and the run can go on from it.
@@ -65,13 +70,14 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
     try:
         with kept_output(folder.folder, anew=app.flower is not None):
             if app.config is not None:
-                books = open_books(
-                    app.config, folder.folder / "privacy.sqlite", sync=folder.durable
-                )
+                file = folder.folder / "privacy.sqlite"
+                books = open_books(app.config, file, sync=folder.durable, share=share)
                 task = app.load_task()
                 result = run_rounds(task, app.config, grid, recorder=folder, privacy=books)
                 status, cause = result.status, result.cause
             else:
+                if share is not None:
+                    share.ask(None, ())
                 run_flower_app(app, grid, folder, run_id=run_id, run_config=run_config_of(app))
     except (RunStoppedError, KeyboardInterrupt) as stop:
         status, cause = "stopped", str(stop) or "interrupted"
@@ -81,6 +87,8 @@ def execute(app: App, grid: Grid, folder: RunFolder, *, run_id: int) -> dict[str
         folder.traceback("".join(traceback.format_exception(error)))
         status, cause = "failed", f"the app raised {app.explain(error)}"
         folder.event("app_raised", {"reason": app.explain(error), "log": TRACEBACKS})
+    if books is not None:
+        books.settle()
     return folder.finish(
         status=status,
         cause=cause,

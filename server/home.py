@@ -4,6 +4,7 @@ server.toml      ports, limits, lifetimes            ca/            the authorit
 admin.json       the administrator's identity        journal.sqlite what must not be forgotten
 ca/admin-serial  its certificate, the one in force
 spool/           tensors on their way                runs/<id>/     one run folder each
+privacy.sqlite   what all runs asked clients for
 listening.json   the addresses in use while running  server.lock    one daemon at a time
 """
 

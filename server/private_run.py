@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import RunStoppedError, StoreError
 from ..privacy.dp.plan import PrivacyPlan
 from ..privacy.dp.record_plan import RecordPlan
+from .population_ledger import RunShare
 from .privacy_ledger import RunLedger
 
 __all__ = ["PrivateRun"]
@@ -21,14 +22,31 @@ class PrivateRun:
         repeated with those who were drawn, and accounted for as another release about them.
     """
 
-    def __init__(self, plan: PrivacyPlan | RecordPlan, ledger: RunLedger) -> None:
-        """Open the books of a run, new or interrupted.
+    def __init__(
+        self, plan: PrivacyPlan | RecordPlan, ledger: RunLedger, share: RunShare | None = None
+    ) -> None:
+        """Open the books of a run, new or interrupted; `share` is its part of the server's books.
 
         Raises:
-            ConfigError: the ledger has releases of another mechanism.
+            ConfigError: the ledger has releases of another mechanism, or all runs of the server would
+                ask clients for more than they may.
         """
         self.plan, self._ledger, self._event = plan, ledger, plan.event
+        self._share = share
         ledger.require(self._event)
+        self._ask(ledger.repeated())
+
+    def _ask(self, repeated: tuple[int, ...]) -> None:
+        """Tell the server's books of the whole run, of which so many rounds are repeated."""
+        if self._share is not None:
+            releases = self.plan.rounds + sum(repeated) - len(repeated)
+            self._share.ask(self.plan.unit, self.plan.asked(releases, repeated))
+
+    def settle(self) -> None:
+        """Tell the server's books what there was, now that the run is over."""
+        if self._share is not None:
+            releases = self.plan.asked(self._ledger.count(), self._ledger.repeated())
+            self._share.settle(self.plan.unit, releases)
 
     @property
     def ahead(self) -> bool:
@@ -58,6 +76,7 @@ class PrivateRun:
 
         Raises:
             RunStoppedError: the budget is spent; nothing is released.
+            ConfigError: with this repeated round, all runs of the server ask for too much; likewise.
             StoreError: earlier releases are missing in the ledger.
         """
         plan = self.plan
@@ -70,6 +89,8 @@ class PrivateRun:
         repeated = self._ledger.repeated(round_number)
         if plan.epsilon_max is not None and (repeated or count > plan.rounds):
             self._require_budget(round_number, count, repeated, plan.epsilon_max)
+        if repeated != self._ledger.repeated():
+            self._ask(repeated)
         self._ledger.write(round_number, self._event)
         return {
             "epsilon": plan.epsilon_by_then(count, repeated),

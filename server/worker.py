@@ -27,6 +27,7 @@ from ..transport.pipe import Pipe
 from .channel import Channel
 from .execute import execute, resolved_toml, rounds_of, run_config_of
 from .grid import FleetGrid
+from .population_ledger import RunShare, open_population
 from .run_folder import RunFolder
 
 __all__ = ["main"]
@@ -72,7 +73,9 @@ def main(fd: int) -> int:
             on_event=note,
             about=lambda client: _about(grid.name_of(client)),
         )
-        summary = execute(app, grid, folder, run_id=start.run_id)
+        books = open_population(Path(start.run_dir).parents[1])
+        share = RunShare(books, start.run_id)
+        summary = execute(app, grid, folder, run_id=start.run_id, share=share)
         finished = pb.Finished(status=summary["status"], cause=summary["cause"] or "")
     except MeadowError as error:
         traceback.print_exc()

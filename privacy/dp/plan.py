@@ -13,13 +13,20 @@ from ...strategies.algorithm import Algorithm
 from ...strategies.bounds import require_choice, require_number, require_whole
 from ...strategies.mean import MeanAggregator
 from ..entropy import Entropy, system_entropy
-from .accountant import Accountant, counted_as, epsilon_of, epsilon_of_draws, epsilon_of_many
+from .accountant import Accountant, Draws, counted_as, epsilon_of, epsilon_of_draws, epsilon_of_many
 from .adaptive import AdaptiveClip
 from .announced import SOURCES, AnnouncedNoise, NoiseSource
 from .claim import claim_of
 from .clipping import Clipping
+from .composition import Releases
 from .correlation import Correlation
-from .events import Event, PoissonEvent, SeparatedEvent
+from .events import (
+    ConcentratedEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonEvent,
+    SeparatedEvent,
+)
 from .mechanism import PrivateMean
 from .mechanism_words import MECHANISMS
 from .noise_memory import NoisePast
@@ -29,6 +36,7 @@ from .sampling import draw_poisson
 __all__ = ["PrivacyPlan", "Sampling"]
 
 Sampling = Literal["poisson", "fixed"]
+PlanEvent = GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent | SeparatedEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +139,7 @@ class PrivacyPlan:
         return limited or self.correlation is not None
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> Literal["client", "record"]:
         """Whose data are hidden: a client's."""
         return "client"
 
@@ -166,7 +174,7 @@ class PrivacyPlan:
         )
 
     @property
-    def event(self) -> Event:
+    def event(self) -> PlanEvent:
         """What one round releases: the mechanism's own event, as it is sampled. Without coins it
         is what one participation costs."""
         if self.released_by_clients:
@@ -198,6 +206,15 @@ class PrivacyPlan:
         rounds = releases - repeats
         apart = -(-rounds // self.separation)
         return min(apart, self.participations_max or apart) + repeats
+
+    def asked(self, releases: int, repeated: Sequence[int] = ()) -> Releases:
+        """Return what so many releases are, to be added up with those of other runs."""
+        event, count = self.event, self.counted(releases, repeated)
+        if isinstance(event, SeparatedEvent):
+            return ((event.event, count),)
+        if isinstance(event, PoissonEvent):
+            return self._draws(event, count - sum(repeated), repeated)
+        return ((event, count),)
 
     def epsilon(self, releases: int | None = None, repeated: Sequence[int] = ()) -> float:
         """Return the epsilon of so many releases; of the whole run by default.
@@ -232,9 +249,13 @@ class PrivacyPlan:
         self, event: PoissonEvent, once: int, repeated: Sequence[int], accountant: Accountant
     ) -> float:
         """Return the epsilon of so many rounds that were released once, and of repeated ones."""
-        again = ((event.noised(times), rounds) for times, rounds in Counter(repeated).items())
-        draws = ((event, once), *again)
+        draws = self._draws(event, once, repeated)
         return epsilon_of_draws(draws, delta=self.delta, accountant=accountant)
+
+    @staticmethod
+    def _draws(event: PoissonEvent, once: int, repeated: Sequence[int]) -> Draws:
+        again = ((event.noised(times), rounds) for times, rounds in Counter(repeated).items())
+        return ((event, once), *again)
 
     @property
     def noise_stddev(self) -> float:

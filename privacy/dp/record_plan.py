@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ...errors import ConfigError
 from ...strategies.algorithm import Algorithm
 from ...strategies.bounds import require_number, require_whole
 from .accountant import epsilon_of, epsilon_of_many
 from .claim import upwards
+from .composition import Releases
 from .events import StepsEvent
 from .records import RecordTerms
 
@@ -35,7 +37,7 @@ class RecordPlan:
     epochs: int
     epsilon_max: float | None = None
     released_by_clients: bool = True
-    unit: str = "record"
+    unit: Literal["client", "record"] = "record"
     separation: int = 1
     sampling: str = "poisson"
     mechanism_name: str = "DP-SGD on the clients: Gaussian, clipping record by record"
@@ -66,6 +68,10 @@ class RecordPlan:
     def counted(self, releases: int, repeated: Sequence[int] = ()) -> int:
         """Return how many events so many releases are: one each, repeated ones too."""
         return releases
+
+    def asked(self, releases: int, repeated: Sequence[int] = ()) -> Releases:
+        """Return what so many releases are, to be added up with those of other runs."""
+        return ((self.event.event, self.counted(releases, repeated) * self.event.steps),)
 
     def epsilon(self, releases: int | None = None, repeated: Sequence[int] = ()) -> float:
         """Return the epsilon of so many rounds with the same client; of the run by default."""

@@ -57,6 +57,24 @@ def test_a_killed_worker_is_never_under_counted(fleet: Federation) -> None:
         assert mine["run_id"] == str(run) and mine["rounds"] >= 6
 
 
+def test_a_servers_bound_holds_over_runs(fleet: Federation) -> None:
+    """What the run before asked for leaves no room for as much again; no client is asked."""
+    (before,) = (asked := meadow("server", "privacy", "--dir", str(fleet.server_dir)))["asked"]
+    assert before["count"] >= 6 and asked["epsilon"] == epsilon_of_cost(
+        before["count"] * COST, 1e-6
+    )
+    file = fleet.server_dir / "server.toml"
+    text, bound = file.read_text(), epsilon_of_cost((before["count"] + 3) * COST, 1e-6)
+    file.write_text(f"{text}\nepsilon_max = {bound}\n")
+    try:
+        summary = fleet.wait_for_end(fleet.submit(*PRIVATE, "run.rounds=4"))
+        assert summary["status"] == "failed" and "epsilon_max in server.toml" in summary["cause"]
+    finally:
+        file.write_text(text)
+    after = meadow("server", "privacy", "--dir", str(fleet.server_dir))
+    assert after["asked"] == [before] and len(spent(fleet, 0)["runs"]) == 1  # type: ignore[arg-type]
+
+
 def test_an_owners_budget_holds_over_runs(fleet: Federation) -> None:
     """The client takes part for as long as its budget lasts; the run goes on without it."""
     before = spent(fleet, 0)["runs"][0]["rounds"]  # type: ignore[index]
