@@ -119,7 +119,7 @@ def audit(
     ] = 20_000,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Try the app's mechanism out: prints what one release is claimed to cost, what trials prove that
+    """Try the app's mechanisms out: prints what one release of each is claimed to cost, what trials prove that
     it costs at least, and what so many trials could have proven at most. Ends with 1 if the claim
     does not hold."""
     from ..config import load_config
@@ -130,16 +130,17 @@ def audit(
     made = build_privacy(config)
     if made is None:
         raise ConfigError(f"{app} does without differential privacy: there is nothing to audit")
-    finding = audited(made, trials=trials)
-    row = {**asdict(finding), "holds": finding.holds}
+    findings = audited(made, trials=trials)
+    rows = [{**asdict(each), "holds": each.holds} for each in findings]
     if format is Format.JSON:
-        say(format, "", audit=[row])
+        say(format, "", audit=rows)
     else:
-        shown = {
-            key: epsilon_text(value) if key in EPSILONS else value for key, value in row.items()
-        }
-        show_rows(format, [shown], columns=AUDIT_COLUMNS, empty="")
-    if not finding.holds:
+        shown = [
+            {key: epsilon_text(value) if key in EPSILONS else value for key, value in row.items()}
+            for row in rows
+        ]
+        show_rows(format, shown, columns=AUDIT_COLUMNS, empty="")
+    if not all(each.holds for each in findings):
         raise typer.Exit(1)
 
 
