@@ -28,6 +28,7 @@ __all__ = [
     "begin_with_one_thread",
     "give_back_freed_memory",
     "keep_freed_memory",
+    "keep_grpc_quiet",
     "share_cores",
     "threads_at_most",
     "use_large_pages",
@@ -73,6 +74,15 @@ def use_large_pages() -> None:
     if it comes before torch is imported; what the environment says is kept.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def keep_grpc_quiet() -> None:
+    """Let gRPC's core write nothing of its own to stderr, here and in child processes: a line each
+    second while a server is away, in words of its own. What it meets is told in ours.
+
+    It takes effect if it comes before gRPC is imported; what the environment says is kept.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def available_cores() -> int:

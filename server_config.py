@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from .settings import refuse, setting
 from .settings_sources import given_by_table, read_toml
 from .settings_text import settings_to_toml
 from .settings_values import build
+from .transport.address import Address, host_of
 
 __all__ = ["ServerConfig", "load_server_config", "make_server_config", "server_config_to_toml"]
 
@@ -20,7 +20,6 @@ FILE_NAME = "server.toml"
 REPLY_BYTES_MIN = 64 << 20
 CLIENT_BYTES_MAX = 32 << 30
 SPOOL_BYTES_MAX = 256 << 30
-_HOST = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?|[0-9A-Fa-f:.]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +36,14 @@ class ServerConfig:
     )
     enroll_port: int = setting(
         9444, "where clients enrol with a token; 0 is any", at_least=0, at_most=65535
+    )
+    fleet_address: str | None = setting(
+        None,
+        "HOST:PORT that enrolled clients are told to connect to, where that is another than the "
+        "first of hosts with fleet_port: behind NAT, or a forwarded port",
+    )
+    enroll_address: str | None = setting(
+        None, "likewise, HOST:PORT where clients enrol, which `meadow server token` shows"
     )
     blob_bytes_max: int = setting(
         16 << 30, "the largest file of tensors that is taken", at_least=1 << 10, at_most=1 << 50
@@ -83,6 +90,20 @@ class ServerConfig:
     source: Path | None = field(default=None, compare=False)
     """The file it was read from."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name and address that clients may reach the server by."""
+        told = [each for each in (self.fleet_address, self.enroll_address) if each]
+        return tuple(dict.fromkeys([*self.hosts, *(Address.parse(each).host for each in told)]))
+
+    def fleet_told(self, port: int) -> str:
+        """Return where clients are told that the fleet is, whose listener has this port."""
+        return self.fleet_address or str(Address(self.hosts[0], port))
+
+    def enroll_told(self, port: int) -> str:
+        """Return where clients are told to enrol."""
+        return self.enroll_address or str(Address(self.hosts[0], port))
+
 
 def load_server_config(path: Path | str) -> ServerConfig:
     """Read server.toml, or the one in a folder.
@@ -106,15 +127,32 @@ def make_server_config(values: Mapping[str, Any], *, where: str = "settings") ->
     config = build(ServerConfig, given_by_table(ServerConfig, values, where))
     if not config.hosts:
         refuse(where, "hosts", "must name at least one host, got none")
-    for key, host in (*(("hosts", host) for host in config.hosts), ("listen", config.listen)):
-        if not _HOST.fullmatch(host):
-            refuse(where, key, f"must be a host name or an address, got {host!r}")
+    config = _with_addresses(config, where)
     if config.fleet_port == config.enroll_port != 0:
         raise ConfigError(
             f"{where}: fleet_port and enroll_port are both {config.fleet_port}; "
             "the two listeners need different ports"
         )
     return config
+
+
+def _with_addresses(config: ServerConfig, where: str) -> ServerConfig:
+    """Return the config with every name and address in its usual form."""
+
+    def host(key: str, text: str) -> str:
+        return host_of(text, what=f"{where}: {key}")
+
+    def address(key: str) -> str | None:
+        text: str | None = getattr(config, key)
+        return None if text is None else str(Address.parse(text, what=f"{where}: {key}"))
+
+    return replace(
+        config,
+        hosts=tuple(host("hosts", each) for each in config.hosts),
+        listen=host("listen", config.listen),
+        fleet_address=address("fleet_address"),
+        enroll_address=address("enroll_address"),
+    )
 
 
 def server_config_to_toml(config: ServerConfig) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,8 @@ from ..errors import ConfigError, IdentityError, MeadowError, ProtocolError, Unr
 from ..server.home import AdminIdentity, ServerHome
 from ..transport.fleet_pb2_grpc import AdminStub
 from ..transport.keys import KeyPair
+from ..transport.proxy import proxy_options
+from ..transport.reach import why_not_reached
 from ..transport.tls import channel_credentials
 
 __all__ = ["AdminOption", "DirOption", "admin_stub"]
@@ -48,13 +51,18 @@ def admin_stub(folder: Path | None, admin: Path | None) -> Iterator[AdminStub]:
         identity = ServerHome(folder).admin()
     pair = KeyPair(key_pem=identity.key_pem, certificate_pem=identity.certificate_pem)
     credentials = channel_credentials(identity.ca_pem, pair)
-    options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+    options = [
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        *proxy_options(identity.address),
+    ]
     with grpc.secure_channel(identity.address, credentials, options=options) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=CONNECT_S)
         except grpc.FutureTimeoutError:
+            found = why_not_reached(identity.address, identity.ca_pem, now=datetime.now(UTC))
             raise UnreachableError(
                 f"no server answers at {identity.address}; is `meadow server start` running?"
+                + (f" {found}" if found else "")
             ) from None
         try:
             yield AdminStub(channel)

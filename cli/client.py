@@ -40,7 +40,9 @@ def enroll(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Redeem a one-time token for a certificate, and lay out the client's folder."""
+    from ..client.clock import clock_fault
     from ..client.enroll import enroll as redeem
+    from ..client.enroll import skew_when_enrolled
 
     identity = redeem(
         dir,
@@ -49,9 +51,12 @@ def enroll(
         ca_fingerprint=ca_fingerprint,
         apps=app_folders or [],
     )
+    skew_s = skew_when_enrolled(identity, now_s=time.time())
+    fault = clock_fault(skew_s)
     say(
         format,
-        f"enrolled as {identity.name} (node {identity.node_id}), fleet {identity.fleet_address}\n"
+        (f"note: {fault}\n" if fault else "")
+        + f"enrolled as {identity.name} (node {identity.node_id}), fleet {identity.fleet_address}\n"
         f"what may run here   {dir / 'client.toml'}\n"
         f"is everything well  meadow client doctor --dir {dir}\n"
         f"start the agent     meadow client start --dir {dir}",
@@ -59,6 +64,7 @@ def enroll(
         node_id=identity.node_id,
         fleet=identity.fleet_address,
         dir=str(dir),
+        clock_skew_s=skew_s,
     )
 
 
@@ -80,9 +86,10 @@ def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     from ..client.events import Event
 
     def report(event: Event) -> None:
-        about = {"event": event.kind, "at_s": time.time(), "message": event.text}
-        text = "".join(c if c.isprintable() else "?" for c in event.text)  # a server's words
-        say(format, text, **about, **event.detail)
+        now_s = time.time()
+        about = {"event": event.kind, "at_s": now_s, "level": event.level, "message": event.text}
+        line = " ".join(event.line.splitlines())  # a server's words among it
+        say(format, f"{moment(now_s)} {line}", **about, **event.detail)
 
     async def serve() -> None:
         keep_freed_memory()
@@ -93,7 +100,8 @@ def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
         await agent.run()
 
     asyncio.run(serve())
-    say(format, "stopped", event="stopped", at_s=time.time())
+    now_s = time.time()
+    say(format, f"{moment(now_s)} INFO    stopped", event="stopped", at_s=now_s)
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import logging
 import time
 from contextlib import closing
 from dataclasses import asdict
@@ -76,6 +77,7 @@ def start(
 
     keep_freed_memory()
     allow_many_files()
+    _log_to_stderr()
     home = ServerHome(dir, fleet_port=fleet_port, enroll_port=enroll_port)
 
     def ready(addresses: dict[str, str]) -> None:
@@ -87,6 +89,18 @@ def start(
 
     asyncio.run(serve())
     say(format, "stopped; runs go on at the next start", event="stopped")
+
+
+def _log_to_stderr() -> None:
+    """What happens, a line each: its time, level, run and round."""
+    handler = logging.StreamHandler()
+    formatter = logging.Formatter("%(asctime)sZ %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    log = logging.getLogger("meadow.server")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 @app.command()
@@ -103,7 +117,7 @@ def token(
     secret, node_id = home.invite(client, hours=hours, now_s=now_s)
     expires_at_s = now_s + hours * 3600.0
     fingerprint = fingerprint_of(home.authority.certificate_pem)
-    address = home.listening().get("enroll", f"{home.config.hosts[0]}:{home.config.enroll_port}")
+    address = home.enroll_told()
     say(
         format,
         f"token           {secret}   (one use, until {moment(expires_at_s)})\n"

@@ -27,6 +27,7 @@ from ..apps import content_hash
 from ..errors import IdentityError, MeadowError
 from ..transport.fleet_pb2 import Welcome
 from .assignments import Assignments
+from .clock import Clock, clock_fault
 from .connection import Connection
 from .database import Database
 from .delivery import Deliveries
@@ -37,6 +38,7 @@ from .ledger import Ledger
 from .line import Line
 from .lock import hold_lock
 from .owner import Owner
+from .reconnecting import Outage
 from .state import State
 from .training import Trainer
 from .uplink import Uplink, retry_delay_s
@@ -73,6 +75,8 @@ class Agent:
         self._line = Line()
         self._stopping = asyncio.Event()
         self._renewed = False
+        self._server_clock = Clock()
+        self._clock_told: str | None = None
 
     def stop(self) -> None:
         """Let `run` return soon; what is not finished goes on after the next start."""
@@ -143,24 +147,27 @@ class Agent:
     # ------------------------------------------------------------------ the connection
 
     async def _stay_connected(self, assignments: Assignments) -> None:
-        attempt, told = 0, False
+        attempt, outage = 0, Outage(self._report)
         while True:
             identity = self._identities.load()
-            self._check_certificate(identity)
+            welcomed = False
             since_s, carried = time.monotonic(), self._line.carried_bytes
             self._renewed = False
             try:
                 address, credentials = identity.fleet_address, identity.credentials()
                 async with Connection(address, credentials, self._line) as connection:
+                    sent_s = self._clock()
                     welcome = await connection.hello(identity.name, VERSION)
-                    told = False
+                    welcomed = True
+                    outage.end()
+                    self._compare_clocks(welcome, sent_s)
                     await self._converse(connection, identity, welcome, assignments)
             except IdentityError:
                 raise
             except MeadowError as error:
-                if not (told or self._renewed):
-                    self._report(Event(kind="disconnected", text=f"{error}; trying again"))
-                told = True
+                self._check_certificate(identity)
+                if not self._renewed:
+                    await outage.tell(error, identity, welcomed=welcomed, now_s=self._clock())
             finally:
                 self._uplink.detach()
             useful = self._renewed or self._line.carried_bytes > carried
@@ -196,20 +203,37 @@ class Agent:
 
     # ------------------------------------------------------------------ the certificate
 
+    def _compare_clocks(self, welcome: Welcome, sent_s: float) -> None:
+        self._server_clock.compare(welcome.server_time_s, sent_s=sent_s, received_s=self._clock())
+        fault = clock_fault(self._server_clock.skew_s)
+        if fault is not None and fault != self._clock_told:
+            self._report(Event(kind="warning", text=fault))
+        self._clock_told = fault
+
+    def _server_now(self) -> datetime:
+        """Return the time by the server's clock, as far as that is known: it is the one that counts."""
+        return datetime.fromtimestamp(self._server_clock.server_s(self._clock()), UTC)
+
     def _check_certificate(self, identity: ClientIdentity) -> None:
-        now = datetime.fromtimestamp(self._clock(), UTC)
+        """Pass if a server that did not let us in may yet do so.
+
+        Raises:
+            IdentityError: it will not: the certificate has expired.
+        """
+        now = self._server_now()
         until = identity.certificate.not_after
         if now > until:
             raise IdentityError(
-                f"the certificate of {identity.name} expired on {until:%Y-%m-%d %H:%M} UTC; "
-                f"ask the server's operator for a token and enrol again"
+                f"the certificate of {identity.name} expired on {until:%Y-%m-%d %H:%M} UTC, and this "
+                f"machine's clock says {now:%Y-%m-%d %H:%M} UTC; if that is right, ask the server's "
+                "operator for a token and enrol again"
             )
 
     async def _keep_certificate(self, connection: Connection) -> None:
         """Renew the certificate in time; then hang up, to come back with the new one."""
         while True:
             identity = self._identities.load()
-            if identity.certificate.needs_renewal(datetime.fromtimestamp(self._clock(), UTC)):
+            if identity.certificate.needs_renewal(self._server_now()):
                 try:
                     await self._renew(connection, identity)
                     return

@@ -88,7 +88,11 @@ class Assignments:
         if self._current is not None and self._current.id == id_ and id_ not in self._unwanted:
             self._unwanted.add(id_)
             text = f"{label_of(self._current.envelope)}: cancelled: {cancel.reason[:200]}"
-            self._report(Event(kind="cancelled", text=text, detail={"instruction": id_}))
+            detail: dict[str, str | int | float] = {
+                "run": self._current.run_id,
+                "instruction": id_,
+            }
+            self._report(Event(kind="cancelled", text=text, detail=detail))
             if self._task is not None:
                 asyncio.get_running_loop().call_later(CANCEL_GRACE_S, self._task.cancel)
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import grpc
 
@@ -23,6 +23,7 @@ from ..transport.fleet_pb2 import (
 )
 from ..transport.fleet_pb2_grpc import FleetStub
 from ..transport.protocol import PROTOCOL_VERSION
+from ..transport.proxy import proxy_options
 from ..transport.spares import Spares
 from .line import Line
 from .rpc_errors import rpc_errors
@@ -35,7 +36,7 @@ MESSAGE_BYTES_MAX = 16 << 20
 BLOB_BYTES_MAX = 64 << 30
 ANSWER_WAIT_S = 20.0
 
-_OPTIONS = [
+_OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("SingleThreadedUnaryStream", 1),
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.bdp_probe", 0),
@@ -46,7 +47,7 @@ LOOKAHEAD_CHUNKS = 4
 """So many are on the line before they are asked for; what nobody has taken is lost with it."""
 
 
-def channel_options() -> list[tuple[str, int]]:
+def channel_options() -> list[tuple[str, int | str]]:
     """Return how a channel behaves: it notices a dead line, and shares nothing with another."""
     return [
         ("grpc.keepalive_time_ms", 30_000),
@@ -77,6 +78,7 @@ class Connection:
         if self._line.is_steady:
             lookahead = LOOKAHEAD_BYTES_MAX
         options = [*channel_options(), *_OPTIONS, ("grpc.http2.lookahead_bytes", lookahead)]
+        options += proxy_options(address)
         self._channel = grpc.secure_channel(address, credentials, options)
         self._stub = FleetStub(self._channel)
         self._bulk = Bulk(self._channel, address, self._line, blob_bytes_max=BLOB_BYTES_MAX)

@@ -89,7 +89,7 @@ class Deliveries:
             except GoneError:  # answered already, or no longer wanted; what is recorded stays
                 break
             except MeadowError as error:  # the server refuses it: it has to know, and the owner
-                self._report(Event(kind="failed", text=f"{label}: {error}"))
+                self._report(Event(kind="failed", text=f"{label}: {error}", detail={"run": run_id}))
                 reply = _without_result(reply, error)
             else:
                 await asyncio.wait((confirmed, connection.lost), return_when="FIRST_COMPLETED")
@@ -100,7 +100,7 @@ class Deliveries:
         if confirmed.done() and told and not failed:
             what = "update" if updates else "answer"
             text = f"{label}: {what} sent {size_text(size)}"
-            self._report(Event(kind="sent", text=text, detail={"bytes": size}))
+            self._report(Event(kind="sent", text=text, detail={"run": run_id, "bytes": size}))
 
     async def _upload(self, connection: Connection, reply: Reply, run_id: int) -> tuple[int, Reply]:
         """Send the reply's files; return how many bytes they and the reply are, and the message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +13,8 @@ from pathlib import Path
 from ..apps import content_hash
 from ..errors import IdentityError, MeadowError
 from ..transport.fleet_pb2 import Blob
+from ..transport.reach import why_not_reached
+from .clock import clock_fault
 from .connection import Connection
 from .finding import Finding
 from .identity_folder import ClientIdentity, IdentityFolder
@@ -25,7 +28,6 @@ from .warm_process import WarmProcess
 
 __all__ = ["Finding", "examine"]
 
-CLOCK_SKEW_S_MAX = 60.0
 DISK_BYTES_MIN = 1_000_000_000
 
 
@@ -79,17 +81,23 @@ async def _server(directory: Path, identity: ClientIdentity) -> list[Finding]:
             welcome = await connection.hello(identity.name, VERSION)
             ours_s = (before_s + time.time()) / 2
     except MeadowError as error:
-        remedy = "is the server running, and does the network let this machine reach it?"
-        if isinstance(error, IdentityError):
-            remedy = "ask the server's operator for a token and enrol again"
-        return [Finding(subject="server", ok=False, text=f"{error}; {remedy}")]
-    skew_s = ours_s - welcome.server_time_s
+        text = f"{error}; ask the server's operator for a token and enrol again"
+        if not isinstance(error, IdentityError):
+            now = datetime.now(UTC)
+            found = await asyncio.to_thread(why_not_reached, address, identity.ca_pem, now=now)
+            remedy = "is the server running, and does the network let this machine reach it?"
+            text = found or f"{error}; {remedy}"
+        return [Finding(subject="server", ok=False, text=text)]
+    server = Finding(subject="server", ok=True, text=f"{address} welcomes {identity.name}")
+    return [server, _clock(ours_s - welcome.server_time_s)]
+
+
+def _clock(skew_s: float) -> Finding:
+    fault = clock_fault(skew_s)
+    if fault is not None:
+        return Finding(subject="clock", ok=False, text=fault)
     ahead = f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
-    clock = Finding(subject="clock", ok=True, text=ahead)
-    if abs(skew_s) > CLOCK_SKEW_S_MAX:
-        text = f"{ahead}, more than {CLOCK_SKEW_S_MAX:.0f} s; set this machine's clock (NTP)"
-        clock = Finding(subject="clock", ok=False, text=text)
-    return [Finding(subject="server", ok=True, text=f"{address} welcomes {identity.name}"), clock]
+    return Finding(subject="clock", ok=True, text=ahead)
 
 
 async def _probe(connection: Connection, directory: Path, agent: int) -> Finding:

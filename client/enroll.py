@@ -10,17 +10,20 @@ from pathlib import Path
 import grpc
 
 from ..errors import ConfigError, MeadowError
+from ..transport.address import Address
+from ..transport.authority import SKEW
 from ..transport.durable import write_file
 from ..transport.fleet_pb2 import Certificate, EnrollRequest
 from ..transport.fleet_pb2_grpc import EnrollmentStub
 from ..transport.identity import match_fingerprint
+from ..transport.proxy import proxy_options
 from ..transport.tls import channel_credentials, fetch_ca
 from .database import Database
 from .identity_folder import ClientIdentity, IdentityFolder
 from .lock import hold_lock
 from .rpc_errors import rpc_errors
 
-__all__ = ["enroll"]
+__all__ = ["enroll", "skew_when_enrolled"]
 
 ANSWER_WAIT_S = 20.0
 
@@ -73,14 +76,14 @@ def enroll(
         IdentityError: the fingerprint is not the server's, or the token is not valid.
         StoreError: an agent is running on the folder, or it cannot be written.
     """
-    host, port = _address(server)
+    address = Address.parse(server, what="--server, the enrolment listener,")
     installed = _installed(apps)
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     with hold_lock(directory):
-        ca_pem = fetch_ca(host, port, ca_fingerprint)
+        ca_pem = fetch_ca(address.host, address.port, ca_fingerprint)
         staged = IdentityFolder(directory, "identity.new")
         shutil.rmtree(staged.folder, ignore_errors=True)
-        certificate = _redeem(f"{host}:{port}", ca_pem, token, staged.request())
+        certificate = _redeem(str(address), ca_pem, token, staged.request())
         match_fingerprint(certificate.ca_pem, ca_fingerprint)
         staged.store(certificate)
         present = IdentityFolder(directory)
@@ -94,11 +97,11 @@ def enroll(
     return identity
 
 
-def _address(server: str) -> tuple[str, int]:
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"--server must be HOST:PORT of the enrolment listener, got {server!r}")
-    return host.strip("[]"), int(port)
+def skew_when_enrolled(identity: ClientIdentity, *, now_s: float) -> float:
+    """Return how far this machine's clock is ahead of the server's, in seconds, by the certificate
+    that was issued a moment ago: the server's clock is in it."""
+    issued = identity.certificate.not_before + SKEW
+    return now_s - issued.timestamp()
 
 
 def _installed(apps: Sequence[Path]) -> Mapping[str, str]:
@@ -115,7 +118,8 @@ def _installed(apps: Sequence[Path]) -> Mapping[str, str]:
 
 
 def _redeem(address: str, ca_pem: bytes, token: str, request_pem: bytes) -> Certificate:
-    with grpc.secure_channel(address, channel_credentials(ca_pem)) as channel:
+    credentials, options = channel_credentials(ca_pem), proxy_options(address)
+    with grpc.secure_channel(address, credentials, options) as channel:
         request = EnrollRequest(token=token.strip(), csr_pem=request_pem)
         with rpc_errors(address):
             answer: Certificate = EnrollmentStub(channel).Enroll(request, timeout=ANSWER_WAIT_S)

@@ -19,6 +19,19 @@ class Event:
     text: str
     detail: Mapping[str, str | int | float] = field(default_factory=dict)
 
+    @property
+    def level(self) -> str:
+        """How much it asks for attention: INFO or WARNING."""
+        troubling = ("disconnected", "refused", "failed", "warning")
+        return "WARNING" if self.kind in troubling else "INFO"
+
+    @property
+    def line(self) -> str:
+        """The event as a line of a log, less its time: level, run and round, and what happened."""
+        run = self.detail.get("run")
+        named = run is None or self.text.startswith("run ")
+        return f"{self.level:<7} {'' if named else f'run {run}, '}{self.text}"
+
 
 Report = Callable[[Event], None]
 

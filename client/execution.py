@@ -88,7 +88,7 @@ class Execution:
             ours = isinstance(error, MeadowError | OSError)
             reason = str(error) if ours else f"it raised {type(error).__name__}: {error}"
             text = f"{label_of(instruction.envelope)}: {reason[:REASON_CHARS_MAX]}"
-            self._report(Event(kind="failed", text=text))
+            self._report(Event(kind="failed", text=text, detail={"run": instruction.run_id}))
             envelope = _as_told(instruction, failure(instruction, APP_NOT_LOADED, reason))
             return Reply(instruction_id=instruction.id, envelope=envelope)
 
@@ -179,7 +179,11 @@ class Execution:
             self._report(Event(kind="warning", text=str(error)))
         reason = reason[:REASON_CHARS_MAX]
         text = f"{label_of(instruction.envelope)}: refused: {reason}"
-        self._report(Event(kind="refused", text=text, detail={"app": instruction.app.name}))
+        detail: dict[str, str | int | float] = {
+            "run": instruction.run_id,
+            "app": instruction.app.name,
+        }
+        self._report(Event(kind="refused", text=text, detail=detail))
         return Reply(instruction_id=instruction.id, refused=reason)
 
     async def _fetch(self, blob: Blob) -> None:

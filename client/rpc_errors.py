@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,11 @@ ON_CLOSED = "Cannot invoke RPC"
 
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 """How gRPC says that a server is not of the authority that is believed."""
+
+_NO_FLEET = (
+    "what answers there knows nothing of this call: it is another listener than the one that is meant "
+    "(a server has one for enrolment and one for its fleet), or no Meadow server"
+)
 
 _KINDS: dict[grpc.StatusCode, type[MeadowError]] = {
     grpc.StatusCode.UNAUTHENTICATED: IdentityError,
@@ -49,6 +55,8 @@ def rpc_errors(address: str) -> Iterator[None]:
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or ""
         kind = _KINDS.get(code, UnreachableError)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            details = f"{address}: {_NO_FLEET}"
         if kind is UnreachableError:
             details = f"{address}: {_short(details) or code.name.lower()}"
         raise kind(details) from error
@@ -64,5 +72,10 @@ def _short(details: str) -> str:
         return (
             "what answers there has no certificate of this client's authority: is it the right "
             "server? If that was laid out anew, enrol again"
+        )
+    if (status := re.search(r"http2 header with status: ([0-9]{3})", details)) is not None:
+        return (
+            f"a web server or a proxy answers there, with the status {status[1]}; let the "
+            "connection through as it is (TCP), or give the server's own port"
         )
     return details.replace("\n", " ").rpartition("; last error: ")[2][:300]

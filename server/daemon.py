@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import signal
+import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,6 +18,7 @@ import grpc.aio
 from ..errors import UnreachableError
 from ..process_limits import give_back_freed_memory
 from ..transport import fleet_pb2 as pb
+from ..transport.address import Address
 from ..transport.keys import KeyPair
 from ..transport.tls import server_credentials
 from .admin import AdminService
@@ -170,13 +173,16 @@ class Daemon:
         ca_pem = self._home.authority.certificate_pem
         mutual = server_credentials(self._server_pair, ca_pem=ca_pem)
         one_way = server_credentials(self._server_pair, ca_pem=None)
-        host = config.hosts[0]
-        fleet_port = _bind(fleet, config.listen, config.fleet_port, mutual)
-        enroll_port = _bind(enroll, config.listen, config.enroll_port, one_way)
-        self._issuer.fleet_address = f"{host}:{fleet_port}"
+        fleet_port = _bind(fleet, config.listen, config.fleet_port, mutual, "fleet_port")
+        enroll_port = _bind(enroll, config.listen, config.enroll_port, one_way, "enroll_port")
+        self._issuer.fleet_address = config.fleet_told(fleet_port)
         await fleet.start()
         await enroll.start()
-        addresses = {"fleet": f"{host}:{fleet_port}", "enroll": f"{host}:{enroll_port}"}
+        host = config.hosts[0]
+        addresses = {
+            "fleet": str(Address(host, fleet_port)),
+            "enroll": str(Address(host, enroll_port)),
+        }
         return fleet, enroll, addresses
 
     async def _drain(self, fleet: grpc.aio.Server, enroll: grpc.aio.Server) -> None:
@@ -218,11 +224,33 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int, credentials: Any) -> int:
+def _bind(server: grpc.aio.Server, host: str, port: int, credentials: Any, key: str) -> int:
     try:
-        bound = server.add_secure_port(f"{host}:{port}", credentials)
+        bound = server.add_secure_port(str(Address(host, port)), credentials)
     except RuntimeError:
         bound = 0
     if bound == 0:
-        raise UnreachableError(f"{host}:{port} is taken or not an address of this machine")
+        raise UnreachableError(_why_not_bound(host, port, key))
     return bound
+
+
+def _why_not_bound(host: str, port: int, key: str) -> str:
+    """Return why a port cannot be listened on: what the system says when it is asked once more."""
+    where = Address(host, port)
+    try:
+        family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as plain:
+            plain.bind(name)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return (
+                f"{where} is taken: another program listens there, or another server; give another "
+                f"port with {key} in server.toml or --{key.replace('_', '-')}"
+            )
+        if error.errno == errno.EACCES:
+            return f"{where} needs root's rights: give a port above 1023 with {key} in server.toml"
+        return (
+            f"{where} cannot be listened on ({error.strerror}): `listen` in server.toml must be an "
+            "address of this machine"
+        )
+    return f"{where} is taken or not an address of this machine"

@@ -13,6 +13,7 @@ import grpc.aio
 
 from ..errors import IdentityError, MeadowError
 from ..transport import fleet_pb2 as pb
+from ..transport.address import caller_of
 from ..transport.authority import Authority
 from ..transport.identity import identity_of
 from ..transport.keys import requested_key
@@ -118,7 +119,7 @@ class EnrollmentService:
 
     async def enroll(self, requests: AsyncIterator[bytes], context: Context) -> pb.Certificate:
         """Redeem a one-time token."""
-        address = context.peer().rpartition(":")[0]
+        address = caller_of(context.peer())
         try:
             async with asyncio.timeout(TOKEN_WAIT_S) as limit:
                 self._strangers.add(limit, address)

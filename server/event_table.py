@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json as json_module
+import logging
 import sqlite3
 
 from .database import Database
 
 __all__ = ["EVENTS_PER_RUN_MAX", "EventTable"]
 
+LOG = logging.getLogger("meadow.server")
+
 EVENTS_PER_RUN_MAX = 20_000
+
+
+TROUBLE = ("denied", "died", "damaged", "failed", "refused", "waits", "warning")
+TEXT_CHARS_MAX = 400
 
 
 class EventTable:
@@ -30,6 +38,7 @@ class EventTable:
                 "DELETE FROM events WHERE run_id = ? AND id <= ?",
                 (run_id, (cursor.lastrowid or 0) - EVENTS_PER_RUN_MAX),
             )
+        _log(run_id, kind, json, round)
         return cursor.lastrowid or 0
 
     def after(self, run_id: int, *, after: int = 0) -> list[sqlite3.Row]:
@@ -37,3 +46,31 @@ class EventTable:
         return self._db.rows(
             "SELECT * FROM events WHERE run_id = ? AND id > ? ORDER BY id", (run_id, after)
         )
+
+
+def _log(run_id: int, kind: str, json: str, round: int) -> None:
+    """Write an event to the log too, as a line: level, run and round, what it is."""
+    level = logging.WARNING if any(word in kind for word in TROUBLE) else logging.INFO
+    if not LOG.isEnabledFor(level):
+        return
+    said = json_module.loads(json)
+    said = said if isinstance(said, dict) else {}
+    number = said.pop("round", None) or round
+    where = "".join(
+        [f"run {run_id}, " if run_id else "", f"round {number}, " if number and run_id else ""]
+    )
+    if said.get("status") == "failed":
+        level = logging.WARNING
+    words = [f"{key} {_short(value)}" for key, value in said.items() if _says(value)]
+    text = f"{where.removesuffix(', ')}{': ' if where else ''}{kind.replace('_', ' ')}"
+    text = f"{text}: {', '.join(words)}" if words else text
+    shown = "".join(mark if mark.isprintable() else "?" for mark in text[:TEXT_CHARS_MAX])
+    LOG.log(level, "%s", shown)
+
+
+def _says(value: object) -> bool:
+    return value not in ("", None) and isinstance(value, str | int | float | bool)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

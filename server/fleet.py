@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -25,6 +26,7 @@ from .threads import JournalThread
 
 __all__ = ["RENEWALS_MAX", "FleetService"]
 
+LOG = logging.getLogger("meadow.server")
 HELLO_WAIT_S = 30.0
 RENEWALS_MAX = 8
 """So many renewals of one client's certificate at once; agents renew once in some days."""
@@ -107,6 +109,7 @@ class FleetService:
                 )
             )
         )
+        LOG.info("%s (node %d) is connected", site.name, site.node_id)
         self._links.add(link)
         self._dispatcher.connected(link)
         reading = asyncio.create_task(self._read(requests, link))
@@ -116,6 +119,9 @@ class FleetService:
                 yield message
         finally:
             reading.cancel()
+            because = link.closed_because or "the connection was lost"
+            shown = "".join(mark if mark.isprintable() else "?" for mark in because[:300])
+            LOG.info("%s is away: %s", site.name, shown)
             if self._links.remove(link):
                 await self._thread(
                     self._journal.sites.seen, site.node_id, connected=False, now_s=self._clock()

@@ -40,7 +40,7 @@ __all__ = ["AdminIdentity", "ServerHome"]
 ADMIN_DAYS = 3650.0
 ADMIN_SERIAL = "ca/admin-serial"
 SERVER_DAYS = 90.0
-LOOPBACK = ("localhost", "127.0.0.1")
+LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,8 @@ class ServerHome:
         if (folder / "server.toml").exists():
             raise ConfigError(f"{folder} holds a server already; nothing was changed")
         values: dict[str, object] = {"hosts": [host]}
-        if host in LOOPBACK:
-            values["listen"] = "127.0.0.1"
+        if (listen := LOOPBACK.get(host.strip("[]"))) is not None:
+            values["listen"] = listen
         config = make_server_config(values, where="--host")
         make_folder(folder)
         folder.chmod(0o700)
@@ -211,6 +211,13 @@ class ServerHome:
         except (OSError, ValueError):
             return {}
 
+    def enroll_told(self) -> str:
+        """Return where clients are told to enrol: at the port in use, if a daemon runs."""
+        listening, config = self.listening(), self.config
+        if "enroll" in listening and not config.enroll_address:
+            return listening["enroll"]
+        return config.enroll_told(config.enroll_port)
+
     def announce(self, addresses: dict[str, str]) -> None:
         """Write down the addresses in use."""
         write_file(self.folder / "listening.json", json.dumps(addresses).encode(), fsync=False)
@@ -221,7 +228,7 @@ class ServerHome:
 
     def server_pair(self, now: datetime) -> KeyPair:
         """Return a fresh key and certificate for the listeners."""
-        return self.authority.issue_server(self.config.hosts, days=SERVER_DAYS, now=now)
+        return self.authority.issue_server(self.config.names, days=SERVER_DAYS, now=now)
 
     def lock(self) -> Callable[[], None]:
         """Make sure that this is the only daemon of the folder; returns how to unlock it.
@@ -244,7 +251,7 @@ def _make_admin(folder: Path, authority: Authority, config: ServerConfig, now: d
     request = create_request("admin", key_path)
     pem = authority.issue_client(request, name="admin", role="admin", now=now, days=ADMIN_DAYS)
     fields = {
-        "address": f"{config.hosts[0]}:{config.fleet_port}",
+        "address": config.fleet_told(config.fleet_port),
         "ca_pem": authority.certificate_pem.decode(),
         "certificate_pem": pem.decode(),
         "key_pem": key_path.read_text(),

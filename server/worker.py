@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,9 +43,11 @@ def main(fd: int) -> int:
     """Run one worker to its end; returns the exit code."""
     keep_freed_memory()
     allow_many_files()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     channel = Channel(Pipe.inherited(fd, pb.DaemonMessage))
     start = channel.start()
+    form = f"%(asctime)sZ %(levelname)-7s run {start.run_id}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, datefmt="%Y-%m-%d %H:%M:%S")
+    logging.Formatter.converter = time.gmtime
     try:
         app = App.load(Path(start.app_dir), overrides=list(start.settings), environ={})
         _require_same(app, start.sha256)

@@ -29,7 +29,7 @@ FOLDERS = (
 )
 
 LAYERS: list[set[str]] = [
-    {"accelerators", "errors", "process_limits", "seeds"},
+    {"accelerators", "errors", "process_limits", "seeds", "transport.address"},
     {
         "flower",
         "run_grid",

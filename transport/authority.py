@@ -27,7 +27,7 @@ from .identity import (
 )
 from .keys import KeyPair, new_key, pem_of, read_key, requested_key
 
-__all__ = ["Authority"]
+__all__ = ["SKEW", "Authority"]
 
 AUTHORITY_DAYS: Final = 3653
 SKEW: Final = timedelta(minutes=5)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import _ssl
-import socket
-import ssl
 from collections.abc import Callable
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any
 
 import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from ..errors import IdentityError, UnreachableError
+from ..errors import IdentityError
+from .address import Address
 from .identity import match_fingerprint, read_certificate
 from .keys import KeyPair
+from .reach import check_server, look_at
 
 __all__ = ["channel_credentials", "fetch_ca", "server_credentials"]
-
-CHAIN_MAX: Final = 8
 
 
 def server_credentials(
@@ -63,17 +61,14 @@ def fetch_ca(host: str, port: int, fingerprint: str, *, timeout_s: float = 10.0)
 
     Raises:
         UnreachableError: the server does not answer, or speaks no TLS.
-        IdentityError: its authority has another fingerprint, or did not issue its certificate.
+        IdentityError: its authority has another fingerprint, or did not issue its certificate; or
+            that is not valid now, or for another name.
     """
-    try:
-        chain = _chain_of(host, port, timeout_s)
-    except (OSError, ValueError) as error:
-        raise UnreachableError(f"{host}:{port} did not answer as a server: {error}") from error
-    if not chain:
-        raise IdentityError(f"{host}:{port} showed no certificate")
-    pems = [ssl.DER_cert_to_PEM_cert(der).encode() for der in chain[:CHAIN_MAX]]
+    address = Address(host, port)
+    pems = look_at(address, timeout_s=timeout_s)
     match_fingerprint(pems[-1], fingerprint)
     _check_issued(pems[0], pems[-1])
+    check_server(pems[0], address, now=datetime.now(UTC))
     return pems[-1]
 
 
@@ -81,28 +76,6 @@ def _configuration(pair: KeyPair, ca_pem: bytes | None) -> Any:
     return grpc.ssl_server_certificate_configuration(
         [(pair.key_pem, pair.certificate_pem)], root_certificates=ca_pem
     )
-
-
-def _chain_of(host: str, port: int, timeout_s: float) -> list[bytes]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the fingerprint is what counts
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, port), timeout_s) as plain,
-        context.wrap_socket(plain, server_hostname=host) as secure,
-    ):
-        # Public since Python 3.13; the object below it has had it since 3.10.
-        public: Any = secure
-        source = public if hasattr(public, "get_unverified_chain") else public._sslobj
-        return [_der(certificate) for certificate in source.get_unverified_chain() or ()]
-
-
-def _der(certificate: Any) -> bytes:
-    if isinstance(certificate, bytes):
-        return certificate
-    return bytes(certificate.public_bytes(_ssl.ENCODING_DER))
 
 
 def _check_issued(leaf_pem: bytes, ca_pem: bytes) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...apps import App, pack
 from ...errors import AppError, ConfigError, RunError
+from ...transport.address import Address
 from ..clients import SimulatedClients
 from ..shared_folder import SharedFolder
 from .contract import Teller
@@ -217,9 +218,9 @@ def _connect(ray: ModuleType, address: str | None, workers: int | None) -> None:
 def _look_for(address: str | None) -> None:
     """Connect to an address that is plainly a host and a port: Ray tries for minutes, and ends
     the process then."""
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdecimal() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+    with suppress(ConfigError):  # "auto", "ray://..."
+        where = Address.parse(address or "")
+        socket.create_connection((where.host, where.port), timeout=CONNECT_S).close()
 
 
 def _first_line(error: Exception) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -41,6 +42,8 @@ class FakeFleet(FleetServicer):
         self.renewals = 0
         self.changed = asyncio.Condition()
         # faults
+        self.ahead = timedelta()
+        """How far its clock is ahead."""
         self.acks_lost = 0
         self.upload_breaks_after_bytes: int | None = None
         self.download_breaks_after_bytes: int | None = None
@@ -54,7 +57,8 @@ class FakeFleet(FleetServicer):
 
     async def start(self) -> None:
         """Listen, on the same port as before if this is a restart."""
-        pair = self.authority.issue_server(["localhost"], now=datetime.now(UTC), days=1)
+        now = datetime.now(UTC) + self.ahead
+        pair = self.authority.issue_server(["localhost"], now=now, days=1)
         credentials = server_credentials(lambda: pair, ca_pem=self.authority.certificate_pem)
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_FleetServicer_to_server(self, self._server)
@@ -127,7 +131,11 @@ class FakeFleet(FleetServicer):
         stream: asyncio.Queue[pb.ServerMessage | None] = asyncio.Queue()
         self._streams.append(stream)
         reading = asyncio.create_task(self._read(requests, stream))
-        yield pb.ServerMessage(welcome=pb.Welcome(node_id=1, lease_s=LEASE_S, server_time_s=1.0))
+        yield pb.ServerMessage(
+            welcome=pb.Welcome(
+                node_id=1, lease_s=LEASE_S, server_time_s=time.time() + self.ahead.total_seconds()
+            )
+        )
         for instruction in self.open.values():
             yield pb.ServerMessage(instruction=instruction)
         await self._note()
