@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import logging
+import math
 import time
 from contextlib import closing
 from dataclasses import asdict
