@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from typer.completion import completion_init, get_completion_script
+from typer._completion_classes import completion_init
+from typer._completion_shared import get_completion_script
 
 __all__ = ["completion", "prepare_completion"]
 

@@ -50,8 +50,8 @@ def _waiting(detail: Detail) -> str:
 
 def _committed(detail: Detail) -> str:
     failures = detail.get("failures") or 0
-    failed = f", {failures} failed" if failures else ""
-    return f"round {detail.get('round')} is done: {detail.get('clients', 0)} clients{failed}"
+    failed = f" ({failures} failed)" if failures else ""
+    return f"round {detail.get('round')} is done: clients {detail.get('clients', 0)}{failed}"
 
 
 _SENTENCES: Mapping[str, Callable[[Detail], str]] = {

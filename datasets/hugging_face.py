@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from ..errors import DataError
 from .labels import numbered
 from .pair import groups_of, inputs_of, targets_of
-from .pixels import Color, pixels
+from .pixels import Color, alike, color_of, pixels
 
 __all__ = ["HuggingFaceRows", "hugging_face"]
 
@@ -45,13 +45,14 @@ class HuggingFaceRows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         targets: torch.Tensor,
         *,
         groups: NDArray[np.generic] | None,
-        color: Color,
+        color: Color | None,
         scale: float | None,
     ) -> None:
         self.targets, self.groups = targets, groups
         self._rows, self._inputs = rows, tuple(inputs)
         self._scale = scale
-        self._color: Color = color
+        self._color = color
+        self._first: Color | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -75,12 +76,24 @@ class HuggingFaceRows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         ]
         return parts[0] if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
 
+    def _first_color(self) -> Color:
+        if self._first is None:
+            row = self._rows[[0]]
+            images = (row[name][0] for name in self._inputs if _is_image(row[name][0]))
+            self._first = color_of(next(images))
+        return self._first
+
     def _part(self, value: Any, where: str) -> torch.Tensor:
-        if hasattr(value, "convert") and hasattr(value, "mode"):  # a Pillow image
-            return pixels(value, color=self._color)
+        if _is_image(value):
+            color = self._color or alike(value, self._first_color(), where=where)
+            return pixels(value, color=color)
         if value is None:
             raise DataError(f"{where}: has no value; fill it in, or filter such rows out")
         return inputs_of([value] if np.ndim(value) == 0 else value, where, scale=self._scale)
+
+
+def _is_image(value: Any) -> bool:
+    return hasattr(value, "convert") and hasattr(value, "mode")  # Pillow's
 
 
 def hugging_face(
@@ -90,13 +103,13 @@ def hugging_face(
     target: str,
     groups: str | None = None,
     classes: Sequence[str] | None = None,
-    color: Color = "rgb",
+    color: Color | None = None,
     scale: float | None = None,
 ) -> HuggingFaceRows:
     """Return a `datasets.Dataset`'s rows as a torch Dataset, read as they are asked for.
 
     `inputs` is a column of numbers, lists, arrays or images, or several whose numbers are put
-    after one another. Images become pixels in [0, 1] of this `color`; numbers are divided by
+    after one another. Images become pixels in [0, 1] of this `color`, by default of that of the first one; numbers are divided by
     `scale`. The target and the groups are read at once; `classes` names the target's classes, if
     they are text.
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from ..errors import DataError
 from .extras import needed
-from .pixels import Color, pixels
+from .pixels import Color, alike, color_of, pixels
 
 __all__ = ["ImageFolder", "images"]
 
@@ -49,11 +52,11 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         classes: Sequence[str],
         *,
         size: tuple[int, int] | None,
-        color: Color,
+        color: Color | None,
     ) -> None:
         self.files, self.targets, self.classes = tuple(files), targets, tuple(classes)
         self._size = size
-        self._color: Color = color
+        self._color = color
 
     def __len__(self) -> int:
         return len(self.files)
@@ -61,29 +64,42 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self._decoded(self.files[index]), int(self.targets[index])
 
+    @cached_property
+    def _first_color(self) -> Color:
+        with _opened(self.files[0]) as image:
+            return color_of(image)
+
     def _decoded(self, file: Path) -> torch.Tensor:
-        pillow = needed("PIL.Image", what=str(file))
-        try:
-            with pillow.open(file, formats=sorted(set(FORMATS.values()))) as image:
-                if image.width * image.height > PIXELS_MAX:
-                    raise DataError(f"{file}: has over {PIXELS_MAX} pixels; make it smaller")
-                return pixels(image, color=self._color, size=self._size)
-        except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-            raise DataError(
-                f"{file}: cannot be decoded: {error}; repair or remove the file"
-            ) from None
+        first = None if self._color else self._first_color
+        with _opened(file) as image:
+            color = self._color or alike(image, first or "rgb", where=str(file))
+            return pixels(image, color=color, size=self._size)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open an image; what cannot be decoded, now or inside, is a DataError with the file's name."""
+    pillow = needed("PIL.Image", what=str(file))
+    try:
+        with pillow.open(file, formats=sorted(set(FORMATS.values()))) as image:
+            if image.width * image.height > PIXELS_MAX:
+                raise DataError(f"{file}: has over {PIXELS_MAX} pixels; make it smaller")
+            yield image
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        raise DataError(f"{file}: cannot be decoded: {error}; repair or remove the file") from None
 
 
 def images(
     folder: Path | str,
     *,
     size: tuple[int, int] | None = None,
-    color: Color = "rgb",
+    color: Color | None = None,
     classes: Sequence[str] | None = None,
 ) -> ImageFolder:
     """Return the images of FOLDER/CLASS/*.png, *.jpg, ... as a torch Dataset.
 
-    Images are stretched to `size`, (height, width); without it all must be of one size to make
+    Images are of this `color`, "rgb" or "grayscale"; without it, of that of the first one, so that
+    grey images have one channel. They are stretched to `size`, (height, width); without it all must be of one size to make
     batches. `classes` are the folders' names in the order of their numbers, by default sorted;
     give them where a site may lack a class. Hidden files and those of other kinds are left out.
 
@@ -91,7 +107,7 @@ def images(
         DataError: there is no such folder, no class, or a class without images.
     """
     root = Path(folder)
-    if color not in ("rgb", "grayscale"):
+    if color not in (None, "rgb", "grayscale"):
         raise DataError(f'color must be "rgb" or "grayscale", got {color!r}')
     if size is not None and min(size) < 1:
         raise DataError(f"size must be (height, width), both >= 1, got {size}")

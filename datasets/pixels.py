@@ -7,10 +7,33 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-__all__ = ["Color", "pixels"]
+from ..errors import DataError
+
+__all__ = ["Color", "alike", "color_of", "pixels"]
 
 Color = Literal["rgb", "grayscale"]
 _MODES = {"rgb": "RGB", "grayscale": "L"}
+_GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F"})
+"""Pillow's modes of images without colours."""
+
+
+def color_of(image: Any) -> Color:
+    """Return what a Pillow image is."""
+    return "grayscale" if image.mode in _GREY else "rgb"
+
+
+def alike(image: Any, first: Color, *, where: str) -> Color:
+    """Return the color of a data set's first image, as which this one is read: a batch has one kind.
+
+    Raises:
+        DataError: the first one is grey, and this one would lose its colours.
+    """
+    if first == "grayscale" and color_of(image) == "rgb":
+        raise DataError(
+            f'{where}: is in colours, and the first image is grey; give color="rgb" or '
+            'color="grayscale"'
+        )
+    return first
 
 
 def pixels(image: Any, *, color: Color, size: tuple[int, int] | None = None) -> torch.Tensor:

@@ -24,6 +24,7 @@ from .panels import (
 )
 from .participation import Picture
 from .run_record import UNDER_WAY, RunRecord, read_run
+from .seeds import over_seeds, seed_groups
 from .shown_run import ShownRun, show_runs
 from .style import PAGE_CSS
 from .svg import require_matplotlib
@@ -33,6 +34,9 @@ __all__ = ["report_page", "write_report"]
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """What a browser may do with the page: nothing but show it."""
+
+
+SEEDS_NOTE = "Line: mean of the runs that differ in run.seed alone. Area: one standard deviation to either side."
 
 
 def write_report(folders: Sequence[Path], out: Path) -> int:
@@ -82,6 +86,10 @@ def _sections(runs: Sequence[ShownRun]) -> Iterator[Html]:
     yield _section("Runs", runs_table(runs), _settings(runs))
     yield _section("Final round", scores_table(runs, lambda record: record.final))
     yield _section("Best round", scores_table(runs, lambda record: record.best))
+    if groups := seed_groups(runs):
+        shown = element("div", *(element("p", group.label) for group in groups))
+        what = "Metrics by round: mean over seeds"
+        yield _section(what, shown, charts(over_seeds(groups)), note=SEEDS_NOTE)
     if len(runs) > 1:
         labels = (element("span", run.label) for run in runs)
         yield element("nav", *labels, class_="legend", aria_label="lines of the charts")

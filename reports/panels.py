@@ -151,7 +151,7 @@ def _spread_lines(run: ShownRun, spread: Columns) -> Iterator[Line]:
 
 def round_panels(runs: Sequence[ShownRun]) -> Iterator[Panel]:
     """Yield who answered, what failed, how long it took and what was sent, round by round."""
-    yield _of_column(runs, "clients", "clients that answered")
+    yield _of_column(runs, "clients", "clients")
     if any(run.total("failures") for run in runs):
         yield _of_column(runs, "failures", "clients that failed")
     if any(run.record.clients.late.total("late") for run in runs):

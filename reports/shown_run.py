@@ -16,7 +16,16 @@ from .columns import Values
 from .markup import Html, element, fragment
 from .run_record import RunRecord
 
-__all__ = ["RUNS_MAX", "ShownRun", "duration", "number", "show_runs", "size", "time_unit"]
+__all__ = [
+    "RUNS_MAX",
+    "ShownRun",
+    "duration",
+    "label_of",
+    "number",
+    "show_runs",
+    "size",
+    "time_unit",
+]
 
 RUNS_MAX = len(COLOURS) * len(DASHES)
 NAME_LENGTH_MAX = 80
@@ -36,18 +45,7 @@ class ShownRun:
     @property
     def label(self) -> Html:
         """The name beside a piece of the run's line."""
-        stroke = element(
-            "line",
-            x1="0",
-            y1="5",
-            x2="26",
-            y2="5",
-            stroke=self.colour,
-            stroke_width="3",
-            stroke_dasharray=DASH_LENGTHS[self.dash],
-        )
-        swatch = element("svg", stroke, width="26", height="10", aria_hidden="true")
-        return fragment([swatch, Html(" "), self.name])
+        return label_of(self.name, self.colour, self.dash)
 
     def total(self, name: str) -> float:
         """Return the sum of a column of the run."""
@@ -58,6 +56,22 @@ class ShownRun:
         values = self.record.columns.column(name)
         known = values[~_is_nan(values)]
         return float(known[-1]) if len(known) else math.nan
+
+
+def label_of(name: str, colour: str, dash: str) -> Html:
+    """Return a name beside a piece of its line."""
+    stroke = element(
+        "line",
+        x1="0",
+        y1="5",
+        x2="26",
+        y2="5",
+        stroke=colour,
+        stroke_width="3",
+        stroke_dasharray=DASH_LENGTHS[dash],
+    )
+    swatch = element("svg", stroke, width="26", height="10", aria_hidden="true")
+    return fragment([swatch, Html(" "), name])
 
 
 def show_runs(records: Sequence[RunRecord]) -> tuple[ShownRun, ...]:

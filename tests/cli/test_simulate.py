@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from meadow.cli.live import RunView
+from meadow.cli.sentences import sentence_of
+from meadow.reports.run_record import read_run
+
 from .conftest import Meadow
 
 INTERRUPTING = """
@@ -75,6 +79,40 @@ def test_a_run_without_a_folder_is_below_runs(meadow: Meadow, app: Path) -> None
     (folder,) = Path("runs").iterdir()
     assert said.out.splitlines()[-1].endswith(f"see {folder}")
     assert folder.name.startswith("my_app-2")
+
+
+def test_clients_are_counted_alike_everywhere(meadow: Meadow, sequential_app: Path) -> None:
+    """One of five fails: the same words and numbers in the lines, the table, the files, `run show`
+    and the report; and each failure is told with where the rest is."""
+    path = sequential_app / "task.py"
+    text = path.read_text()
+    start = "    return meadow.ClientData(train=samples(site.index, 200)"
+    assert start in text
+    failing = f'    if site.index == 3:\n        raise OSError("no disk")\n{start}'
+    path.write_text(text.replace(start, failing))
+    said = meadow("simulate", "my_app", "--rounds", 2, "--out", "run")
+    told = [line for line in said.out.splitlines() if " failed: " in line]
+    place = text.split(start)[0].count("\n") + 2
+    assert told == [
+        f"round {number}: client 4 failed: OSError: no disk (task.py, line {place}); the rest is in "
+        "run/tracebacks.log"
+        for number in (1, 2)
+    ]
+    assert said.out.count("clients 4 (1 failed)") == 2
+    rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert [(row["clients"], row["failures"]) for row in rows] == [(4, 1)] * 2
+    assert summary["failures"][0]["times"] == 2
+    assert sentence_of("round_committed", rows[0]) == "round 1 is done: clients 4 (1 failed)"
+    columns = read_run(Path("run")).columns
+    assert columns.column("clients").tolist() == [4, 4]
+    assert columns.total("failures") == 2
+    view = RunView("run")
+    view.show("round_committed", rows[0])
+    with view._console.capture() as captured:
+        view._console.print(view._table())
+    assert "clients" in captured.get() and "4 (1 failed)" in captured.get()
+    assert Path("run/tracebacks.log").read_text().count("client 4:\nTraceback") == 2
 
 
 def test_ctrl_c_and_resume_give_the_model_of_one_run(

@@ -88,6 +88,15 @@ def test_images_become_pixels(rows: FakeDataset) -> None:
     assert np.allclose(inputs[:, 0, 0, 0], [0, 0.2, 1])
 
 
+def test_grey_images_stay_grey(rows: FakeDataset) -> None:
+    """Without a colour that is asked for, as the first image is."""
+    data = datasets.hugging_face(rows, inputs="image", target="label")
+    assert data[1][0].shape == (1, 2, 3)
+    rows._columns["image"][1] = Image.new("RGB", (3, 2))
+    with pytest.raises(DataError, match=r"row 1, column 'image': is in colours"):
+        data[1]
+
+
 def test_text_needs_classes(rows: FakeDataset) -> None:
     """Names become numbers by a list, as in tables."""
     data = datasets.hugging_face(rows, inputs="tokens", target="name", classes=["a", "b"])

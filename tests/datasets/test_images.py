@@ -52,6 +52,23 @@ def test_images_are_stretched_and_grey(folder: Path) -> None:
     assert abs(float(inputs[2].mean()) - 0.299) < 0.01
 
 
+@pytest.mark.parametrize("mode", ["L", "1", "LA"])
+def test_grey_images_stay_grey(tmp_path: Path, mode: str) -> None:
+    """They have one channel unless another colour is asked for; colours are not lost by that."""
+    (tmp_path / "a").mkdir()
+    for name in ("0.png", "1.png"):
+        Image.new(mode, (4, 2)).save(tmp_path / "a" / name)
+    data = datasets.images(tmp_path)
+    assert [data[place][0].shape for place in (1, 0)] == [(1, 2, 4)] * 2
+    assert datasets.images(tmp_path, color="rgb")[0][0].shape == (3, 2, 4)
+    Image.new("RGB", (4, 2)).save(tmp_path / "a" / "1.png")
+    with pytest.raises(DataError, match=r'1\.png: is in colours, .* give color="rgb"'):
+        datasets.images(tmp_path)[1]
+    Image.new("RGB", (4, 2)).save(tmp_path / "a" / "0.png")
+    Image.new(mode, (4, 2)).save(tmp_path / "a" / "1.png")
+    assert datasets.images(tmp_path)[1][0].shape == (3, 2, 4)
+
+
 def test_named_classes_keep_their_numbers(folder: Path) -> None:
     """A site without a class numbers the others as everybody does."""
     data = datasets.images(folder, classes=["bird", "dog", "cat"])

@@ -1,0 +1,105 @@
+"""README and docs/: what they show is run, loaded, or at least known to the commands."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+import meadow
+from meadow.cli.main import app
+from meadow.client_config import load_client_config
+from meadow.config import Config, load_config
+from meadow.server_config import load_server_config
+from meadow.settings import section_of
+from meadow.settings_values import hints_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def each(language: str) -> list[Any]:
+    return [
+        pytest.param(text, id=f"{page.stem}-{number}")
+        for page in PAGES
+        for number, text in enumerate(blocks(page, language))
+    ]
+
+
+def test_the_readmes_app_runs(tmp_path: Path) -> None:
+    """Its task.py and meadow.toml, copied as they are, are an app; and with Flower's names too."""
+    task, with_flower = blocks(ROOT / "README.md", "python")
+    config, _ = blocks(ROOT / "README.md", "toml")
+    (tmp_path / "task.py").write_text(task)
+    (tmp_path / "meadow.toml").write_text(config)
+    (tmp_path / "with_flower.py").write_text(with_flower)
+    call = [sys.executable, "-m", "meadow", "simulate", ".", "--rounds", "2", "--out", "run"]
+    said = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "finished 2 rounds" in said.stdout
+    subprocess.run([sys.executable, "with_flower.py"], cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize("text", each("toml"))
+def test_configurations_load(tmp_path: Path, text: str) -> None:
+    """Each is a meadow.toml, a client.toml or a server.toml, or a part of one, with keys and values
+    that there are."""
+    text = re.sub(r'"(sha256|ed25519):\.\.\."', rf'"\1:{"0" * 64}"', text)
+    told = tomllib.loads(text)
+    if "apps" in told or set(told) & {"policy", "device", "data"}:
+        (tmp_path / "client.toml").write_text(text)
+        load_client_config(tmp_path)
+    elif set(told) <= {name for name, hint in hints_of(Config).items() if section_of(hint)}:
+        (tmp_path / "meadow.toml").write_text(text)
+        load_config(tmp_path, environ={})
+    else:
+        (tmp_path / "server.toml").write_text(text)
+        load_server_config(tmp_path)
+
+
+@pytest.mark.parametrize("text", each("python"))
+def test_code_is_code(text: str) -> None:
+    """It compiles, and every name of `meadow` that it uses is there."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert node.value.id != "meadow" or hasattr(meadow, node.attr), ast.unparse(node)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("meadow"):
+            module = importlib.import_module(node.module or "")
+            assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+
+
+def shown_commands() -> list[Any]:
+    found = {}
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        lines = re.findall(r"^    (?:[A-Z_]+=\S+ )*(meadow [a-z].*)$", text, re.MULTILINE)
+        found.update({line.split("   ")[0].split(" #")[0].strip(): page.stem for line in lines})
+    return [pytest.param(line, id=f"{page}: {line}"[:90]) for line, page in found.items()]
+
+
+@pytest.mark.parametrize("line", shown_commands())
+def test_commands_are_known(line: str) -> None:
+    """Every command that a page shows is there, with the options that it is given."""
+    command: Any = typer.main.get_command(app)
+    words = shlex.split(line)[1:]
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        assert name in command.commands, line
+        command = command.commands[name]
+    known = {option for param in command.params for option in param.opts}
+    for word in words:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in known, f"{word} in: {line}"
