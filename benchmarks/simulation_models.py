@@ -5,7 +5,10 @@ averaging in torch alone, with one and with two threads; pfl-research runs with 
 processes and two threads. Everybody runs in turns; a figure is the median of all rounds but the first.
 `auto_vs_best_plain` is the faster plain loop's time over that of `auto`.
 
-    python benchmarks/simulation_models.py [--repeats 3] [--rounds 8] [--only MODEL]
+Meadow's runs are of 500 rounds, which is what `auto` chooses for, and are interrupted after --seconds:
+at least five rounds, at most a hundred.
+
+    python benchmarks/simulation_models.py [--repeats 3] [--seconds 3] [--only MODEL]
 """
 
 from __future__ import annotations
@@ -37,17 +40,20 @@ PFL = {
     "pfl, 2 threads": ("--processes", "1", "--threads", "2"),
 }
 
+RUN_ROUNDS = 500
+ROUNDS_MIN, ROUNDS_MAX = 5, 100
+
 
 def main() -> None:
     """Run everybody in turns, and compare medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--only", action="append", choices=sorted(MODELS))
     parser.add_argument("--skip-pfl", action="store_true")
     options = parser.parse_args()
     rows = [
-        _row(name, MODELS[name], options.repeats, options.rounds, pfl=not options.skip_pfl)
+        _row(name, MODELS[name], options.repeats, options.seconds, pfl=not options.skip_pfl)
         for name in options.only or MODELS
     ]
     best = [min(row[name] for name in PLAIN) for row in rows]
@@ -66,7 +72,9 @@ def main() -> None:
     report("simulation_models", rows, {name: round(value, 3) for name, value in figures.items()})
 
 
-def _row(model: str, work: Work, repeats: int, rounds: int, *, pfl: bool) -> dict[str, Any]:
+def _row(model: str, work: Work, repeats: int, seconds_each: float, *, pfl: bool) -> dict[str, Any]:
+    one_s = median(_plain(model, 3, 1)["round_s"])
+    rounds = max(ROUNDS_MIN, min(ROUNDS_MAX, round(seconds_each / one_s)))
     who: dict[str, Callable[[], dict[str, Any]]] = {
         **{name: lambda t=threads: _plain(model, rounds, t) for name, threads in PLAIN.items()},
         **{name: lambda n=name: _meadow(model, work, rounds, n) for name in EXECUTORS},
@@ -100,7 +108,7 @@ def _plain(model: str, rounds: int, threads: int) -> dict[str, Any]:
 def _meadow(model: str, work: Work, rounds: int, executor: str) -> dict[str, Any]:
     settings = {
         "simulation.executor": executor,
-        "run.rounds": rounds + 1,
+        "run.rounds": RUN_ROUNDS,
         "training.optimizer": work.optimizer,
         "training.learning_rate": work.learning_rate,
     }
@@ -108,7 +116,7 @@ def _meadow(model: str, work: Work, rounds: int, executor: str) -> dict[str, Any
         settings["training.momentum"] = work.momentum
     given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     environment = {"MODEL": model}
-    return simulate("simulation_models", *given, environment=environment)
+    return simulate("simulation_models", *given, environment=environment, first_rounds=rounds + 1)
 
 
 def _geomean(values: Sequence[float]) -> float:

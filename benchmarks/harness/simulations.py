@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,9 +21,14 @@ TIME_LIMIT_S = 1800.0
 
 
 def simulate(
-    app: str, *arguments: str, environment: Mapping[str, str] | None = None
+    app: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    first_rounds: int | None = None,
 ) -> dict[str, Any]:
     """Simulate benchmarks/apps/APP and return what the peers' programs return.
+
+    With `first_rounds` the run is interrupted after so many: the beginning of a long one.
 
     "round_s": seconds from one committed round to the next, all of Meadow's work in between
     included; "first_round_s": from the command to the end of the first round; "accuracy": by
@@ -38,14 +44,16 @@ def simulate(
         command += ["--out", f"{folder}/run", "--format", "json", *arguments]
         began_s = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True)
-        outcome = _followed(process, began_s)
+        outcome = _followed(process, began_s, first_rounds)
         _, status, usage = os.wait4(process.pid, 0)
-        if status:
+        if status and len(outcome["round_s"]) + 1 != first_rounds:
             raise RuntimeError(f"meadow simulate {app} failed; see above")
     return {**outcome, "peak_rss_mb": usage.ru_maxrss / 1024}
 
 
-def _followed(process: subprocess.Popen[str], began_s: float) -> dict[str, Any]:
+def _followed(
+    process: subprocess.Popen[str], began_s: float, first_rounds: int | None
+) -> dict[str, Any]:
     assert process.stdout is not None
     ends_s: list[float] = []
     accuracy: dict[int, float] = {}
@@ -57,6 +65,10 @@ def _followed(process: subprocess.Popen[str], began_s: float) -> dict[str, Any]:
             ends_s.append(now_s)
             if event["server"]:
                 accuracy[event["round"]] = event["server"]["accuracy"]
+            if len(ends_s) == first_rounds:
+                process.send_signal(signal.SIGINT)
+                process.stdout.read()
+                break
         elif event["event"] == "executor_chosen":
             executor = event["executor"]
     return {

@@ -34,6 +34,9 @@ ATTEMPTS_MAX = 3
 COMBINED_CLIENTS_MAX = 64
 SINGLE_CLIENTS_MAX = 16
 """Clients in a group, for what is repeated if its worker dies, and what its replies take."""
+SUMS_BYTES_MAX = 64 << 20
+"""What the sums of a round's groups take beyond one group a worker: those of large models cost more
+to hand over than groups that end together save."""
 WAITING_BYTES_MAX = 1 << 30
 """Partial sums that may wait for one before them, until groups begin in their order."""
 
@@ -78,12 +81,12 @@ class GroupRound:
         self.shared.mkdir(parents=True)
         self._ids = _node_ids(messages)
         self._total: Total | None = None
+        self._sum_bytes = 0
         if isinstance(messages, Broadcast):
             self._write_broadcast(messages, combine)
         self._groups = self._cut(workers, groups_per_worker)
         self._attempts = [0] * len(self._groups)
         self._open = set(range(len(self._groups)))
-        self._sum_bytes = 0
         self.schedule = Schedule(
             [times.expected_s(self._ids_of(group)) for group in range(len(self._groups))]
         )
@@ -184,10 +187,11 @@ class GroupRound:
         count = len(self._ids)
         if len(set(self._ids)) < count:
             return [range(count)]  # a client's second message needs what its first one left
+        most = SUMS_BYTES_MAX // (workers * self._sum_bytes) if self._sum_bytes else count
         return cut(
             count,
             workers=workers,
-            groups_per_worker=groups_per_worker,
+            groups_per_worker=max(1, min(groups_per_worker, most)),
             clients_max=SINGLE_CLIENTS_MAX if self._total is None else COMBINED_CLIENTS_MAX,
         )
 

@@ -12,10 +12,25 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
-__all__ = ["FLAT", "TOKENS", "ZOO", "Habit"]
+__all__ = ["FLAT", "SIZES", "ZOO", "Habit", "cross_entropy", "data_of"]
 
 FLAT, IMAGE, TOKENS, DOUBLE = "flat", "image", "tokens", "double"
 CLASSES = 4
+SIZES = (23, 5, 14, 10, 14, 20)
+"""Unequal: with batches of 10 some clients have one step, some three, with a smaller last one."""
+KINDS = {"flat": (16,), "image": (1, 4, 4), "tokens": (6,), "double": (16,)}
+
+
+def data_of(index: int, kind: str, poked: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a client's samples; those of `poked` are others than usual."""
+    generator = torch.Generator().manual_seed(100 + index + 1000 * (index == poked))
+    shape = (SIZES[index], *KINDS[kind])
+    if kind == TOKENS:
+        inputs = torch.randint(0, 20, shape, generator=generator)
+    else:
+        inputs = torch.randn(shape, generator=generator)
+    inputs = inputs.double() if kind == "double" else inputs
+    return inputs, torch.randint(0, 4, (SIZES[index],), generator=generator)
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

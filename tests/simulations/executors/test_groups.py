@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, MessageType, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meadow.flower import params_to_arrays
+from meadow.simulations.clients import SimulatedClients
+from meadow.simulations.executors import group_round
+from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.group_round import GroupRound
 from meadow.simulations.executors.groups import ClientTimes, Schedule, cut
+from meadow.strategies.broadcast import Broadcast
 
 
 @given(
@@ -50,3 +61,49 @@ def test_the_longest_group_begins_first() -> None:
     assert schedule.next(in_order=True) == 0
     assert schedule.next(in_order=True) == 2
     assert not schedule
+
+
+def round_of(clients: int, folder: Path, times: ClientTimes | None = None) -> GroupRound:
+    """Return a round of a model of a hundred values: sums of 800 bytes."""
+    arrays = params_to_arrays({"weight": np.zeros((10, 10), np.float32)})
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord()})
+    cohort = range(1, clients + 1)
+    return GroupRound(
+        Broadcast(content, MessageType.TRAIN, cohort, group_id="1", id_prefix="m-"),
+        SimulatedClients(clients, run_id=1, run_config={}),
+        folder / "round",
+        workers=2,
+        groups_per_worker=4,
+        combine=True,
+        times=times or ClientTimes(clients),
+        teller=Teller(),
+    )
+
+
+@pytest.mark.parametrize(("bytes_max", "groups"), [(1 << 20, 8), (6400, 8), (3200, 4), (10, 2)])
+def test_sums_of_large_models_are_few(
+    bytes_max: int, groups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group hands over a sum in float64: where those are large, there is one a worker."""
+    monkeypatch.setattr(group_round, "SUMS_BYTES_MAX", bytes_max)
+    made = round_of(40, tmp_path)
+    taken = 0
+    while made.schedule:
+        made.next_task()
+        taken += 1
+    assert taken == groups
+
+
+def test_groups_begin_in_order_while_many_sums_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums are added up in the groups' order; those that cannot be yet are bounded."""
+    times = ClientTimes(8)
+    times.add({node_id: float(node_id) for node_id in range(1, 9)})
+    made = round_of(8, tmp_path, times)
+    assert made.next_task().group == 7
+    monkeypatch.setattr(type(made._total), "waiting", 1)
+    monkeypatch.setattr(group_round, "WAITING_BYTES_MAX", 799)
+    assert made.next_task().group == 0
+    monkeypatch.setattr(group_round, "WAITING_BYTES_MAX", 800)
+    assert made.next_task().group == 6

@@ -20,33 +20,18 @@ from meadow.simulations.executors.vectorized import VectorizedExecutor
 from meadow.strategies.broadcast import Broadcast
 from meadow.strategies.combined import columns_in
 
-from .model_zoo import TOKENS, ZOO, Habit
+from .model_zoo import SIZES, ZOO, Habit, data_of
 
 identify_process(run_id=1, node_id=0)
 
-SIZES = (23, 5, 14, 10, 14, 20)
-"""Unequal: with batches of 10 some clients have one step, some three, with a smaller last one."""
 RTOL, ATOL = 2e-4, 2e-5
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"learning-rate": 0.1},
     "momentum": {"learning-rate": 0.05, "momentum": 0.9, "weight-decay": 0.01},
     "adam": {"optimizer": "adam", "learning-rate": 0.01, "epsilon": 1e-3},
 }
-KINDS = {"flat": (16,), "image": (1, 4, 4), "tokens": (6,), "double": (16,)}
-
 Updates = dict[int, tuple[dict[str, Any], dict[str, Any]]]
 """The params and the metrics of each client's reply."""
-
-
-def data_of(index: int, kind: str, poked: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(100 + index + 1000 * (index == poked))
-    shape = (SIZES[index], *KINDS[kind])
-    if kind == TOKENS:
-        inputs = torch.randint(0, 20, shape, generator=generator)
-    else:
-        inputs = torch.randn(shape, generator=generator)
-    inputs = inputs.double() if kind == "double" else inputs
-    return inputs, torch.randint(0, 4, (SIZES[index],), generator=generator)
 
 
 def task_of(habit: Habit, *, poked: int | None = None) -> meadow.Task:
