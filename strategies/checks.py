@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import Any
 
@@ -62,11 +62,17 @@ class Form:
     dtype: np.dtype[Any]
     length_max: int | None = None
     """It has one dimension, of any length up to this."""
+    wide: bool = False
+    """It is a mean of several clients', which may not have been rounded yet."""
 
     @property
     def size(self) -> int:
         """The most values that it may have."""
         return math.prod(self.shape) if self.length_max is None else self.length_max
+
+    def has(self, dtype: np.dtype[Any]) -> bool:
+        """Return whether a tensor may have this dtype."""
+        return dtype == self.dtype or (self.wide and dtype == np.float64)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether a tensor may have this shape."""
@@ -121,6 +127,10 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
     weight = _examples(client, metrics, maximum=EXAMPLES_MAX * len(clients))
     tensors: Mapping[str, FlatTensor] = {}
     if forms is not None:
+        if combined and CLIENTS_KEY in metrics:
+            forms = {
+                name: replace(form, wide=form.dtype.kind in "fV") for name, form in forms.items()
+            }
         tensors = _tensors(client, _only(client, message, ArrayRecord, "ArrayRecord"), forms)
         for name, tensor in tensors.items():
             if fault := fault_in(tensor):
@@ -190,7 +200,7 @@ def _tensors(client: int, arrays: ArrayRecord, forms: Forms) -> dict[str, FlatTe
     except ProtocolError as error:
         raise ReplyError(client, "arrays", f"cannot be read: {error}") from None
     for name, form in forms.items():
-        if not form.fits(tensors[name].shape) or tensors[name].dtype != form.dtype:
+        if not form.fits(tensors[name].shape) or not form.has(tensors[name].dtype):
             found = f"{tensors[name].dtype.name} {short(tensors[name].shape)}"
             raise ReplyError(client, f"tensor {name!r}", f"must be {form}, is {found}")
     return {name: tensors[name] for name in forms}

@@ -24,7 +24,7 @@ from .contract import Teller
 from .frames import read_frames, write_frames
 from .group_files import BROADCAST, MESSAGES, REPLIES, STATES, SUMS, Job, Report
 from .groups import ClientTimes, Schedule, cut
-from .partial import Partial, Total, sums_in
+from .partial import Partial, Total, clipping_by_server, sums_in
 
 __all__ = ["GroupRound", "Task"]
 
@@ -180,7 +180,8 @@ class GroupRound:
         packed = pack_content(messages.content, BlobWriter(self.shared, fsync=False))
         write_frames(self.shared / BROADCAST, [(0, packed)])
         if combine and messages.message_type == "train" and len(arrays) == 1:
-            self._total = Total(arrays_to_params(arrays[0]))
+            private = clipping_by_server(messages.content) is not None
+            self._total = Total(arrays_to_params(arrays[0]), exact=private)
             self._sum_bytes = 8 * _values_in(arrays[0])
 
     def _cut(self, workers: int, groups_per_worker: int) -> list[range]:

@@ -29,7 +29,7 @@ from .choice import client_app_of
 from .contract import APP_RAISED, Executor, Teller
 from .frames import read_frames, write_frames
 from .group_files import BROADCAST, MESSAGES, REPLIES, STATES, SUMS, Job, Report, WorkerSettings
-from .partial import GroupSum, partial_content
+from .partial import GroupSum, clipping_by_server, partial_content
 from .sequential import SequentialExecutor
 
 __all__ = ["GroupRunner", "make_inner"]
@@ -118,7 +118,8 @@ class GroupRunner:
     ) -> dict[str, Any]:
         """Add the updates up and write the sums; return what the report says of them."""
         (arrays,) = broadcast.content.array_records.values()
-        group = GroupSum(arrays_to_params(arrays), job.clients)
+        clipping = clipping_by_server(broadcast.content)
+        group = GroupSum(arrays_to_params(arrays), job.clients, clipping)
         combined = self._inner.combines
         refused = (group.take(reply, combined=combined) for reply in self._timed(broadcast))
         packed = (_pack(reply, blobs) for reply in refused if reply is not None)

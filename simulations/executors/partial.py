@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Error, Message, RecordDict
 
+from ...errors import UpdateError
 from ...flower import FlatTensor, MemoryTensor, params_to_arrays, rebuild_message, tensors_of
+from ...privacy.dp.announced import AnnouncedNoise
+from ...privacy.dp.clipping import Clipping, clip_update
 from ...strategies.algorithm import Aggregate, Params, Update
 from ...strategies.canonical import CanonicalFold
 from ...strategies.checks import ReplyError, forms_of, read_reply
@@ -22,7 +25,7 @@ from ...strategies.mean import MeanAggregator, MeanSum
 from ...strategies.replies import add_rows
 from .contract import APP_RAISED
 
-__all__ = ["GroupSum", "Partial", "Total", "partial_content", "sums_in"]
+__all__ = ["GroupSum", "Partial", "Total", "clipping_by_server", "partial_content", "sums_in"]
 
 GROUP = 8
 """Updates, or partials, that are held in memory and added up at once."""
@@ -70,7 +73,11 @@ def _wide(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 class GroupSum:
     """Takes the replies of a group's clients, in any order, and adds up the valid ones."""
 
-    def __init__(self, params: Params, clients: Sequence[int]) -> None:
+    def __init__(
+        self, params: Params, clients: Sequence[int], clipping: Clipping | None = None
+    ) -> None:
+        """Begin with nothing; `clipping` is how the server would clip what single clients sent."""
+        self._params, self._clipping = params, clipping
         self._forms = forms_of(params)
         aggregator = _SumAggregator(mean=MeanAggregator(group=GROUP))
         self._fold = CanonicalFold(aggregator, params, clients)
@@ -83,13 +90,17 @@ class GroupSum:
             return reply
         try:
             read = read_reply(reply, forms=self._forms, combined=combined)
-        except ReplyError as error:
-            self._fold.settle(error.client)
-            refusal = Error(APP_RAISED, f"{error.field} {error.reason}")
-            return rebuild_message(reply.metadata, refusal)
+            tensors = read.tensors
+            if self._clipping is not None and len(read.clients) == 1:
+                tensors, _ = clip_update(self._params, tensors, self._clipping, exact=True)
+        except (ReplyError, UpdateError) as error:
+            self._fold.settle(reply.metadata.src_node_id)
+            refused = isinstance(error, ReplyError)
+            text = f"{error.field} {error.reason}" if refused else str(error)  # type: ignore[union-attr]
+            return rebuild_message(reply.metadata, Error(APP_RAISED, text))
         update = Update(
             client=read.clients[0],
-            params=read.tensors,
+            params=tensors,
             weight=read.weight,
             clients=len(read.clients),
         )
@@ -111,9 +122,14 @@ class GroupSum:
 class Total:
     """Adds the partials of a round up, in the order of their groups, whichever comes first."""
 
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: Params, *, exact: bool = False) -> None:
+        """Begin with nothing; an `exact` mean is float64, to be cast after noise was added."""
         self._mean = MeanAggregator(group=GROUP)
-        self._sum = self._mean.zero(params)
+        like = {
+            name: _wide(values) if exact and values.dtype.kind in "fV" else values
+            for name, values in params.items()
+        }
+        self._sum = self._mean.zero(like)
         self._weight = 0.0
         self._table = ClientTable()
         self._waiting: dict[int, Partial | None] = {}
@@ -154,6 +170,14 @@ class Total:
         self._sum = self._mean.fold(self._sum, [update])
         self._weight += partial.weight
         self._table.add(table.clients, table.examples, table.metrics)
+
+
+def clipping_by_server(content: RecordDict) -> Clipping | None:
+    """Return how the server clips what clients of a round send, None if it does not: noise that they
+    have added themselves would be cut off."""
+    config = content.config_records.get("config")
+    noise = None if config is None else AnnouncedNoise.of(config)
+    return None if noise is None or noise.place != "server" else Clipping.of(config or {})
 
 
 def partial_content(partial: Partial) -> RecordDict:

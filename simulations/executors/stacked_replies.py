@@ -104,7 +104,12 @@ class CohortReplies:
         params = {}
         for name, values in arrays_to_params(self.arrays).items():
             change = self._sums.get(self._stacked.owners.get(name, name))
-            params[name] = values if change is None else _moved(values, change, total)
+            if change is None:
+                params[name] = values
+            elif self.clipping is not None and values.dtype.kind in "fV":
+                params[name] = _mean(values, change, total)  # to be cast after the noise
+            else:
+                params[name] = _moved(values, change, total)
         yield self._reply(self._table.clients[0], params, record)
 
     def measured(
@@ -185,9 +190,14 @@ class CohortReplies:
         )
 
 
+def _mean(values: NDArray[Any], change: torch.Tensor, total: float) -> NDArray[Any]:
+    """Return params after the mean change, in float64."""
+    return np.asarray(values.astype(np.float64) + change.cpu().numpy() / total)
+
+
 def _moved(values: NDArray[Any], change: torch.Tensor, total: float) -> NDArray[Any]:
     """Return params after the mean change, in their own dtype."""
-    mean = np.asarray(values.astype(np.float64) + change.cpu().numpy() / total)
+    mean = _mean(values, change, total)
     if values.dtype.kind in "iu":
         np.rint(mean, out=mean)
     return np.asarray(mean >= 0.5) if values.dtype.kind == "b" else mean.astype(values.dtype)
