@@ -25,6 +25,7 @@ __all__ = [
     "announced_steps",
     "announcement_of",
     "charged_noise",
+    "charged_steps",
     "hides_from_server",
 ]
 
@@ -57,6 +58,12 @@ def announced_steps(instruction: Instruction) -> StepsEvent | None:
         return None
 
 
+def charged_steps(instruction: Instruction, policy: PolicyConfig) -> StepsEvent | None:
+    """Return the steps of DP-SGD that the owner's ledger presumes; as `charged_noise`."""
+    trusted = not policy.noise or "client" in policy.noise
+    return announced_steps(instruction) if trusted else None
+
+
 def announcement_of(instruction: Instruction) -> Mapping[str, Any]:
     """Return what a private run's instruction says, nothing if it cannot be read."""
     return _record(instruction, CONFIG_RECORD) if instruction.differential_privacy else {}
@@ -80,14 +87,17 @@ def hides_from_server(instruction: Instruction) -> bool:
 
 
 def charged_noise(instruction: Instruction, policy: PolicyConfig) -> AnnouncedNoise | None:
-    """Return the noise that the owner's ledger presumes, None if there is none.
+    """Return the noise that the owner's ledger presumes, None if there is none, or none where the owner
+    wants it: an instruction may announce several, and what others add is not believed then.
 
     Noise within secure sums is the sum of its clients' shares, and a server can be all the others.
     Unless the owner has listed `known_peers`, or says in `min_colluders` how many may collude, only
     this client's own share counts: `multiplier` / sqrt(clients).
     """
     noise = announced_noise(instruction)
-    if noise is None or not noise.is_distributed or policy.known_peers or policy.min_colluders:
+    if noise is None or (policy.noise and noise.place not in policy.noise):
+        return None
+    if not noise.is_distributed or policy.known_peers or policy.min_colluders:
         return noise
     nodes = _record(instruction, RECORD).get("nodes")
     clients = len(nodes) // NODE_BYTES if isinstance(nodes, bytes) else 0

@@ -20,7 +20,7 @@ from ..privacy.dp.gaussian import epsilon_of_cost
 from ..privacy.dp.private_algorithm import REACH_KEY
 from ..privacy.secure_kinds import is_talk
 from ..transport.fleet_pb2 import Instruction
-from .announcements import announced_steps, announcement_of, charged_noise
+from .announcements import announcement_of, charged_noise, charged_steps
 from .policy import is_training
 from .record_budget import Release, record_epsilon
 
@@ -81,7 +81,7 @@ def _check_records(
     asked_for = instruction.envelope.metadata.message_type
     if not is_training(instruction) and is_talk(asked_for):
         return
-    noise, steps = charged_noise(instruction, policy), announced_steps(instruction)
+    noise, steps = charged_noise(instruction, policy), charged_steps(instruction, policy)
     if not is_training(instruction) or (noise is None and steps is None):
         raise RefusedError(
             f"policy.record_epsilon_max is {budget:g}, and what this {asked_for[:40]!r} message "
@@ -114,7 +114,7 @@ def _check_client(
         )
     noise = charged_noise(instruction, policy)
     if noise is None:
-        hides = "only single records" if announced_steps(instruction) else "nothing"
+        hides = "only single records" if charged_steps(instruction, policy) else "nothing"
         raise RefusedError(
             f"policy.epsilon_max is {budget:g}, and this round adds no noise for a client with all "
             f"its data: it hides {hides}"

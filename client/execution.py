@@ -23,7 +23,7 @@ from ..privacy.secure_kinds import is_talk
 from ..transport.blobs import blob_path, blobs_of, check_blob_id
 from ..transport.fields import check_fields
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
-from .announcements import announced_steps, charged_noise, hides_from_server
+from .announcements import charged_noise, charged_steps, hides_from_server
 from .budget import check_budget
 from .events import Event, Report
 from .ledger import Ledger, content_of
@@ -101,7 +101,7 @@ class Execution:
                 instruction,
                 now_s=now_s,
                 noise=charged_noise(instruction, policy),
-                steps=announced_steps(instruction),
+                steps=charged_steps(instruction, policy),
             )
         blobs = blobs_of(instruction.envelope)
         needed = {blob.id for blob in blobs}

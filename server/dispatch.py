@@ -176,8 +176,10 @@ class Dispatcher:
 
     def _sites_of(self, run: RunRow, rows: list[InstructionRow]) -> list[int]:
         """Return the run's sites; those of these instructions are among them."""
-        tags = pb.WorkerReady.FromString(run.ready or b"").tags
-        return self._journal.runs.sites(run.id, tags=tags, asked=[row.node_id for row in rows])
+        ready = pb.WorkerReady.FromString(run.ready or b"")
+        asked = [row.node_id for row in rows]
+        by_coins = ready.cohort > 0  # as they are announced
+        return self._journal.runs.sites(run.id, tags=ready.tags, asked=asked, by_coins=by_coins)
 
     def _count_told(self, run_id: int, group_id: str, count: int) -> int:
         """Return how many sites the run has: the same in all steps of a group, as the clients of

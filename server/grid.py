@@ -45,8 +45,12 @@ class FleetGrid(RunGrid):
         cohorts: Mapping[str, Sequence[int]],
         secret: bytes,
         tags: Sequence[str] = (),
+        announced: int = 0,
     ) -> None:
+        """Send through `channel`; `announced` is how many clients a cohort has, as clients are told,
+        where who was drawn is a secret, and else 0."""
         self._channel = channel
+        self._announced = announced
         super().__init__(run_id)
         self._spool = spool
         self._writer = BlobWriter(spool)
@@ -161,11 +165,15 @@ class FleetGrid(RunGrid):
         name = (head.group_id, head.message_type)
         key = f"{head.group_id}/{head.message_type}/{self._pushes[name]}"
         self._pushes[name] += 1
-        self._writer.packed_bytes_max = min(PACKED_BYTES_MAX, PACKED_TOGETHER_MAX // len(batch))
+        together = self._announced or len(batch)
+        self._writer.packed_bytes_max = min(PACKED_BYTES_MAX, PACKED_TOGETHER_MAX // together)
         envelopes, ids = [], []
         for index, message in enumerate(batch):
             set_message_id(message, self._id_of(key, index))
-            envelopes.append(encode(message, self._writer))
+            envelope = encode(message, self._writer)
+            # messages are made one after another: when would tell how many are in between
+            envelope.metadata.created_at_s = head.created_at
+            envelopes.append(envelope)
             ids.append(message.metadata.message_id)
         self._remember(head.group_id, envelopes)
         step = pb.Step(key=key, envelopes=envelopes, quorum=quorum, deadline_s=deadline_s)

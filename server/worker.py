@@ -64,6 +64,7 @@ def main(fd: int) -> int:
             cohorts={cohort.group_id: cohort.node_ids for cohort in start.cohorts},
             secret=_secret_in(Path(start.run_dir)),
             tags=_tags_of(app),
+            announced=_announced_cohort(app),
         )
 
         def note(kind: str, detail: Mapping[str, Any]) -> None:

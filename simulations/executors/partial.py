@@ -93,10 +93,9 @@ class GroupSum:
             tensors = read.tensors
             if self._clipping is not None and len(read.clients) == 1:
                 tensors, _ = clip_update(self._params, tensors, self._clipping, exact=True)
-        except (ReplyError, UpdateError) as error:
+        except UpdateError as error:
             self._fold.settle(reply.metadata.src_node_id)
-            refused = isinstance(error, ReplyError)
-            text = f"{error.field} {error.reason}" if refused else str(error)  # type: ignore[union-attr]
+            text = f"{error.field} {error.reason}" if isinstance(error, ReplyError) else str(error)
             return rebuild_message(reply.metadata, Error(APP_RAISED, text))
         update = Update(
             client=read.clients[0],

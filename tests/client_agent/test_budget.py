@@ -13,7 +13,12 @@ import dp_accounting
 import dp_accounting.rdp
 import pytest
 
-from meadow.client.announcements import announced_noise, announced_steps, charged_noise
+from meadow.client.announcements import (
+    announced_noise,
+    announced_steps,
+    charged_noise,
+    charged_steps,
+)
 from meadow.client.budget import check_budget, epsilon_spent
 from meadow.client.database import Database
 from meadow.client.ledger import Ledger, content_of
@@ -345,3 +350,36 @@ def test_accounting_is_monotone_in_the_noise() -> None:
     for rate in (1e-9, 0.01, 1 - 1e-12, 1.0):
         found = [max(sampled_divergences(rate, each)) for each in scales[::8]]
         assert found == sorted(found, reverse=True) and found[0] == math.inf
+
+
+def both(*, server_noise: float, record_noise: float) -> pb.Instruction:
+    """Return an instruction that announces noise by the server, and steps of DP-SGD beside."""
+    made = make(noise=server_noise)
+    said = {
+        "dp-record-clip": 1.0,
+        "dp-record-noise-multiplier": record_noise,
+        "dp-record-sampling-rate": 1.0,
+        "epochs": 1,
+    }
+    made.envelope.records[0].configs.entries.extend(pack_entries(said))  # type: ignore[arg-type]
+    return made
+
+
+def test_noise_that_the_owner_does_not_believe_in_pays_for_nothing(ledger: Ledger) -> None:
+    """An instruction that announces several: what is added elsewhere hides neither client nor record."""
+    asked = both(server_noise=1e6, record_noise=1e-3)
+    trusting = PolicyConfig(epsilon_max=1.0, record_epsilon_max=1.0)
+    check_budget(asked, trusting, spent=[])
+    for bound in ({"epsilon_max": 1.0}, {"record_epsilon_max": 1.0}):
+        with pytest.raises(RefusedError):
+            check_budget(asked, PolicyConfig(noise=("client",), **bound), spent=[])  # type: ignore[arg-type]
+    policy = PolicyConfig(noise=("client",))
+    assert charged_noise(asked, policy) is None and charged_steps(asked, policy) is not None
+    only_sums = PolicyConfig(noise=("distributed",))
+    assert charged_steps(asked, only_sums) is None
+    ledger.participate(
+        asked, now_s=0.0, noise=charged_noise(asked, policy), steps=charged_steps(asked, policy)
+    )
+    assert math.isinf(epsilon_spent(ledger.spent(), 1e-6))
+    good = both(server_noise=1e6, record_noise=50.0)
+    check_budget(good, PolicyConfig(noise=("client",), record_epsilon_max=1.0), spent=[])

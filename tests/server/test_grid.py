@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from meadow.flower import identify_process, params_to_arrays, set_message_id
 from meadow.server.grid import FleetGrid
@@ -179,3 +179,18 @@ def test_an_id_says_nothing_of_the_cohort(desk: Desk, tmp_path: Path) -> None:
     assert len({*digits}) == 40 and digits != sorted(digits)
     stems = {(len(each), each[:4]) for each in digits}
     assert all(len(each) == 32 for each in digits) and len(stems) == 40, "no common stem"
+
+
+def test_a_message_says_nothing_of_those_before_it(desk: Desk, tmp_path: Path) -> None:
+    """All of a step are of the same moment, and none is smaller because there are more of them."""
+    params = ArrayRecord([np.zeros(2000, np.float32)])
+    steps = []
+    for place, drawn in enumerate((range(5), range(300))):
+        told = {"run_id": 1, "spool": tmp_path, "quorum": 0, "secret": b"s", "cohorts": {}}
+        grid = FleetGrid(desk, announced=50, **told)  # type: ignore[arg-type]
+        content = RecordDict({"arrays": params})
+        grid.push_messages([Message(content, n, "train", group_id=str(place)) for n in drawn])
+        steps.append(desk.steps[-1])
+    for step in steps:
+        assert len({each.metadata.created_at_s for each in step.envelopes}) == 1
+    assert len({step.envelopes[0].records[0].arrays.WhichOneof("file") for step in steps}) == 1

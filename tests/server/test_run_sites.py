@@ -54,3 +54,13 @@ def test_they_stay_whatever_happens_to_the_fleet(journal: Journal, tmp_path: Pat
         assert again.runs.sites(1, tags=[], asked=[2, 5]) == [1, 2, 3, 6, 5]
         assert again.runs.sites(1, tags=[], asked=[]) == [1, 2, 3, 6, 5]
         assert again.runs.sites(2, tags=[], asked=[]) == [2, 3, 5, 6]
+
+
+def test_a_secret_cohort_is_not_to_be_read_from_the_list(journal: Journal) -> None:
+    """Whoever joins later is in it from the next round on, drawn or not; and stays where it is."""
+    before = journal.runs.sites(1, tags=[], asked=[1], by_coins=True)
+    enroll(journal, "invited")
+    drawn, missed = ([2, 5], [2])
+    assert journal.runs.sites(1, tags=[], asked=missed, by_coins=True) == [*before, 5]
+    journal.runs.sites(2, tags=["x"], asked=[], by_coins=True)
+    assert journal.runs.sites(1, tags=[], asked=drawn, by_coins=True) == [*before, 5]
