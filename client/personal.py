@@ -207,6 +207,7 @@ class _Near:
 
 PERSONAL: Mapping[str, Personal] = {
     "fedper": Personal(),
+    "fedbn": Personal(),
     "fedrep": FedRep(),
     "ditto": Ditto(),
     "ifca": Ifca(),

@@ -18,7 +18,7 @@ Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["fp32", "bf16", "fp16"]
 LocalAlgorithm = Literal[
     "plain", "scaffold", "fednova", "feddyn", "qfedavg", "afl", "fedlion",
-    "fedper", "fedrep", "ditto", "ifca", "lora",
+    "fedper", "fedbn", "fedrep", "ditto", "ifca", "lora",
     "analytics", "newton", "xgb_bagging", "xgb_cyclic",
 ]  # fmt: skip
 

@@ -246,7 +246,7 @@ class AdminService(AdminServicer):
     async def Pull(
         self, request: pb.PullRequest, context: Context
     ) -> AsyncIterator[pb.PullMessage]:
-        """Send a run's folder (not the app, not the checkpoints)."""
+        """Send a run's folder (not the app, not the checkpoints, not what ids are made from)."""
         await self._callers.admin(context)
         await self._row(request.run_id, context)
         folder = self._supervisor.run_dir(request.run_id)
@@ -268,6 +268,7 @@ class AdminService(AdminServicer):
 def _results(folder: Path) -> list[Path]:
     kept = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
     skipped = {"app", "checkpoints"}
+    kept = [p for p in kept if p.parent != folder or p.suffix != ".key"]  # secrets stay
     return sorted(p for p in kept if p.relative_to(folder).parts[0] not in skipped)
 
 

@@ -33,13 +33,13 @@ class FailedClients:
 
         A log has more of what the app's own code did, and of nothing else.
         """
-        if "kind" not in detail:
+        if "fault" not in detail:
             detail = {key: value for key, value in detail.items() if key != "log"}
         if kind == "client_failed" or kind in REFUSED:
             during = detail.get("during") or REFUSED.get(kind, "train")
             reason = f"{detail.get('field') or ''} {detail.get('reason')}".strip()
             failure = {"client": detail["client"], "during": during, "reason": reason}
-            for key in ("site", "kind"):
+            for key in ("site", "fault"):
                 if key in detail:
                     failure[key] = detail[key]
             self._keep(detail.get("round"), failure)

@@ -28,13 +28,13 @@ def failure_detail(
 ) -> dict[str, Any]:
     """Return what the event "client_failed" says.
 
-    "during" is there where it was not training, and "kind" where the app's own code failed.
+    "during" is there where it was not training, and "fault" where the app's own code failed.
     """
     detail: dict[str, Any] = {"round": number, "client": client, "reason": reason}
     if during != MessageType.TRAIN:
         detail["during"] = during
     if error is not None and error.code in APP_FAULTS:
-        detail["kind"] = APP_FAULTS[error.code]
+        detail["fault"] = APP_FAULTS[error.code]
     return detail
 
 

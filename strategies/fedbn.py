@@ -21,7 +21,7 @@ def fedbn() -> Algorithm:
     Raises:
         ConfigError: at the start, the model has no batch norm.
     """
-    return sharing(_norms_in, name="fedbn", config={"algorithm": "fedper"})
+    return sharing(_norms_in, name="fedbn", config={"algorithm": "fedbn"})
 
 
 def _norms_in(params: Params) -> frozenset[str]:

@@ -229,7 +229,7 @@ def test_every_failure_is_told_once(kind: str, row: tuple[int, int]) -> None:
     assert [(each["clients"], each["failures"]) for each in rows] == [row]
     (detail,) = told
     during = {} if kind == "train" else {"during": kind}
-    assert detail == {"round": 1, "client": 2, "reason": "no?[2J", "kind": "raised", **during}
+    assert detail == {"round": 1, "client": 2, "reason": "no?[2J", "fault": "raised", **during}
 
 
 def test_who_has_not_answered_is_told_when_the_round_is_over() -> None:

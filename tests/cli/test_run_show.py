@@ -15,7 +15,13 @@ from meadow.transport import fleet_pb2 as pb
 from .conftest import Meadow
 
 TOLD = {
-    "client_failed": {"round": 2, "client": 7, "reason": "it raised OSError: no disk"},
+    "client_failed": {
+        "round": 2,
+        "client": 7,
+        "reason": "it raised OSError: no disk",
+        "fault": "raised",
+        "log": "training.log",
+    },
     "app_raised": {"reason": "KeyError: 'a' (server.py, line 3)", "log": "tracebacks.log"},
     "update_refused": {"round": 2, "client": 9, "field": "loss", "reason": "is not finite"},
     "round_waits": {"round": 3, "missing": [7, 8], "updates": 1, "quorum": 2, "step": "3/train/0"},
@@ -58,7 +64,7 @@ def test_people_read_sentences_with_names(meadow: Meadow, command: str) -> None:
     """No JSON, no node number of a site that has a name."""
     said = meadow("run", command, "1")
     assert said.code == 0, said.err
-    assert "round 2: hospital-a failed: it raised OSError: no disk" in said.out
+    assert "round 2: hospital-a failed: it raised OSError: no disk; the rest is in" in said.out
     assert "round 2: hospital-b: update refused: loss is not finite" in said.out
     assert "no sign of life of hospital-a, 8" in said.out
     assert "failed: too few" in said.out

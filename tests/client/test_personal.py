@@ -128,6 +128,13 @@ def test_private_tensors_never_leave_the_client(name: str) -> None:
         for tensor in record
     }
     assert seen and not any(tensor.startswith(private) for tensor in seen)
+    told = {
+        record["algorithm"]
+        for message in federation.heard
+        for record in message.content.config_records.values()
+        if "algorithm" in record
+    }
+    assert told == {name}  # what a client says of it has the name that the user chose
     kept = [
         arrays_to_params(federation.state_of(client).array_records["personal"]) for client in (1, 2)
     ]

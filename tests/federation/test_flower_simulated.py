@@ -251,7 +251,7 @@ def test_somebody_answered(tmp_path: Path) -> None:
     (row,) = lines(tmp_path, "metrics.jsonl")
     assert (row["clients"], row["failures"]) == (1, 1)
     (failed,) = row["failed"]
-    assert (failed["client"], failed["kind"]) == (2, "raised")
+    assert (failed["client"], failed["fault"]) == (2, "raised")
     assert "ValueError: the table has no column age (somebody_app.py, line " in failed["reason"]
     (cause,) = summary["failures"]
     assert (cause["reason"], cause["times"], cause["clients"]) == (

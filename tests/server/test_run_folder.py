@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from meadow.errors import StoreError
 from meadow.flower import arrays_to_params, tensors_of
 from meadow.server import run_folder
+from meadow.server.admin import _results
 from meadow.server.run_folder import RunFolder
 from meadow.strategies.algorithm import State
 from meadow.strategies.recorder import Checkpoint, RoundTable
@@ -422,7 +423,7 @@ def test_failures_are_in_the_rounds_row_and_in_the_summary(tmp_path: Path) -> No
         on_event=events,
         about=lambda client: {"site": f"site-{client}", "log": "training.log"},
     )
-    raised = {"reason": "OSError: no disk", "kind": "raised", "during": "evaluate"}
+    raised = {"reason": "OSError: no disk", "fault": "raised", "during": "evaluate"}
     for client in range(100, 0, -1):
         folder.event("client_failed", {"round": 1, "client": client, **raised})
     refused = {"client": 7, "field": "loss", "reason": "is not finite"}
@@ -440,6 +441,17 @@ def test_failures_are_in_the_rounds_row_and_in_the_summary(tmp_path: Path) -> No
     assert len(summary["failures"][0]["clients"]) == 5
     logs = [detail.get("log") for kind, detail in events if "client" in detail]
     assert logs == ["training.log"] * 100 + [None]  # a refused update is nothing that an app logs
+
+
+def test_what_is_pulled(tmp_path: Path) -> None:
+    """Results, what apps wrote, and no secret of the server's."""
+    for name in ("metrics.jsonl", "message-ids.key", "files/own.key", "app/task.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert [path.relative_to(tmp_path).as_posix() for path in _results(tmp_path)] == [
+        "files/own.key",
+        "metrics.jsonl",
+    ]
 
 
 def test_tracebacks_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -400,7 +400,7 @@ def test_failed_evaluations_count(kit, answer):
             "client": BAD,
             "reason": "KeyError: 'age' (task.py, line 3)",
             "during": "evaluate",
-            "kind": "raised",
+            "fault": "raised",
         }
 
 
