@@ -13,11 +13,12 @@ from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from meadow.server.daemon import MESSAGE_BYTES_MAX
 from meadow.transport.keys import KeyPair
 from tests.faults.live_server import LiveServer
 from tests.faults.raw_http2 import RawHttp2
 
-DECLARED_BYTES = 255 << 10
+DECLARED_BYTES = MESSAGE_BYTES_MAX - 2048
 ENROL_BYTES = 60 << 10
 STREAMS = 64
 ATTACK_S = 30.0

@@ -11,7 +11,7 @@ from typing import Final
 __all__ = ["CHUNK_BYTES_MIN", "UPLOAD_CHUNK_BYTES_MAX", "Line"]
 
 CHUNK_BYTES_MIN: Final = 4 << 10
-UPLOAD_CHUNK_BYTES_MAX: Final = 256 << 10
+UPLOAD_CHUNK_BYTES_MAX: Final = 1 << 20
 """The largest chunk that a server takes."""
 SMALLER: Final = 4
 STEADY_CHUNKS: Final = 16

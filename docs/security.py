@@ -66,10 +66,37 @@ WIRE_LIMITS = (
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
+        "server.calls:FIRST_MESSAGES_MAX",
+        "first messages of calls that have not come in full; the client with most of them loses its "
+        "oldest",
+        "faults/test_half_messages.py::test_with_a_certificate",
+    ),
+    Limit(
+        "server.calls:FIRST_MESSAGES_EACH_MAX",
+        "those of one client",
+        "faults/test_half_messages.py::test_with_a_certificate",
+    ),
+    Limit(
         "server.slots:SLOW_STEPS_MAX",
         "chunks of all clients that are slow to arrive, or to be taken; the client with most of them "
         "loses its oldest",
         "server/test_slots.py::test_too_many_slow_steps",
+    ),
+    Limit(
+        "server.floods:FRUITLESS_BYTES_PER_S_MAX",
+        "what a connection may bring in a second that no call wanted, above 10 MiB for a client and "
+        "1 MiB for a stranger; it is ended, event `flood_ended`",
+        "faults/test_floods.py::test_a_flood_is_ended",
+    ),
+    Limit(
+        "server.daemon:ENROLL_CONNECTIONS_MAX",
+        "connections of strangers at once",
+        "faults/test_enrollment.py::test_beside_a_crowd",
+    ),
+    Limit(
+        "server.daemon:ENROLL_STREAMS_MAX",
+        "calls at once on one connection of a stranger",
+        "faults/test_enrollment.py::test_beside_a_crowd",
     ),
     Limit(
         "server.enrollment:STRANGERS_MAX",

@@ -21,6 +21,7 @@ from ..transport.durable import make_folder
 from ..transport.fleet_pb2_grpc import AdminServicer
 from .callers import REVOKED, Callers, Context, abort
 from .dispatch import Dispatcher
+from .floods import Floods
 from .journal import Journal
 from .links import Links
 from .run_table import RunRow
@@ -48,6 +49,7 @@ class AdminService(AdminServicer):
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         callers: Callers,
+        floods: Floods,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -57,6 +59,7 @@ class AdminService(AdminServicer):
         self._supervisor = supervisor
         self._dispatcher = dispatcher
         self._callers = callers
+        self._floods = floods
         self._clock = clock
         self._started_at_s = clock()
 
@@ -140,6 +143,7 @@ class AdminService(AdminServicer):
         archive = bytearray()
         async for message in requests:
             archive += message.zip
+            self._floods.useful(context.peer(), len(message.zip))
             if len(archive) > first.open.size_bytes:
                 text = "the app is larger than was declared"
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)

@@ -17,8 +17,9 @@ from ..transport.blobs import CHUNK_BYTES, Receiver, blob_path
 from ..transport.chunk_reader import ChunkReader
 from ..transport.chunk_wire import Piece, pack_chunk, unpack_upload
 from .callers import Callers, Context, abort
-from .calls import only_message, parse
+from .calls import FirstMessages, parse
 from .dispatch import Dispatcher
+from .floods import Floods
 from .slots import Slots
 from .spool import Spool
 from .steps import Pending
@@ -29,6 +30,8 @@ STEPS_AT_ONCE = 4
 CHUNKS_BYTES = 4 << 20
 CHUNK_BYTES_MIN = 64 << 10
 WISH_BYTES_MIN = 4 << 10
+ACKNOWLEDGED = 256
+"""Who downloads so many bytes sends at most one, to grant more of them."""
 TRANSFERS_AT_ONCE_MAX = 8
 """Of one client."""
 
@@ -48,12 +51,21 @@ def fair_chunk_bytes(peers: int) -> int:
 class BulkService:
     """Serves Fleet.Download and Fleet.Upload."""
 
-    def __init__(self, callers: Callers, dispatcher: Dispatcher, spool: Spool) -> None:
+    def __init__(
+        self,
+        callers: Callers,
+        dispatcher: Dispatcher,
+        spool: Spool,
+        first_messages: FirstMessages,
+        floods: Floods,
+    ) -> None:
+        self._floods = floods
         self._callers = callers
+        self._first_messages = first_messages
         self._dispatcher = dispatcher
         self._spool = spool
         self._transfers: Counter[int] = Counter()
-        self._uploads: dict[tuple[int, str], asyncio.Task[Any]] = {}
+        self._uploads: dict[tuple[int, str], tuple[asyncio.Task[Any], asyncio.Timeout]] = {}
         self._slots = Slots(STEPS_AT_ONCE)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -70,7 +82,8 @@ class BulkService:
         site = await self._callers.site(context)
         try:
             with self._transfer(site.node_id):
-                request = parse(pb.DownloadRequest, await only_message(requests))
+                first = await self._first_messages.next(requests, site.node_id)
+                request = parse(pb.DownloadRequest, first)
                 await self._download(request, site.node_id, context)
         except MeadowError as error:
             await abort(context, error)
@@ -85,18 +98,19 @@ class BulkService:
             text = f"offset {request.offset} is past the end, {blob.size_bytes}"
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
         path = blob_path(self._spool.outgoing(run_id), blob.id)
-        wish = request.chunk_bytes or CHUNK_BYTES
+        wish, peer = request.chunk_bytes or CHUNK_BYTES, context.peer()
         async with open_in_thread(partial(ChunkReader, path, request.offset)) as reader:
             send = partial(self._send, reader, context, wish)
             while sent := await self._slots.step(node_id, send):
                 self._spool.count(run_id, sent=sent)
+                self._floods.useful(peer, sent // ACKNOWLEDGED)
 
     async def upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.UploadState:
         """Take a blob for an open instruction of this client, from where it stopped last time."""
         site = await self._callers.site(context)
         try:
             with self._transfer(site.node_id):
-                opened = await _opening(requests)
+                opened = _opening(await self._first_messages.next(requests, site.node_id))
                 item = self._dispatcher.owed(site.node_id, opened.instruction_id)
                 closed = f"instruction {opened.instruction_id[:80]!r} is not open for {site.name}"
                 if item is None:
@@ -145,14 +159,14 @@ class BulkService:
         item: Pending,
         context: Context,
     ) -> pb.UploadState:
-        run_id, node_id = item.instruction.run_id, item.node_id
+        run_id = item.instruction.run_id
         async with open_in_thread(partial(self._open, item, opened)) as receiver:
             if receiver.received_bytes != opened.offset and not receiver.complete:
                 await _go_on_from(receiver.received_bytes, context)
             before = receiver.received_bytes
             try:
                 if not receiver.complete:
-                    await self._receive(requests, receiver, node_id, opened.instruction_id)
+                    await self._receive(requests, receiver, item, context.peer())
             finally:
                 self._spool.count(run_id, received=receiver.received_bytes - before)
             complete = receiver.complete
@@ -162,18 +176,26 @@ class BulkService:
 
     @asynccontextmanager
     async def _newest(self, node_id: int, blob_id: str) -> AsyncIterator[None]:
-        """End an earlier upload of the same blob: its line may be gone, and nobody has noticed."""
+        """End an earlier upload of the same blob: its line may be gone, and nobody has noticed.
+
+        Raises:
+            UnreachableError: this one was ended so. Not a bare cancellation: gRPC would keep a call
+                that nobody answers, and what has come of its next message.
+        """
         key, own = (node_id, blob_id), asyncio.current_task()
         assert own is not None
         earlier = self._uploads.get(key)
-        self._uploads[key] = own
         try:
-            if earlier is not None:
-                earlier.cancel()
-                await asyncio.wait([earlier])
-            yield
+            async with asyncio.timeout(None) as limit:
+                self._uploads[key] = own, limit
+                if earlier is not None:
+                    earlier[1].reschedule(asyncio.get_running_loop().time())
+                    await asyncio.wait([earlier[0]])
+                yield
+        except TimeoutError:
+            raise UnreachableError("a later upload of this blob has taken its place") from None
         finally:
-            if self._uploads.get(key) is own:
+            if self._uploads.get(key) == (own, limit):
                 del self._uploads[key]
 
     async def _finish(self, receiver: Receiver, context: Context) -> None:
@@ -224,18 +246,19 @@ class BulkService:
         self,
         requests: AsyncIterator[bytes],
         receiver: Receiver,
-        node_id: int,
-        instruction_id: str,
+        item: Pending,
+        peer: str,
     ) -> None:
         writing: asyncio.Future[None] | None = None
         try:
             while (
-                piece := await self._slots.step(node_id, partial(_receive_next, requests))
+                piece := await self._slots.step(item.node_id, partial(_receive_next, requests))
             ) is not None:
+                self._floods.useful(peer, len(piece.data))
                 if writing is not None:
                     await writing
                 writing = asyncio.ensure_future(asyncio.to_thread(receiver.write, piece))
-                self._dispatcher.renew_lease(node_id, instruction_id)
+                self._dispatcher.renew_lease(item.node_id, item.instruction.id)
         finally:
             if writing is not None:
                 await asyncio.wait([writing])  # a file that is being written to is not closed
@@ -264,9 +287,8 @@ async def _go_on_from(offset: int, context: Context) -> NoReturn:
     raise AssertionError("abort always raises")
 
 
-async def _opening(requests: AsyncIterator[bytes]) -> pb.UploadOpen:
-    """Receive the first message of an upload."""
-    opened = unpack_upload(await only_message(requests))
+def _opening(message: bytes) -> pb.UploadOpen:
+    opened = unpack_upload(message)
     if not isinstance(opened, pb.UploadOpen):
         raise ProtocolError("an upload begins with open")
     return opened

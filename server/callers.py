@@ -78,8 +78,8 @@ class Callers:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem or "unknown client")
         return site
 
-    async def admin(self, context: Context) -> None:
-        """End the call unless an administrator makes it."""
+    async def admin(self, context: Context) -> str:
+        """End the call unless an administrator makes it; returns who that is."""
         try:
             identity = caller(context, role="admin")
             if identity.serial != self._admin_serial():
@@ -87,6 +87,7 @@ class Callers:
         except (IdentityError, StoreError) as error:
             await self._denials.record({"call": "admin", "reason": str(error)})
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        return identity.serial
 
 
 def _problem(

@@ -8,7 +8,7 @@ the wire is the same, and reads its message itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 import grpc
@@ -18,29 +18,57 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ..errors import MeadowError, ProtocolError, UnreachableError
 from .callers import Context, abort
+from .slots import Waits
 
-__all__ = ["MESSAGE_WAIT_S", "only_message", "parse", "service_handlers", "unary_handler"]
+__all__ = [
+    "FIRST_MESSAGES_EACH_MAX",
+    "FIRST_MESSAGES_MAX",
+    "MESSAGE_WAIT_S",
+    "FirstMessages",
+    "parse",
+    "service_handlers",
+    "unary_handler",
+]
 
 MESSAGE_WAIT_S = 20.0
-Admit = Callable[[Context], Awaitable[object]]
+FIRST_MESSAGES_MAX = 64
+FIRST_MESSAGES_EACH_MAX = 16
+"""Of one caller."""
+Admit = Callable[[Context], Awaitable[Hashable]]
+"""Lets a call go on, and says whose it is."""
 Kind = TypeVar("Kind", bound=Message)
 
 
-async def only_message(requests: AsyncIterator[bytes], wait_s: float = MESSAGE_WAIT_S) -> bytes:
-    """Return the first message of a call.
+class FirstMessages:
+    """The first messages of calls: of those that have not come in full, a bounded number, and of each
+    caller's a few, is waited for; beyond it whoever has most of them loses the oldest."""
 
-    Raises:
-        UnreachableError: it has not come in full by then.
-        ProtocolError: there is none.
-    """
-    try:
-        async with asyncio.timeout(wait_s):
-            message = await anext(requests, None)
-    except TimeoutError:
-        raise UnreachableError(f"no whole message has come within {wait_s:.0f} s") from None
-    if message is None:
-        raise ProtocolError("the call has no message")
-    return message
+    def __init__(
+        self, count_max: int = FIRST_MESSAGES_MAX, each_max: int = FIRST_MESSAGES_EACH_MAX
+    ) -> None:
+        self._waits = Waits(count_max, each_max)
+
+    async def next(
+        self, requests: AsyncIterator[bytes], caller: Hashable, wait_s: float = MESSAGE_WAIT_S
+    ) -> bytes:
+        """Return the first message of a call.
+
+        Raises:
+            UnreachableError: it has not come in full by then, or too many others have not either.
+            ProtocolError: there is none.
+        """
+        try:
+            async with asyncio.timeout(wait_s) as limit:
+                self._waits.add(limit, caller)
+                message = await anext(requests, None)
+        except TimeoutError:
+            text = f"no whole message has come within {wait_s:.0f} s, or too many are waited for"
+            raise UnreachableError(text) from None
+        finally:
+            self._waits.remove(limit)
+        if message is None:
+            raise ProtocolError("the call has no message")
+        return message
 
 
 def parse(kind: type[Kind], message: bytes) -> Kind:
@@ -56,14 +84,17 @@ def parse(kind: type[Kind], message: bytes) -> Kind:
 
 
 def unary_handler(
-    kind: type[Message], answer: Callable[[Any, Context], Awaitable[Message]], admit: Admit
+    kind: type[Message],
+    answer: Callable[[Any, Context], Awaitable[Message]],
+    admit: Admit,
+    first_messages: FirstMessages,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """Return the handler of a call with one request and one answer."""
 
     async def call(requests: AsyncIterator[bytes], context: Context) -> Message:
-        await admit(context)
+        whose = await admit(context)
         try:
-            request = parse(kind, await only_message(requests))
+            request = parse(kind, await first_messages.next(requests, whose))
         except MeadowError as error:
             await abort(context, error)
         return await answer(request, context)
@@ -72,16 +103,23 @@ def unary_handler(
 
 
 def service_handlers(
-    methods: Iterable[MethodDescriptor], servicer: object, admit: Admit
+    methods: Iterable[MethodDescriptor],
+    servicer: object,
+    admit: Admit,
+    first_messages: FirstMessages,
 ) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     """Return the handlers of a service's calls, each of which is a method of `servicer`."""
     return {
-        method.name: _handler(method, getattr(servicer, method.name), admit) for method in methods
+        method.name: _handler(method, getattr(servicer, method.name), admit, first_messages)
+        for method in methods
     }
 
 
 def _handler(
-    method: MethodDescriptor, behaviour: Callable[..., Any], admit: Admit
+    method: MethodDescriptor,
+    behaviour: Callable[..., Any],
+    admit: Admit,
+    first_messages: FirstMessages,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     kind = GetMessageClass(method.input_type)
     if method.client_streaming:  # it admits before it reads
@@ -89,12 +127,12 @@ def _handler(
             behaviour, request_deserializer=kind.FromString, response_serializer=_serialized
         )
     if not method.server_streaming:
-        return unary_handler(kind, behaviour, admit)
+        return unary_handler(kind, behaviour, admit, first_messages)
 
     async def stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
-        await admit(context)
+        whose = await admit(context)
         try:
-            request = parse(kind, await only_message(requests))
+            request = parse(kind, await first_messages.next(requests, whose))
         except MeadowError as error:
             await abort(context, error)
         async for answer in behaviour(request, context):

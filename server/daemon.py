@@ -8,27 +8,30 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from ..errors import UnreachableError
+from ..errors import StoreError, UnreachableError
 from ..process_limits import give_back_freed_memory
 from ..transport import fleet_pb2 as pb
 from ..transport.address import Address
+from ..transport.blobs import CHUNK_BYTES
 from ..transport.keys import KeyPair
 from ..transport.tls import server_credentials
 from .admin import AdminService
 from .bulk import BulkService
 from .callers import Callers
-from .calls import service_handlers
+from .calls import FirstMessages, service_handlers
 from .denials import Denials
 from .dispatch import Dispatcher
 from .enrollment import CertificateIssuer, EnrollmentService
 from .fleet import FleetService
+from .floods import Floods
 from .home import SERVER_DAYS, ServerHome
 from .journal import Journal
 from .links import Links
@@ -38,15 +41,20 @@ from .threads import JournalThread
 
 __all__ = ["Daemon"]
 
-MESSAGE_BYTES_MAX = (256 << 10) + 1024
+MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
 """A chunk with what is around it; what is larger travels as a file."""
 SENT_MESSAGE_BYTES_MAX = 16 << 20
 HANDSHAKE_MS_MAX = 10_000
 MEMORY_KEPT_S = 15.0
 ENROLL_MESSAGE_BYTES_MAX = 64 << 10
 DRAIN_S = 10.0
+FLOODS_EVERY_S = 2.0
+FRUITLESS_BYTES_MAX = {"fleet": 10 << 20, "enroll": 1 << 20}
+"""So much may come of a connection that no call wanted: half messages of all uploads are less."""
 STREAMS_PER_CONNECTION_MAX = 16
 ENROLL_CONNECTION_MS_MAX = 10_000
+ENROLL_STREAMS_MAX = 1
+"""Whoever enrols calls once. Of many calls that wait to be taken up gRPC cancels some, whosever they are."""
 ENROLL_CONNECTIONS_MAX = 4096
 """However many strangers there are, files are left for the fleet."""
 
@@ -83,6 +91,8 @@ class Daemon:
         )  # fmt: skip
         self._pair = home.server_pair(self._now())
         self._pair_at_s = clock()
+        self._floods = Floods()
+        self._denials = Denials(self._journal, self._thread, clock=clock)
         self._stop = asyncio.Event()
 
     def _now(self) -> datetime:
@@ -115,6 +125,7 @@ class Daemon:
             await self._record("started", addresses)
             chores = [
                 asyncio.create_task(_every(MEMORY_KEPT_S, give_back_freed_memory)),
+                asyncio.create_task(self._end_floods(addresses)),
                 asyncio.create_task(_every(ABANDONED_S / 4, self._spool.drop_abandoned)),
             ]
             await self._stop.wait()
@@ -134,31 +145,32 @@ class Daemon:
     async def _listen(self) -> tuple[grpc.aio.Server, grpc.aio.Server, dict[str, str]]:
         config = self._home.config
         fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
-        denials = Denials(self._journal, self._thread, clock=self._clock)
+        denials = self._denials
         callers = Callers(
             self._links, denials, admin_serial=self._home.admin_serial, clock=self._clock
         )
+        first_messages = FirstMessages()
         service = FleetService(
             self._journal, self._thread, self._links, self._dispatcher, self._issuer, callers,
-            lease_s=config.lease_s, clock=self._clock,
+            first_messages, self._floods, lease_s=config.lease_s, clock=self._clock,
         )  # fmt: skip
         admin = AdminService(
             self._journal, self._thread, self._links, self._supervisor, self._dispatcher, callers,
-            clock=self._clock,
+            self._floods, clock=self._clock,
         )  # fmt: skip
-        bulk = BulkService(callers, self._dispatcher, self._spool)
+        bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
         handlers = {**service.handlers(), **bulk.handlers()}
         fleet.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("meadow.v1.Fleet", handlers),)
         )
         methods = pb.DESCRIPTOR.services_by_name["Admin"].methods
-        administration = service_handlers(methods, admin, callers.admin)
+        administration = service_handlers(methods, admin, callers.admin, first_messages)
         fleet.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("meadow.v1.Admin", administration),)
         )
         enroll = grpc.aio.server(
             options=[
-                *_options(ENROLL_MESSAGE_BYTES_MAX),
+                *_options(ENROLL_MESSAGE_BYTES_MAX, streams_max=ENROLL_STREAMS_MAX),
                 ("grpc.max_connection_age_ms", ENROLL_CONNECTION_MS_MAX),
                 ("grpc.max_connection_age_grace_ms", ENROLL_CONNECTION_MS_MAX),
                 ("grpc.max_allowed_incoming_connections", ENROLL_CONNECTIONS_MAX),
@@ -191,6 +203,23 @@ class Daemon:
         self._links.close_all("the server is stopping")
         await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
 
+    async def _end_floods(self, addresses: Mapping[str, str]) -> None:
+        """Look now and then for connections that bring nothing of use, and say which were ended."""
+        listeners = {int(address.rpartition(":")[2]): name for name, address in addresses.items()}
+        bounds = {port: FRUITLESS_BYTES_MAX[name] for port, name in listeners.items()}
+        while True:
+            await asyncio.sleep(FLOODS_EVERY_S)
+            now_s = asyncio.get_running_loop().time()
+            found = await asyncio.to_thread(self._floods.end_fruitless, bounds, now_s=now_s)
+            for each in found:
+                detail = {
+                    "address": each.address,
+                    "listener": listeners[each.port],
+                    "fruitless_bytes": str(each.fruitless_bytes),
+                }
+                with suppress(StoreError):  # the disk is full: the flood is ended all the same
+                    await self._denials.record(detail, caller=each.address, kind="flood_ended")
+
     async def _record(self, kind: str, detail: dict[str, Any]) -> None:
         await self._thread(
             self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
@@ -205,11 +234,13 @@ async def _every(pause_s: float, chore: Callable[[], None]) -> None:
         await asyncio.to_thread(chore)
 
 
-def _options(message_bytes_max: int) -> list[tuple[str, int]]:
+def _options(
+    message_bytes_max: int, *, streams_max: int = STREAMS_PER_CONNECTION_MAX
+) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", SENT_MESSAGE_BYTES_MAX),
-        ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+        ("grpc.max_concurrent_streams", streams_max),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
         ("grpc.per_message_decompression", 0),  # nobody here compresses: it could only be a bomb
         ("grpc.absolute_max_metadata_size", 16 << 10),

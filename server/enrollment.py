@@ -19,11 +19,10 @@ from ..transport.identity import identity_of
 from ..transport.keys import requested_key
 from ..transport.tokens import hash_token
 from .callers import Context, abort
-from .calls import only_message, parse
+from .calls import FirstMessages, parse
 from .denials import Denials
 from .journal import Journal
 from .links import Links
-from .slots import Waits
 from .threads import JournalThread
 
 __all__ = ["CertificateIssuer", "EnrollmentService"]
@@ -107,7 +106,7 @@ class EnrollmentService:
         self._issuer = issuer
         self._denials = denials
         self._clock = clock
-        self._strangers = Waits(STRANGERS_MAX)
+        self._strangers = FirstMessages(STRANGERS_MAX, STRANGERS_MAX)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handler of the call."""
@@ -121,16 +120,10 @@ class EnrollmentService:
         """Redeem a one-time token."""
         address = caller_of(context.peer())
         try:
-            async with asyncio.timeout(TOKEN_WAIT_S) as limit:
-                self._strangers.add(limit, address)
-                request = parse(pb.EnrollRequest, await only_message(requests))
-        except TimeoutError:
-            text = f"no token was shown within {TOKEN_WAIT_S:.0f} s, or too many others wait"
-            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+            first = await self._strangers.next(requests, address, TOKEN_WAIT_S)
+            request = parse(pb.EnrollRequest, first)
         except MeadowError as error:
             await abort(context, error)
-        finally:
-            self._strangers.remove(limit)
         return await self._redeem(request, address, context)
 
     async def _redeem(

@@ -18,8 +18,9 @@ from ..transport.protocol import PROTOCOL_VERSION
 from .allowance import Allowance
 from .bulk import fair_chunk_bytes
 from .callers import REVOKED, Callers, Context, abort, caller
-from .calls import only_message, parse, unary_handler
+from .calls import FirstMessages, parse, unary_handler
 from .dispatch import Dispatcher
+from .floods import Floods
 from .journal import Journal
 from .links import AgentLink, Links
 from .threads import JournalThread
@@ -27,7 +28,6 @@ from .threads import JournalThread
 __all__ = ["RENEWALS_MAX", "FleetService"]
 
 LOG = logging.getLogger("meadow.server")
-HELLO_WAIT_S = 30.0
 RENEWALS_MAX = 8
 """So many renewals of one client's certificate at once; agents renew once in some days."""
 RENEWAL_EVERY_S = 900.0
@@ -53,6 +53,8 @@ class FleetService:
         dispatcher: Dispatcher,
         issuer: Issuer,
         callers: Callers,
+        first_messages: FirstMessages,
+        floods: Floods,
         *,
         lease_s: float,
         clock: Callable[[], float],
@@ -63,10 +65,11 @@ class FleetService:
         self._dispatcher = dispatcher
         self._issuer = issuer
         self._callers = callers
+        self._first_messages = first_messages
+        self._floods = floods
         self._lease_s = lease_s
         self._clock = clock
         self._renewals = Allowance(burst=RENEWALS_MAX, every_s=RENEWAL_EVERY_S, clock=clock)
-        self._greeting: dict[int, asyncio.Task[Any]] = {}
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handlers of these calls."""
@@ -74,7 +77,9 @@ class FleetService:
             "Connect": grpc.stream_stream_rpc_method_handler(
                 self.connect, response_serializer=pb.ServerMessage.SerializeToString
             ),
-            "Renew": unary_handler(pb.RenewRequest, self.renew, self._callers.site),
+            "Renew": unary_handler(
+                pb.RenewRequest, self.renew, self._may_call, self._first_messages
+            ),
         }
 
     # ------------------------------------------------------------------ the stream
@@ -112,7 +117,7 @@ class FleetService:
         LOG.info("%s (node %d) is connected", site.name, site.node_id)
         self._links.add(link)
         self._dispatcher.connected(link)
-        reading = asyncio.create_task(self._read(requests, link))
+        reading = asyncio.create_task(self._read(requests, link, context.peer()))
         link.on_close = reading.cancel
         try:
             while (message := await link.outgoing.get()) is not None:
@@ -133,20 +138,11 @@ class FleetService:
     async def _hello(
         self, node_id: int, requests: AsyncIterator[bytes], context: Context
     ) -> pb.Hello:
-        """Receive the first message; of a client's streams that have not sent theirs yet, only the
-        latest is waited for."""
-        own = asyncio.current_task()
-        assert own is not None
-        if (earlier := self._greeting.get(node_id)) is not None:
-            earlier.cancel()
-        self._greeting[node_id] = own
+        """Receive the first message."""
         try:
-            data = await only_message(requests, HELLO_WAIT_S)
+            data = await self._first_messages.next(requests, node_id)
         except MeadowError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
-        finally:
-            if self._greeting.get(node_id) is own:
-                del self._greeting[node_id]
         try:
             first = parse(pb.AgentMessage, data)
         except MeadowError as error:
@@ -161,12 +157,13 @@ class FleetService:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         return first.hello
 
-    async def _read(self, requests: AsyncIterator[bytes], link: AgentLink) -> None:
+    async def _read(self, requests: AsyncIterator[bytes], link: AgentLink, peer: str) -> None:
         reason = "a message could not be read"
         try:
             async for data in requests:
                 message = parse(pb.AgentMessage, data)
                 check_fields(message)
+                self._floods.useful(peer, len(data))
                 if message.HasField("progress"):
                     self._dispatcher.renew_lease(link.node_id, message.progress.instruction_id)
                 elif message.HasField("reply"):
@@ -180,6 +177,9 @@ class FleetService:
             reason = str(error)
         finally:
             link.close(reason)
+
+    async def _may_call(self, context: Context) -> int:
+        return (await self._callers.site(context)).node_id
 
     # ------------------------------------------------------------------ certificates
 

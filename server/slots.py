@@ -25,24 +25,35 @@ T = TypeVar("T")
 
 
 class Waits:
-    """A bounded number of waits: beyond it, whoever has most of them loses the oldest."""
+    """A bounded number of waits, and of each one's: beyond them, whoever has most of them loses the
+    oldest."""
 
-    def __init__(self, count_max: int) -> None:
+    def __init__(self, count_max: int, each_max: int | None = None) -> None:
         self._count_max = count_max
+        self._each_max = each_max or count_max
         self._whose: dict[asyncio.Timeout, Hashable] = {}
+        self._counts: Counter[Hashable] = Counter()
 
     def add(self, limit: asyncio.Timeout, whose: Hashable) -> None:
         """Begin a wait, which `limit` can end."""
         self._whose[limit] = whose
+        self._counts[whose] += 1
+        greediest = whose
         if len(self._whose) > self._count_max:
-            greediest = Counter(self._whose.values()).most_common(1)[0][0]
-            oldest = next(each for each, name in self._whose.items() if name == greediest)
-            del self._whose[oldest]
-            oldest.reschedule(asyncio.get_running_loop().time())
+            greediest = max(self._counts, key=lambda each: self._counts[each])
+        elif self._counts[whose] <= self._each_max:
+            return
+        oldest = next(each for each, name in self._whose.items() if name == greediest)
+        self.remove(oldest)
+        oldest.reschedule(asyncio.get_running_loop().time())
 
     def remove(self, limit: asyncio.Timeout) -> None:
         """A wait is over."""
-        self._whose.pop(limit, None)
+        if limit in self._whose:
+            whose = self._whose.pop(limit)
+            self._counts[whose] -= 1
+            if not self._counts[whose]:
+                del self._counts[whose]
 
 
 class Slots:
@@ -67,12 +78,13 @@ class Slots:
 
         def go_on_slowly() -> None:
             give_back()
+            limit.reschedule(loop.time() + STEP_S_MAX)
             self._slow.add(limit, caller)
 
         loop = asyncio.get_running_loop()
         patience = loop.call_later(PATIENCE_S, go_on_slowly)
         try:
-            async with asyncio.timeout(STEP_S_MAX) as limit:
+            async with asyncio.timeout(None) as limit:
                 return await work()
         except TimeoutError:
             raise UnreachableError("a chunk took too long; go on with smaller ones") from None

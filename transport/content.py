@@ -38,4 +38,7 @@ def unpack_content(packed: bytes, folder: Path) -> RecordDict:
         envelope = Envelope.FromString(packed)
     except DecodeError:
         raise ProtocolError(f"{len(packed)} bytes of records are damaged") from None
-    return decode(envelope, lambda blob: blob_path(folder, blob.id)).content
+    message = decode(envelope, lambda blob: blob_path(folder, blob.id))
+    if not message.has_content():
+        raise ProtocolError("where records were expected there is an error, or nothing")
+    return message.content

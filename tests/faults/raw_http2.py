@@ -6,6 +6,7 @@ and gRPC's PROTOCOL-HTTP2.md (a message is a byte, its length in four, and its b
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import struct
@@ -17,9 +18,10 @@ from pathlib import Path
 
 from meadow.transport.keys import KeyPair
 
-DATA, HEADERS, RESET, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
+DATA, HEADERS, PRIORITY, RESET, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 2, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS = 1, 4
 FRAME_BYTES = 16 << 10
+WAIT_S = 0.05
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -39,31 +41,44 @@ class RawHttp2:
                 certificate.write_bytes(pair.certificate_pem)
                 context.load_cert_chain(certificate, key)
         self.socket = context.wrap_socket(plain, server_hostname=host)
-        self.socket.settimeout(None)
+        self.socket.setblocking(False)
+        self._using = threading.Lock()
         self.ended = threading.Event()
         self._granted = threading.Condition()
         self._windows: dict[int, int] = defaultdict(int)
         self._windows[0] = 65_535
         self._initial = 65_535
         self._streams: list[int] = []
-        self.socket.sendall(PREFACE)
+        self.send(PREFACE)
         self.frame(SETTINGS, 0, 0, b"")
         threading.Thread(target=self._read, daemon=True).start()
 
     def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         """Send a frame."""
-        head = struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream)
-        self.socket.sendall(head + payload)
+        self.send(frame_of(kind, flags, stream, payload))
+
+    def send(self, data: bytes) -> None:
+        """Send any bytes; other threads may send and receive meanwhile, of which OpenSSL bears one at a time.
+
+        Raises:
+            OSError: the connection has been ended.
+        """
+        left = memoryview(data)
+        while left:
+            with self._using, suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                left = left[self.socket.send(left) :]
+                continue
+            if self.ended.is_set():
+                raise ConnectionError
+            select.select([], [self.socket], [], WAIT_S)
 
     def open(self, path: str) -> int:
         """Begin a call and return its stream."""
         stream = 2 * len(self._streams) + 1
-        block = bytes((0x83, 0x87)) + _literal(4, path) + _literal(1, "localhost")
-        block += _literal(31, "application/grpc") + b"\x10" + _text("te") + _text("trailers")
         self._streams.append(stream)
         with self._granted:
             self._windows[stream] += self._initial
-        self.frame(HEADERS, END_HEADERS, stream, block)
+        self.frame(HEADERS, END_HEADERS, stream, headers_of(path))
         return stream
 
     def begin(self, stream: int, declared_bytes: int, sent_bytes: int, wait_s: float) -> int:
@@ -95,7 +110,7 @@ class RawHttp2:
             return 0 if self.ended.is_set() else size
 
     def _read(self) -> None:
-        with suppress(OSError, struct.error):
+        with suppress(OSError, ValueError, struct.error):  # or it is closed here
             while head := self._exactly(9):
                 size, kind, flags, stream = _unpacked(head)
                 payload = self._exactly(size)
@@ -123,11 +138,26 @@ class RawHttp2:
     def _exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            more = self.socket.recv(size - len(data))
-            if not more:
-                raise ConnectionError
-            data += more
+            with self._using, suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                more = self.socket.recv(size - len(data))
+                if not more:
+                    raise ConnectionError
+                data += more
+                continue
+            select.select([self.socket], [], [], WAIT_S)
         return data
+
+
+def frame_of(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a frame."""
+    head = struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream)
+    return head + payload
+
+
+def headers_of(path: str) -> bytes:
+    """Return the headers of a call."""
+    block = bytes((0x83, 0x87)) + _literal(4, path) + _literal(1, "localhost")
+    return block + _literal(31, "application/grpc") + b"\x10" + _text("te") + _text("trailers")
 
 
 def _unpacked(head: bytes) -> tuple[int, int, int, int]:

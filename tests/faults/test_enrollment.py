@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
+from meadow.process_limits import allow_many_files
 from meadow.server.fleet import RENEWALS_MAX
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import AdminStub, EnrollmentStub, FleetStub
@@ -20,10 +21,12 @@ from meadow.transport.identity import identity_of
 from meadow.transport.keys import KeyPair, create_request
 from meadow.transport.tokens import create_token
 
+from .crowd import KINDS, crowd
 from .live_server import CALL_S, LiveServer, refused
 
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 LONG_AGO_S = 1e9
+CROWD = 1000
 
 
 @pytest.fixture
@@ -215,3 +218,17 @@ def test_many_renewals(server: LiveServer, tmp_path: Path) -> None:
     request = pb.RenewRequest(csr_pem=create_request("modest", tmp_path / "next.pem"))
     with server.channel(other) as channel:
         assert FleetStub(channel).Renew(request, timeout=CALL_S).client == "modest"
+
+
+@pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_beside_a_crowd(server: LiveServer, tmp_path: Path, kind: str, source: str) -> None:
+    """A thousand strangers who stay, from another address or our own, keep nobody from enrolling, and
+    the fleet does not notice."""
+    allow_many_files()
+    honest = server.enroll("member", tmp_path)
+    with crowd(server.enroll_address, count=CROWD, kind=kind, source=source) as there:
+        assert there == CROWD
+        for number in range(3):
+            server.enroll(f"newcomer-{number}", tmp_path)
+            server.serves(honest)

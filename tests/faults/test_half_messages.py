@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
+from meadow.server.daemon import MESSAGE_BYTES_MAX
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import EnrollmentStub
 from meadow.transport.keys import create_request
 
 from .arena import Arena
-from .live_server import CALL_S, LiveServer
-from .raw_client import RawClient, arrays_of, blob_of, metrics_of
+from .live_server import CALL_S, LiveServer, wait_until
+from .raw_client import RawClient, arrays_of, blob_of, metrics_of, upload_messages
 from .raw_http2 import RawHttp2
 from .test_streams import COUNTED, ONE
 
@@ -21,7 +24,7 @@ CONNECTIONS = 6
 STREAMS = 64
 MEMORY_BYTES_MAX = 64 << 20
 """Before there was a bound, it was 1 GB a connection."""
-HALF = 200 << 10
+HALF = MESSAGE_BYTES_MAX - 2048
 PATHS = (
     "/meadow.v1.Fleet/Connect",
     "/meadow.v1.Fleet/Upload",
@@ -32,11 +35,15 @@ PATHS = (
 
 
 def hold(address: str, pair, path: str, declared: int, count: int) -> list[RawHttp2]:
-    """Begin messages on every stream of some connections, and end none."""
+    """Begin messages on every stream of some connections, and end none; the server may end them."""
 
     def begin(hostile: RawHttp2) -> None:
+        with suppress(OSError):
+            begin_all(hostile)
+
+    def begin_all(hostile: RawHttp2) -> None:
         for stream in [hostile.open(path) for _ in range(STREAMS)]:
-            hostile.begin(stream, declared, declared - 10, 0.05)
+            hostile.begin(stream, declared, declared - 10, 0.2)
 
     held = [RawHttp2(address, pair) for _ in range(count)]
     threads = [threading.Thread(target=begin, args=(each,), daemon=True) for each in held]
@@ -104,3 +111,27 @@ def test_a_reply_in_no_file(arena: Arena, mallory: RawClient, data: bytes | None
 
     told = arena.play((mallory, act)).told("client_failed")
     assert ("was not uploaded" if data is None else "holds none") in told["reason"]
+
+
+def test_an_upload_that_another_replaces(arena: Arena, mallory: RawClient) -> None:
+    """Its call ends with a reason: one that is never answered would keep what has come of it."""
+
+    def act(client: RawClient, instruction: pb.Instruction) -> None:
+        params = arena.one_hot(2)
+        data = client.tensors(**params)
+        blob, over = blob_of(data), threading.Event()
+
+        def slowly():
+            yield next(upload_messages(instruction.id, blob, data))
+            over.wait(CALL_S)
+
+        earlier = client.stub.Upload.future(slowly(), timeout=CALL_S)
+        spool = arena.server.folder / "spool"
+        wait_until(lambda: list(spool.rglob(f"{blob.id}.*")))
+        client.upload(instruction.id, data, blob=blob)
+        assert earlier.code() == grpc.StatusCode.UNAVAILABLE, earlier.code()
+        assert "taken its place" in (earlier.details() or "")
+        over.set()
+        client.reply(instruction.id, arrays_of(blob, **params), metrics_of(ONE))
+
+    assert arena.play((mallory, act)).counted == COUNTED

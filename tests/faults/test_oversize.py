@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from meadow.errors import LimitError
+from meadow.server.daemon import MESSAGE_BYTES_MAX
 from meadow.server_config import REPLY_BYTES_MIN
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.codec import decode
@@ -292,5 +293,5 @@ def test_requests_for_certificates(server: LiveServer, arena: Arena, mallory: Ra
     with refused(INVALID, match="exceeds"):
         mallory.stub.Renew(pb.RenewRequest(csr_pem=b"x" * (200 << 10)), timeout=CALL_S)
     with refused(EXHAUSTED):
-        mallory.stub.Renew(pb.RenewRequest(csr_pem=b"x" * (1 << 20)), timeout=CALL_S)
+        mallory.stub.Renew(pb.RenewRequest(csr_pem=b"x" * MESSAGE_BYTES_MAX), timeout=CALL_S)
     assert arena.play().counted == ALONE

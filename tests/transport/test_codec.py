@@ -31,9 +31,11 @@ from meadow.flower import TensorArray, params_to_arrays, rebuild_message, record
 from meadow.transport import codec
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode
+from meadow.transport.content import unpack_content
 from meadow.transport.entries import pack_entries, unpack_entries
 from meadow.transport.fields import ERROR_CHARS_MAX
-from meadow.transport.fleet_pb2 import Blob, Entry, Envelope, Value
+from meadow.transport.fleet_pb2 import AppError, Blob, Entry, Envelope, Value
+from meadow.transport.fleet_pb2 import Metadata as PackedMetadata
 from meadow.transport.packed import PACKED_BYTES_MAX
 from meadow.transport.tensors import FileTensor, TensorFile, checksum, write_tensors
 
@@ -542,3 +544,14 @@ def test_any_values_raise_typed_errors_only(pairs: list[tuple[str, bytes]]) -> N
     except ProtocolError:
         return
     assert list(values) == [entry.key for entry in entries]
+
+
+def test_an_error_where_records_were_expected(tmp_path: Path) -> None:
+    """An envelope with an error in it, or nothing, is no content, and says so."""
+    metadata = PackedMetadata(message_type="query")
+    for envelope in (
+        Envelope(metadata=metadata, error=AppError(code=1, reason="no")),
+        Envelope(metadata=metadata, error=AppError()),
+    ):
+        with pytest.raises(ProtocolError, match="there is an error"):
+            unpack_content(envelope.SerializeToString(), tmp_path)

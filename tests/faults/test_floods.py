@@ -1,0 +1,54 @@
+"""Floods of frames: the connection is ended, the memory stays bounded, and others are served."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from .floods import FLOODS
+from .live_server import CALL_S, LiveServer, wait_until
+from .raw_http2 import RawHttp2
+
+MEMORY_BYTES_MAX = 64 << 20
+PATHS = {"fleet": "/meadow.v1.Fleet/Connect", "enroll": "/meadow.v1.Enrollment/Enroll"}
+CASES = [(where, flood) for where in PATHS for flood in FLOODS if flood != "pings"]
+"""gRPC takes pings so slowly that it takes up to a minute until they are too many."""
+SEEN_BY_US = ("settings", "priorities", "failing_calls")
+"""gRPC does not end them."""
+
+
+@pytest.fixture(scope="module")
+def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server for the floods alone, as its events are counted."""
+    with closing(LiveServer(tmp_path_factory.mktemp("flooded"))) as live:
+        yield live
+
+
+@pytest.mark.parametrize(("where", "flood"), CASES)
+def test_a_flood_is_ended(flooded: LiveServer, tmp_path: Path, where: str, flood: str) -> None:
+    """It goes on for as long as its connection does, which the server ends and writes down."""
+    pair = flooded.enroll("flooding", tmp_path)
+    address = flooded.fleet if where == "fleet" else flooded.enroll_address
+    before, told = flooded.resident_bytes(), len(flooded.events(kind="flood_ended"))
+    hostile = RawHttp2(address, pair if where == "fleet" else None)
+
+    def send() -> None:
+        with suppress(OSError, ValueError):
+            for block in FLOODS[flood](PATHS[where]):
+                hostile.send(block)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    sending.join(3 * CALL_S)
+    assert not sending.is_alive(), "the connection is still open"
+    hostile.close()
+    assert flooded.resident_bytes() - before < MEMORY_BYTES_MAX
+    flooded.serves(pair)
+    if flood in SEEN_BY_US:
+        wait_until(lambda: len(flooded.events(kind="flood_ended")) > told)
+        event = flooded.events(kind="flood_ended")[-1]
+        assert (event["address"], event["listener"]) == ("127.0.0.1", where)
