@@ -84,15 +84,15 @@ def _is_key(entry: Field[Any], hints: Mapping[str, Any]) -> bool:
 
 
 def _named_alike(root: type[Any], key: str) -> list[str]:
-    """Return the settings whose last part is that of a key."""
-    leaf = key.rpartition(".")[2]
+    """Return the settings whose last part is that of a key, or has its initials."""
+    leaf = key.rpartition(".")[2].replace("-", "_")
     names = {name: name.rpartition(".")[2] for name, *_ in settings_of(root)}
     same = [name for name, last in names.items() if last == leaf]
     level = key.rpartition(".")[0]
     return same or [
         name
         for name, last in names.items()
-        if name.rpartition(".")[0] == level and _initials(last) == leaf.lower()
+        if level in ("", name.rpartition(".")[0]) and _initials(last) == leaf.lower()
     ]
 
 

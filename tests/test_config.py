@@ -158,6 +158,9 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("unknown key", "[run]\nround = 1", ["run.round", "did you mean run.rounds?"]),
     ("another section's key", "[run]\nepochs = 1", ["run.epochs", "training.epochs?"]),
     ("initials", "[training]\nlr = 1", ["training.lr", "did you mean training.learning_rate?"]),
+    ("initials without section", "lr = 1", ["lr", "did you mean training.learning_rate?"]),
+    ("hyphens", '"learning-rate" = 1', ["learning-rate", "did you mean training.learning_rate?"]),
+    ("hyphens in it", "[training]\nlearning-rate = 1", ["did you mean training.learning_rate?"]),
     (
         "unlike any key",
         "[evaluation]\nqqqqqqqqq = 1",

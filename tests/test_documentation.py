@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -103,3 +104,9 @@ def test_commands_are_known(line: str) -> None:
     for word in words:
         if word.startswith("--"):
             assert word.partition("=")[0] in known, f"{word} in: {line}"
+
+
+def test_the_page_of_flowers_features_is_new() -> None:
+    """`make docs` would change nothing in docs/flower.md."""
+    made = runpy.run_path(str(ROOT / "docs" / "flower.py"))["page"]()
+    assert made == (ROOT / "docs" / "flower.md").read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from meadow.errors import ConfigError
 from meadow.simulations.run import simulate
 
 from .flower_engine import simulate_with_flower
-from .flower_features import APPS, CASES, CLIENTS, Case
+from .flower_features import APPS, CASES, CLIENTS, DEPLOYED, FEATURES, Case
 
 
 def run(folder: Path, app: str, *settings: str, **options: Any) -> dict[str, Any]:
@@ -41,6 +42,20 @@ def assert_near(mine: Any, other: Any, tolerance: float) -> None:
             assert_near(one, two, tolerance)
     else:
         assert mine == (other if isinstance(other, str) else pytest.approx(other, rel=tolerance))
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_an_app_has_what_the_table_says(feature: str) -> None:
+    """Every name of a feature of docs/flower.md is in the code of the app that stands for it, and that
+    app is among those that are simulated and deployed."""
+    case = FEATURES[feature]
+    assert case in CASES and case in DEPLOYED
+    code = "".join(path.read_text() for path in (APPS / case.app).glob("*.py"))
+    named = " ".join(re.findall(r"`([^`]+)`", feature))
+    names = {name for name in re.findall(r"\w+", named) if name not in ("x", "y")}
+    words = {"pandas": "pandas", "XGBoost": "xgboost", "Opacus": "opacus", "scikit": "sklearn"}
+    names |= {name for word, name in words.items() if word in feature}
+    assert not {name for name in names if not re.search(rf"\b{name}\b", code)}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
