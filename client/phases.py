@@ -112,8 +112,11 @@ class _Lap:
 
 
 def each(items: Iterable[T], phases: Phases, name: str) -> Iterator[T]:
-    """Yield items, the making of each being a phase."""
-    left = iter(items)
+    """Return items as they are made, the making of each being a phase."""
+    return iter(items) if isinstance(phases, Unwatched) else _watched(iter(items), phases, name)
+
+
+def _watched(left: Iterator[T], phases: Phases, name: str) -> Iterator[T]:
     while True:
         with phases.of(name):
             try:

@@ -128,6 +128,8 @@ class _Local:
         starts = (local_of(p.detach()).clone() for p in self._params)
         self._starts = [*starts] if settings.proximal_mu else []
         self._session = session
+        clips = settings.gradient_clip_norm > 0
+        self._corrects = bool(self._starts) or session is not None or clips
         scaled = settings.precision == "fp16"
         self._scaler = torch.amp.GradScaler(self._device.type) if scaled else None
         slots = session.slots if session is not None else None
@@ -199,7 +201,8 @@ class _Local:
         optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler looks at it
         if self._scaler:
             self._scaler.unscale_(optimizer)
-        self._correct()
+        if self._corrects:
+            self._correct()
         if self._scaler:
             self._scaler.step(optimizer)
             self._scaler.update()
@@ -284,6 +287,9 @@ def _sizes(data: Data, batch_size: int, form: Form) -> list[int]:
 
 def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
     """Yield lists of `size` batches, the last one perhaps shorter."""
+    if size == 1:
+        yield from ([batch] for batch in batches)
+        return
     left = iter(batches)
     while group := list(islice(left, size)):
         yield group
