@@ -118,8 +118,10 @@ def judged(mechanism: str, event: Released, there: Reals, gone: Reals, *, delta:
     """Return what statistics prove, of those who were there (near 1) and of those who were not."""
     trials = min(len(there), len(gone))
     epsilon_of = _scale_of(event, delta)
-    alarms = _at_most(int((gone > 0.5).sum()), len(gone))
-    misses = _at_most(int((there <= 0.5).sum()), len(there))
+    # of Laplace noise the odds are the same from 1 on: there, alarms are the fewest
+    threshold = 1.0 if isinstance(event, LaplaceEvent) else 0.5
+    alarms = _at_most(int((gone > threshold).sum()), len(gone))
+    misses = _at_most(int((there <= threshold).sum()), len(there))
     none = _at_most(0, trials)
     return Finding(
         mechanism=mechanism,

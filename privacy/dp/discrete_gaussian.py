@@ -27,6 +27,7 @@ __all__ = [
     "discrete_gaussian_renyi",
     "discrete_gaussian_tail",
     "discrete_gaussian_variance",
+    "exponential",
 ]
 
 SLACK = 1e-3
@@ -80,9 +81,10 @@ class _DiscreteGaussian:
     """The law: the ratio of the probabilities of k and k - 1 is exp(-(2k - 1) / (2 variance))."""
 
     variance: float
+    sides: int = 2
 
     def ratios(self, count: int, bits: int) -> list[int]:
-        half, step = (_exponential(self.variance, parts, bits) for parts in (2, 1))
+        half, step = (exponential(self.variance, parts, bits) for parts in (2, 1))
         found = [half]
         for _ in range(count - 1):
             found.append(found[-1] * step >> bits)
@@ -92,7 +94,7 @@ class _DiscreteGaussian:
         return discrete_gaussian_tail(self.variance, log_odds)
 
 
-def _exponential(variance: float, parts: int, bits: int) -> int:
+def exponential(variance: float, parts: int, bits: int) -> int:
     """Return exp(-1 / (parts * variance)) in 2^-bits, off by less than 2 of these."""
     context = Context(prec=bits // 3 + 10, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
     exponent = context.divide(Decimal(-1), context.multiply(Decimal(parts), Decimal(variance)))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from .parts import BLOCK
 
-__all__ = ["STDDEV_MAX", "Law", "Words", "by_inversion", "first_bits"]
+__all__ = ["STDDEV_MAX", "Law", "Words", "by_inversion", "first_bits", "magnitudes"]
 
 STDDEV_MAX = 16_384.0
 """Of one client's noise: the table has some ten times as many entries."""
@@ -40,8 +40,10 @@ Table = NDArray[np.uint64]
 
 
 class Law(Protocol):
-    """Probabilities of whole numbers, the same for k and -k."""
+    """Probabilities of whole numbers, the same for k and -k; or of those >= 0, on one `side`."""
 
+    @property
+    def sides(self) -> int: ...
     def __hash__(self) -> int: ...
 
     def ratios(self, count: int, bits: int) -> list[int]:
@@ -57,18 +59,24 @@ class Law(Protocol):
 
 def by_inversion(law: Law, count: int, words: Words) -> NDArray[np.int64]:
     """Return so many values."""
-    drawn, table = words(count), _table(law)
+    drawn = words(count)
     values = np.empty(count, np.int64)
     for start in range(0, count, BLOCK):
         block = drawn[start : start + BLOCK]
-        numbers = block >> np.uint64(1)
-        found = np.searchsorted(table, numbers, side="right")
-        for place in np.flatnonzero(table[found - 1] == numbers):
-            found[place] = _decided(law, int(numbers[place]), words)
+        found = magnitudes(law, block >> np.uint64(1), words)
         # zero has no sign to draw: whichever it gets, it is zero
         signs = (block & np.uint64(1)).view(np.int64)
         values[start : start + BLOCK] = (found ^ -signs) + signs
     return values
+
+
+def magnitudes(law: Law, numbers: NDArray[np.uint64], words: Words) -> NDArray[np.int64]:
+    """Return a magnitude for each of these uniform numbers of 63 bits."""
+    table = _table(law)
+    found = np.searchsorted(table, numbers, side="right")
+    for place in np.flatnonzero(table[found - 1] == numbers):
+        found[place] = _decided(law, int(numbers[place]), words)
+    return found
 
 
 def _decided(law: Law, number: int, words: Words) -> int:
@@ -112,7 +120,7 @@ def _first_bits(law: Law, bits: int, guard: int) -> list[int] | None:
     sums = [total]
     for ratio in ratios:
         weight = weight * ratio >> precision
-        total += 2 * weight
+        total += law.sides * weight
         sums.append(total)
     off = 16 * (count + 2) ** 3
     left_out = 2 * (weight + off) * (beyond + off) // (one - beyond - off) + 1  # geometric, at most

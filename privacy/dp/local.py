@@ -17,12 +17,19 @@ from ...errors import UpdateError
 from ...flower import FlatTensor, MemoryTensor
 from ...strategies.algorithm import Params
 from ...strategies.server_optimizers import is_floating
-from ..entropy import Entropy
+from ..entropy import Entropy, words_from
 from .announced import AnnouncedNoise
 from .clipping import Clipping, Reals, clip_update
-from .noise import generator_of
+from .inversion import Words
+from .parts import BLOCK
+from .rounded import BITS, Kind, rounded_noise
 
 __all__ = ["noisy_update"]
+
+WHOLE_BITS = 60
+"""Of a clipped value on the grid."""
+ROUNDING = 2.0**-40
+"""More than computing with float64 makes of a value."""
 
 
 def noisy_update(
@@ -35,25 +42,37 @@ def noisy_update(
     """Return a client's tensors with a clipped and noisy change, in the params' dtypes.
 
     Guarantees: what is returned is private as `noise.event` says, for a client whose change is
-        left out.
+        left out: exactly, for it follows from whole numbers with noise that has exactly its
+        distribution, however floats are rounded.
     Edge cases: tensors that are not floating-point are those of `params`.
     Raises:
         UpdateError: a value is not finite.
     """
     laplace = noise.source == "local_laplace"
     changes = _bounded(params, tensors, clipping, laplace=laplace)
-    stddev, generator = noise.multiplier * clipping.norm, generator_of(entropy)
+    scale = noise.multiplier * clipping.norm / (math.sqrt(2.0) if laplace else 1.0)
+    words = words_from(entropy)
+    kind: Kind = "laplace" if laplace else "gaussian"
     noisy = dict(params)
     for name, change in changes.items():
-        if laplace:
-            drawn = generator.laplace(0.0, stddev / math.sqrt(2.0), change.size)
-        else:
-            drawn = generator.normal(0.0, stddev, change.size)
-        moved = _reals(params[name]) + change + drawn
+        moved = _reals(params[name])
+        for start in range(0, change.size, BLOCK):
+            part = change[start : start + BLOCK]
+            moved[start : start + BLOCK] += _noised(part, clipping.norm, scale, kind, words)
         if params[name].dtype.kind == "c":
             moved = moved.view(np.complex128)
         noisy[name] = moved.astype(params[name].dtype).reshape(params[name].shape)
     return {name: MemoryTensor(np.ascontiguousarray(noisy[name])) for name in tensors}
+
+
+def _noised(values: Reals, clip: float, scale: float, kind: Kind, words: Words) -> Reals:
+    """Return values of at most `clip` with noise of this scale, as a function of whole numbers: the
+    values on a grid, cut towards zero, so that they do not become longer, and noise added to them."""
+    bits = min(BITS, WHOLE_BITS - math.ceil(math.log2(clip / scale)))
+    unit = math.ldexp(scale, -bits)
+    whole = (values * ((1 - ROUNDING) / unit)).astype(np.int64)
+    whole += rounded_noise(kind, len(values), words) >> (BITS - bits)
+    return np.asarray((whole + 0.5) * unit, np.float64)
 
 
 def _bounded(

@@ -58,6 +58,7 @@ class _Skellam:
     """The law: ratios of Bessel functions are r_k = 1 / (2k / v + r_(k+1)), from above to below."""
 
     variance: float
+    sides: int = 2
 
     def ratios(self, count: int, bits: int) -> list[int]:
         above = count

@@ -125,8 +125,12 @@ def less_noise(patched: pytest.MonkeyPatch, name: str, row: int = 0) -> None:
         noise = module.step_noise
         patched.setattr(module, "step_noise", lambda *given: noise(*given) / 1.5)
     elif name.startswith("local"):
-        generator = local_module.generator_of
-        patched.setattr(local_module, "generator_of", lambda entropy: _Quieter(generator(entropy)))
+        rounded = local_module.rounded_noise
+        patched.setattr(
+            local_module,
+            "rounded_noise",
+            lambda *given: (rounded(*given) / 1.5).astype("int64"),
+        )
     else:
         blocks = mechanism_module.NoisyBlocks
         patched.setattr(
@@ -144,9 +148,6 @@ class _Quieter:
 
     def normal(self, loc: float, scale: float, size: int | None = None) -> Any:
         return self._generator.normal(loc, scale / 1.5, size)
-
-    def laplace(self, loc: float, scale: float, size: int) -> Any:
-        return self._generator.laplace(loc, scale / 1.5, size)
 
 
 def twice_the_part(patched: pytest.MonkeyPatch, name: str, row: int = 0) -> None:
