@@ -28,7 +28,7 @@ from .missing_imports import remedy_of
 from .settings_sources import given_by_environment
 from .task import Task
 
-__all__ = ["APP_BYTES_MAX", "APP_FILES_MAX", "App", "content_hash", "pack", "unpack"]
+__all__ = ["APP_BYTES_MAX", "APP_FILES_MAX", "App", "content_hash", "list_files", "pack", "unpack"]
 
 APP_FILES_MAX = 2_000
 APP_BYTES_MAX = 64 << 20
@@ -167,8 +167,12 @@ def _make_importable(folder: Path) -> None:
     importlib.invalidate_caches()
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield an app's files by relative path, sorted; checks kinds, count and size."""
+def list_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield an app's files by relative path, sorted; checks kinds, count and size.
+
+    Raises:
+        AppError: the folder holds links, or too much.
+    """
     found: list[tuple[str, Path]] = []
     total = 0
     for root, names, files in os.walk(folder):
@@ -209,7 +213,7 @@ def content_hash(folder: Path) -> str:
         AppError: the folder holds links, or too much.
     """
     digest = sha256()
-    for name, path in _files(folder):
+    for name, path in list_files(folder):
         content = path.read_bytes()
         encoded = name.encode()
         for part in (encoded, content):
@@ -226,7 +230,7 @@ def pack(folder: Path) -> bytes:
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, path in _files(folder):
+        for name, path in list_files(folder):
             info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             info.external_attr = 0o644 << 16
             archive.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)

@@ -5,18 +5,21 @@ The file is the owner's: nothing that a server sends, and no environment variabl
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .errors import ConfigError
 from .sections.device import DeviceConfig, check_device
 from .settings import Settings, refuse, setting
 from .settings_sources import given_by_table, read_toml
 from .settings_values import build
 
 __all__ = [
+    "APPROVED_FILE",
     "PEER_PREFIX",
     "ClientConfig",
     "DataConfig",
@@ -27,6 +30,9 @@ __all__ = [
 ]
 
 FILE_NAME = "client.toml"
+APPROVED_FILE = ".list.json"  # no app can be called so
+"""In the folder `approved` beside it: the offered apps that the owner has approved."""
+AUTO_APPROVE = "auto_approve"
 PEER_PREFIX = "ed25519:"
 RECEIVED_BYTES_MAX = 4 << 30
 PLACES = ("client", "distributed", "server")
@@ -125,11 +131,18 @@ class ClientConfig:
     """Everything that client.toml says."""
 
     apps: Mapping[str, str] = setting(
-        None, "the apps installed here: a name and its folder, beside this file or absolute"
+        None,
+        "the apps installed here: a name and its folder, beside this file or absolute. "
+        'auto_approve = ["ed25519:..."] among them: authors whose signed versions are installed when '
+        "the server offers them; without it, every offered version waits for `meadow client apps`",
     )
     data: DataConfig = field(default_factory=DataConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    auto_approve: tuple[str, ...] = field(default=())
+    """The authors of [apps]."""
+    approved: Mapping[str, str] = field(default_factory=dict)
+    """Which of `apps` are offered ones that were approved, and with which hash."""
     source: Path | None = field(default=None, compare=False)
     """The file it was read from."""
 
@@ -147,7 +160,32 @@ def load_client_config(path: Path | str) -> ClientConfig:
     config = make_client_config(table, where=str(file))
     here = file.parent.absolute()
     apps = {name: str(here / folder) for name, folder in config.apps.items()}
-    return replace(config, apps=apps, source=file)
+    approved = _approved(here / "approved")
+    apps |= {name: str(here / "approved" / name / sha256) for name, sha256 in approved.items()}
+    return replace(config, apps=apps, approved=approved, source=file)
+
+
+def _approved(folder: Path) -> dict[str, str]:
+    """Return the versions that the owner has approved, by the app's name.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    file = folder / APPROVED_FILE
+    try:
+        apps = json.loads(file.read_text())["apps"]
+        good = all(
+            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name)
+            and re.fullmatch(r"[0-9a-f]{64}", sha256)
+            for name, sha256 in apps.items()
+        )
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}; restore it, or delete it") from None
+    if not good:
+        raise ConfigError(f"{file} names what is no app; restore it, or delete it")
+    return dict(apps)
 
 
 def make_client_config(values: Mapping[str, Any], *, where: str = "settings") -> ClientConfig:
@@ -161,11 +199,31 @@ def make_client_config(values: Mapping[str, Any], *, where: str = "settings") ->
     if isinstance(data, Mapping):
         free = {key: value for key, value in data.items() if key not in ("index", "count")}
         values = {**values, "data": {key: data[key] for key in data if key not in free}}
+    authors: tuple[str, ...] = ()
+    apps = values.get("apps")
+    if isinstance(apps, Mapping) and AUTO_APPROVE in apps:
+        authors = _authors(apps[AUTO_APPROVE], where)
+        values = {**values, "apps": {key: apps[key] for key in apps if key != AUTO_APPROVE}}
     given: Settings = given_by_table(ClientConfig, values, where)
     config = build(ClientConfig, given)
     config = replace(config, apps=config.apps or {}, data=replace(config.data, config=free))
+    config = replace(config, auto_approve=authors)
     _check(config, where)
     return config
+
+
+def _authors(said: Any, where: str) -> tuple[str, ...]:
+    form = r"ed25519:[0-9a-f]{64}"
+    if not isinstance(said, list) or not all(
+        isinstance(key, str) and re.fullmatch(form, key) for key in said
+    ):
+        refuse(
+            where,
+            f"apps.{AUTO_APPROVE}",
+            'must be a list of authors\' keys, "ed25519:" and 64 hexadecimal digits each; '
+            '"meadow app key" prints one',
+        )
+    return tuple(said)
 
 
 def _check(config: ClientConfig, where: str) -> None:

@@ -15,11 +15,14 @@ import typer
 
 from ..errors import ConfigError
 from ..process_limits import keep_freed_memory
+from . import client_apps
 from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Enrol a client, run its agent, see how it does.")
+
+app.add_typer(client_apps.app, name="apps")
 
 ClientDir = Annotated[Path, typer.Option("--dir", help="the client's folder")]
 TOKEN_VARIABLE = "MEADOW_TOKEN"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Self
 import typer
 
 from ..errors import AppError, ConfigError, MeadowError
+from ..transport.proxy import bypass_for_this_machine
 from .output import Format, FormatOption, say
 
 __all__ = ["Federation", "demo"]
@@ -148,6 +150,7 @@ def demo(
     if not app.is_dir():
         raise AppError(f"{app} is missing; the demo runs from a checkout of the repository")
     _clear(out)
+    bypass_for_this_machine(os.environ)
     begun_at_s = time.monotonic()
     settings = [f"run.min_clients={clients}", f"simulation.clients={clients}"]
     settings += [f"run.rounds={rounds}"] if rounds else []

@@ -16,6 +16,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from .. import __version__
 from ..errors import ConfigError, MeadowError
+from . import app as app_commands
 from . import client, demo, new, partition, privacy, report, run, server, simulate, site, sweep
 from .completion import completion, prepare_completion
 from .output import Format, fail
@@ -36,6 +37,7 @@ app.add_typer(server.app, name="server")
 app.add_typer(client.app, name="client")
 app.add_typer(site.app, name="site")
 app.add_typer(run.app, name="run")
+app.add_typer(app_commands.app, name="app")
 app.add_typer(privacy.app, name="privacy")
 app.command("simulate")(simulate.simulate)
 app.command("demo")(demo.demo)

@@ -12,6 +12,7 @@ import typer
 from ..apps import App, pack
 from ..errors import MeadowError, ProtocolError
 from ..transport import fleet_pb2 as pb
+from ..transport.app_signature import signature_beside
 from .admin import AdminOption, DirOption, admin_stub
 from .live import RunView
 from .output import Format, FormatOption, moment, say, show_rows
@@ -63,7 +64,12 @@ def submit(
 
 
 def _pieces(archive: bytes, app: App) -> Iterator[pb.SubmitMessage]:
-    opened = pb.SubmitOpen(size_bytes=len(archive), name=app.name, settings=app.settings)
+    opened = pb.SubmitOpen(
+        size_bytes=len(archive),
+        name=app.name,
+        settings=app.settings,
+        signature=signature_beside(app.folder, name=app.name, sha256=app.sha256),
+    )
     yield pb.SubmitMessage(open=opened)
     for start in range(0, len(archive), ZIP_CHUNK_BYTES):
         yield pb.SubmitMessage(zip=archive[start : start + ZIP_CHUNK_BYTES])

@@ -23,12 +23,14 @@ from ..privacy.secure_kinds import is_talk
 from ..transport.blobs import blob_path, blobs_of, check_blob_id
 from ..transport.fields import check_fields
 from ..transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
+from ..transport.spares import Spares
 from .announcements import charged_noise, charged_steps, hides_from_server
 from .budget import check_budget
 from .events import Event, Report
 from .ledger import Ledger, content_of
+from .offers import Offers
 from .owner import Owner
-from .policy import check, is_training
+from .policy import NotInstalledError, check, is_training
 from .rpc_errors import GoneError
 from .state import State
 from .training import APP_NOT_LOADED, APP_RAISED, REASON_CHARS_MAX, Trainer, failure
@@ -64,6 +66,7 @@ class Execution:
         self._blob_dir = blob_dir
         self._report = report
         self._clock = clock
+        self._offers = Offers(owner.directory)
         self._verified: dict[str, tuple[int, int]] = {}
         self.training = False
         """Whether the trainer is at work now."""
@@ -80,6 +83,8 @@ class Execution:
             recorded = self._state.recorded(instruction.id)
             envelope = recorded.envelope if recorded else await self._execute(instruction, step)
             return Reply(instruction_id=instruction.id, envelope=envelope)
+        except NotInstalledError as error:
+            return await self._offered(instruction, str(error), step)
         except RefusedError as error:
             return await self._refuse(instruction, str(error))
         except GoneError:
@@ -91,6 +96,30 @@ class Execution:
             self._report(Event(kind="failed", text=text, detail={"run": instruction.run_id}))
             envelope = _as_told(instruction, failure(instruction, APP_NOT_LOADED, reason))
             return Reply(instruction_id=instruction.id, envelope=envelope)
+
+    async def _offered(
+        self, instruction: Instruction, reason: str, step: Callable[[], None]
+    ) -> Reply | None:
+        """Take what the server offers for its owner to approve; go on if its author is trusted."""
+        app = instruction.app
+        if not app.HasField("archive"):
+            return await self._refuse(instruction, reason)
+        try:
+            archive = None
+            if await asyncio.to_thread(self._offers.wants, app):
+                archive = await self._download(app.archive, self._offers.incoming)
+            await asyncio.to_thread(
+                self._offers.receive, app, archive, run_id=instruction.run_id, now_s=self._clock()
+            )
+            if self._owner.sha256(app.name) != app.sha256.removeprefix("sha256:"):
+                raise RefusedError(reason)
+        except GoneError:
+            return None
+        except (MeadowError, OSError) as error:
+            return await self._refuse(instruction, str(error))
+        text = f"app {app.name} sha256:{app.sha256[:12]}... of a trusted author is installed"
+        self._report(Event(kind="warning", text=text, detail={"run": instruction.run_id}))
+        return await self.perform(instruction, step)
 
     async def _execute(self, instruction: Instruction, step: Callable[[], None]) -> Envelope:
         policy = self._allow(instruction)
@@ -192,20 +221,24 @@ class Execution:
         if self._verified.get(blob.id) == (blob.size_bytes, blob.crc32) and path.is_file():
             path.touch()
             return
+        await self._download(blob, self._blob_dir, self._state.spares)
+        path.touch()
+        self._verified[blob.id] = (blob.size_bytes, blob.crc32)
+
+    async def _download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
+        """Fetch a blob, over as many connections as that takes."""
+        check_blob_id(blob.id)
         attempt = corrupt = 0
         while True:
             connection = await self._uplink.online()
             try:
-                await connection.download(blob, self._blob_dir, self._state.spares)
-                break
+                return await connection.download(blob, folder, spares)
             except UnreachableError:
                 attempt = await self._uplink.pause(connection, attempt)
             except ProtocolError:
                 corrupt += 1
                 if corrupt == CORRUPT_MAX:
                     raise
-        path.touch()
-        self._verified[blob.id] = (blob.size_bytes, blob.crc32)
 
     def _prune(self, needed: set[str], bytes_max: int) -> None:
         """Keep what is needed now, and of the files used last a few that are not too large together."""

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..client_config import ClientConfig, load_client_config
-from ..errors import MeadowError
+from ..client_config import APPROVED_FILE, ClientConfig, load_client_config
+from ..errors import AppError, MeadowError
 
 __all__ = ["Owner", "OwnersFile", "Signature", "signature_of"]
 
@@ -35,7 +35,7 @@ class OwnersFile:
         Raises:
             ConfigError: the file is missing or wrong.
         """
-        signature = signature_of(self.path)
+        signature = signature_of(self.path, self.path.parent / "approved" / APPROVED_FILE)
         if self._read is None or self._read[0] != signature:
             self._read = (signature, load_client_config(self.path))
         return self._read[1]
@@ -77,6 +77,12 @@ class Owner:
         if known is None or known.signature != signature:
             known = _Hashed(signature, self._content_hash(folder))
             self._hashes[folder] = known
+        approved = self.config().approved.get(app)
+        if approved is not None and approved != known.sha256:
+            raise AppError(
+                f"{folder} was changed since it was approved: `meadow client apps refuse {app} "
+                f"{approved[:12]}` drops it"
+            )
         return known.sha256
 
     def apps(self) -> dict[str, str | MeadowError]:

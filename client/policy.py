@@ -9,7 +9,11 @@ from ..transport.blobs import blobs_of
 from ..transport.fleet_pb2 import Instruction
 from .announcements import announced_noise, announced_steps
 
-__all__ = ["check", "is_training"]
+__all__ = ["NotInstalledError", "check", "is_training"]
+
+
+class NotInstalledError(RefusedError):
+    """The version of the app that is to run is not installed: its owner may approve it."""
 
 
 def check(
@@ -25,10 +29,10 @@ def check(
     """
     app = instruction.app
     if installed is None:
-        raise RefusedError(f"app {app.name[:80]!r} is not installed here")
+        raise NotInstalledError(f"app {app.name[:80]!r} is not installed here")
     asked = app.sha256.removeprefix("sha256:")
     if installed != asked:
-        raise RefusedError(
+        raise NotInstalledError(
             f"app {app.name!r} is installed here as sha256:{installed[:12]}..., "
             f"the run is of sha256:{asked[:12]}...; install the same files on both sides"
         )

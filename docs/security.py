@@ -36,7 +36,7 @@ WIRE = """\
 | somebody on the network | the line | cut, delay, throttle or drop connections | read, change, or replay anything: all connections are TLS with the authority's certificates on both sides, and the first look at a server is checked by its fingerprint |
 | a stranger | both addresses | open connections, fail at the handshake, show guessed tokens | call anything of the fleet without a certificate; hold memory, files or calls of the server beyond the limits below; keep others from enrolling |
 | an enrolled client | a certificate | say anything that a client may say: lies about its data, half messages, endless uploads, floods | speak for another client; see what another was sent or has sent; take up more than its own share of memory and disk |
-| the server's operator, or who has taken the server | the authority | choose cohorts, apps and settings, withhold answers | run code that the owner did not install; pass an owner's policy; see single updates within a secure sum |
+| the server's operator, or who has taken the server | the authority | choose cohorts, apps and settings, withhold answers | run code that the owner did not install or approve; pass an owner's policy; see single updates within a secure sum |
 
 A message that is larger than its bound is refused when its length is known, not when it has arrived; a
 file of tensors by what was declared for it, before its first byte. What is refused is answered with a
@@ -285,6 +285,48 @@ WORDS_LIMITS = (
     ),
 )
 
+APP_LIMITS = (
+    Limit(
+        "client.offers:OFFERS_MAX",
+        "apps that wait for a site's owner",
+        "client_agent/test_offers.py::test_bounds",
+    ),
+    Limit(
+        "client.offers:ARCHIVE_BYTES_MAX",
+        "an offered app's archive, and what is in it",
+        "client_agent/test_offers.py::test_bounds",
+    ),
+    Limit(
+        "transport.fields:APP_SIGNATURE_BYTES_MAX",
+        "an author's signature",
+        "transport/test_fields.py::test_both_ends_of_every_bound",
+    ),
+)
+
+APPS = """\
+## Apps that a server offers
+
+A run's instructions offer the app's files to a site that has not this version. The agent fetches them into
+`offers/`, where nothing is imported or run, and answers that its owner's approval is awaited. The owner looks
+(`meadow client apps show NAME`), and approves a name and a hash, or refuses.
+
+| who tries what | what is done |
+|---|---|
+| an archive with `../`, absolute paths, links, hidden files, names that a terminal obeys, or a bomb | refused as a whole; nothing of it stays |
+| files that have not the hash they are offered by, or a transfer that breaks off | nothing of it stays |
+| another version between the look and the approval | the approval names the hash: it fails |
+| files that change on the disk before or during the approval | hashed before and after they are moved; deleted |
+| an approved app that changes its own folder, and a server that then names that hash | it does not run: what counts is the hash that was approved, checked when an instruction comes and again by the process that loads the app |
+| text that shows otherwise than it runs (escape sequences, letters that turn the direction) | shown as `\\x1b`, `\\u202e` |
+| an older version, approved once | only the last approved one is installed; an older one waits for the owner again |
+| a signature under another name, other content or another time | counts for nothing: all three are signed |
+| an author's older signature, under a version with a known hole | is not installed by itself once a newer one was |
+| a flood of offers | so many wait; of each name the last one |
+
+What stays: whoever approves without looking, and a key in `apps.auto_approve`, which lets its holder run
+anything on this data that the policy allows. The server cannot sign; give the key to no server.
+"""
+
 TESTS = """\
 ## How it is tested
 
@@ -302,7 +344,7 @@ field of an instruction inputs that nobody sends, 2,000 each, and allows one of 
 def page() -> str:
     """Return the whole page."""
     parts = [INTRODUCTION, WIRE, table(WIRE_LIMITS), DISK, table(DISK_LIMITS)]
-    parts += [WORDS, table(WORDS_LIMITS), TESTS]
+    parts += [WORDS, table(WORDS_LIMITS), APPS, table(APP_LIMITS), TESTS]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

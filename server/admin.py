@@ -17,13 +17,15 @@ from ..apps import App, unpack
 from ..errors import AppError, MeadowError
 from ..strategies.tags import TAG_FORM, is_tag
 from ..transport import fleet_pb2 as pb
-from ..transport.durable import make_folder
+from ..transport.app_signature import SIGNATURE_FILE, AppSignature
+from ..transport.durable import make_folder, write_file
 from ..transport.fleet_pb2_grpc import AdminServicer
 from .callers import REVOKED, Callers, Context, abort
 from .dispatch import Dispatcher
 from .floods import Floods
 from .journal import Journal
 from .links import Links
+from .offer import OFFER_FOLDER
 from .run_table import RunRow
 from .site_table import SiteRow
 from .supervisor import Supervisor
@@ -167,7 +169,12 @@ class AdminService(AdminServicer):
             shutil.rmtree(folder, ignore_errors=True)
             make_folder(folder)
             unpack(archive, folder / "app")
-            return App.load(folder / "app", overrides=settings, environ={})
+            app = App.load(folder / "app", overrides=settings, environ={})
+            if opened.signature:
+                AppSignature.from_bytes(opened.signature).verify(opened.name, app.sha256)
+                make_folder(folder / OFFER_FOLDER)
+                write_file(folder / OFFER_FOLDER / SIGNATURE_FILE, opened.signature)
+            return app
 
         try:
             app = await asyncio.to_thread(lay_out)
@@ -271,7 +278,7 @@ class AdminService(AdminServicer):
 
 def _results(folder: Path) -> list[Path]:
     kept = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
-    skipped = {"app", "checkpoints"}
+    skipped = {"app", "checkpoints", OFFER_FOLDER}
     kept = [p for p in kept if p.parent != folder or p.suffix != ".key"]  # secrets stay
     return sorted(p for p in kept if p.relative_to(folder).parts[0] not in skipped)
 

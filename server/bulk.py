@@ -93,11 +93,11 @@ class BulkService:
         if found is None:
             text = f"no open instruction names blob {request.blob_id[:80]!r}"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
-        run_id, blob = found
+        run_id, blob, folder = found
         if request.offset > blob.size_bytes:
             text = f"offset {request.offset} is past the end, {blob.size_bytes}"
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
-        path = blob_path(self._spool.outgoing(run_id), blob.id)
+        path = blob_path(folder, blob.id)
         wish, peer = request.chunk_bytes or CHUNK_BYTES, context.peer()
         async with open_in_thread(partial(ChunkReader, path, request.offset)) as reader:
             send = partial(self._send, reader, context, wish)

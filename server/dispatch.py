@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import DamageError, MeadowError
@@ -60,6 +61,7 @@ class Dispatcher:
         self._lease_s = lease_s
         self._clock = clock
         self._steps: dict[tuple[int, str], Step] = {}
+        self._offers: dict[int, tuple[pb.App, Path]] = {}
         self._by_node: dict[int, dict[str, Pending]] = {}
         self._workers: dict[int, WorkerSend] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -163,7 +165,9 @@ class Dispatcher:
             elif row.state == "pending":
                 seen = with_joined if row.node_id in joined else told
                 item = Pending(
-                    instruction=instruction_of(run, ready, row, clients=len(rows), sites=seen),
+                    instruction=instruction_of(
+                        run, ready, row, clients=len(rows), sites=seen, app=self._app_of(run.id)
+                    ),
                     node_id=row.node_id,
                     step=step,
                     lease_until_s=now_s + self._lease_s,
@@ -173,6 +177,14 @@ class Dispatcher:
                 self._send_instruction(item)
         step.watcher = asyncio.create_task(self._watch(step))
         return step
+
+    def offer(self, run_id: int, app: pb.App, folder: Path) -> None:
+        """From now on, a run's instructions offer its app, whose archive lies in `folder`."""
+        self._offers[run_id] = (app, folder)
+
+    def _app_of(self, run_id: int) -> pb.App | None:
+        found = self._offers.get(run_id)
+        return None if found is None else found[0]
 
     def _sites_of(self, run: RunRow, rows: list[InstructionRow]) -> list[int]:
         """Return the run's sites; those of these instructions are among them."""
@@ -288,6 +300,7 @@ class Dispatcher:
         """
         if group_id is None:
             self._counts.pop(run_id, None)
+            self._offers.pop(run_id, None)
             self._largest.pop(run_id, None)
         gone = await self._thread.patiently(self._journal.steps.forget, run_id, group_id)
         ids = set(gone)
@@ -321,12 +334,15 @@ class Dispatcher:
         if item.step.wait_told:
             item.step.changed.set()
 
-    def blob(self, node_id: int, blob_id: str) -> tuple[int, pb.Blob] | None:
-        """Return the run and blob that this client was told to fetch, if it was."""
+    def blob(self, node_id: int, blob_id: str) -> tuple[int, pb.Blob, Path] | None:
+        """Return the run and blob that this client was told to fetch, and its folder, if it was."""
         for item in self._by_node.get(node_id, {}).values():
+            run_id, archive = item.instruction.run_id, item.instruction.app.archive
+            if archive.id and archive.id == blob_id and run_id in self._offers:
+                return run_id, archive, self._offers[run_id][1]
             for blob in blobs_of(item.instruction.envelope):
                 if blob.id == blob_id:
-                    return item.instruction.run_id, blob
+                    return run_id, blob, self._spool.outgoing(run_id)
         return None
 
     def sent_bytes(self, run_id: int) -> int:

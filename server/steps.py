@@ -92,14 +92,20 @@ class Step:
 
 
 def instruction_of(
-    run: RunRow, ready: pb.WorkerReady, row: InstructionRow, *, clients: int, sites: PackedSites
+    run: RunRow,
+    ready: pb.WorkerReady,
+    row: InstructionRow,
+    *,
+    clients: int,
+    sites: PackedSites,
+    app: pb.App | None = None,
 ) -> pb.Instruction:
     """Return what a client is told: one of `clients` in this step, of the run's `sites`;
     where who was drawn is a secret, of the cohort that is configured."""
     return pb.Instruction(
         id=row.id,
         run_id=run.id,
-        app=pb.App(name=run.app, sha256=run.sha256),
+        app=app or pb.App(name=run.app, sha256=run.sha256),
         envelope=pb.Envelope.FromString(row.envelope),
         cohort_clients=ready.cohort or clients,
         sites=sites.count,

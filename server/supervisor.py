@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import DamageError, MeadowError, StoreError
+from ..errors import AppError, DamageError, MeadowError, StoreError
 from ..transport import fleet_pb2 as pb
 from ..transport.durable import write_file
 from ..transport.pipe import AsyncPipe
@@ -22,6 +22,8 @@ from .background import Background
 from .dispatch import Dispatcher
 from .journal import Journal
 from .links import Links
+from .offer import OFFER_FOLDER, pack_offer
+from .run_table import RunRow
 from .spool import Spool
 from .threads import JournalThread, until_written
 
@@ -79,6 +81,7 @@ class Supervisor:
         runs = await self._thread(self._journal.runs.all, "queued", "running")
         for run in runs:
             try:
+                await self._offer(run)
                 await self._dispatcher.restore(run)
             except StoreError as error:  # of this run's rows: the others go on
                 self.fail(run.id, error)
@@ -96,6 +99,13 @@ class Supervisor:
         self._failures.pop(run_id, None)
         (self.run_dir(run_id) / "summary.json").unlink(missing_ok=True)  # it says how it ended
         self.begin(run_id)
+
+    async def _offer(self, run: RunRow) -> None:
+        """Have a run's instructions offer its app to owners who have not this version."""
+        folder = self.run_dir(run.id) / OFFER_FOLDER
+        with suppress(AppError):  # it was damaged: the worker says so
+            app = await asyncio.to_thread(pack_offer, self.run_dir(run.id) / "app", folder, run)
+            self._dispatcher.offer(run.id, app, folder)
 
     async def stop(self, run_id: int) -> None:
         """Ask a run to end where it is; a worker that does not within 15 s is killed.
@@ -221,6 +231,8 @@ class Supervisor:
     async def _keep_alive(self, run_id: int) -> tuple[str, str]:
         """Start workers until the run is over; returns its status and the cause."""
         deaths = 0
+        if (run := await self._thread(self._journal.runs.get, run_id)) is not None:
+            await self._offer(run)
         await until_written(lambda: self._status(run_id, "running"))
         while True:
             before = await self._round(run_id)

@@ -13,6 +13,11 @@ for _variable in (
 ):
     os.environ[_variable] = "1"  # read when torch or numpy is imported, and inherited by children
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["no_proxy"] = ",".join(
+    filter(
+        None, (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "localhost,127.0.0.1,::1")
+    )
+)  # servers of tests are on this machine
 for _variable in [name for name in os.environ if name.startswith("MEADOW_")]:
     del os.environ[_variable]  # a setting of whoever runs the tests is none of theirs
 

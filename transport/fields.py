@@ -38,6 +38,7 @@ ERROR_CHARS_MAX: Final = 16_384
 RUN_CONFIG_MAX: Final = 1024
 """So many values may a run config have."""
 SITES_MAX: Final = 10_000_000
+APP_SIGNATURE_BYTES_MAX: Final = 4096
 SECONDS_MAX: Final = 1e12
 U32: Final = (1 << 32) - 1
 U64: Final = (1 << 64) - 1
@@ -110,7 +111,12 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "secure_aggregation": Range(0, 1),
         "differential_privacy": Range(0, 1),
     },
-    "App": {"name": WORD, "sha256": WORD},
+    "App": {
+        "name": WORD,
+        "sha256": WORD,
+        "archive": Elsewhere("client.offers, which fetches it where an owner is to look at it"),
+        "signature": Length(APP_SIGNATURE_BYTES_MAX),
+    },
     "ReplyAck": {"instruction_id": ID},
     "Cancel": {"instruction_id": ID, "reason": Length(ERROR_CHARS_MAX)},
     "Hello": {"protocol": Range(0, U32), "client": WORD, "version": WORD},

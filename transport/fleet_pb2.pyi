@@ -223,12 +223,16 @@ class Instruction(_message.Message):
     def __init__(self, id: _Optional[str] = ..., run_id: _Optional[int] = ..., app: _Optional[_Union[App, _Mapping]] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., cohort_clients: _Optional[int] = ..., sites: _Optional[int] = ..., run_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., secure_aggregation: _Optional[bool] = ..., differential_privacy: _Optional[bool] = ..., site_nodes: _Optional[bytes] = ..., joined_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class App(_message.Message):
-    __slots__ = ("name", "sha256")
+    __slots__ = ("name", "sha256", "archive", "signature")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     name: str
     sha256: str
-    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+    archive: Blob
+    signature: bytes
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ..., archive: _Optional[_Union[Blob, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("instruction_id",)
@@ -449,14 +453,16 @@ class RunEvent(_message.Message):
     def __init__(self, at_s: _Optional[float] = ..., kind: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
 
 class SubmitOpen(_message.Message):
-    __slots__ = ("size_bytes", "name", "settings")
+    __slots__ = ("size_bytes", "name", "settings", "signature")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     size_bytes: int
     name: str
     settings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, size_bytes: _Optional[int] = ..., name: _Optional[str] = ..., settings: _Optional[_Iterable[str]] = ...) -> None: ...
+    signature: bytes
+    def __init__(self, size_bytes: _Optional[int] = ..., name: _Optional[str] = ..., settings: _Optional[_Iterable[str]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SubmitMessage(_message.Message):
     __slots__ = ("open", "zip")

@@ -10,4 +10,4 @@ from typing import Final
 
 __all__ = ["PROTOCOL_VERSION"]
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5

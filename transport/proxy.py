@@ -10,7 +10,7 @@ import base64
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 from ..errors import ConfigError, UnreachableError
 from .address import Address
 
-__all__ = ["Proxy", "open_socket", "proxy_for", "proxy_options"]
+__all__ = ["Proxy", "bypass_for_this_machine", "open_socket", "proxy_for", "proxy_options"]
 
 PROXY_VARIABLES: Final = ("grpc_proxy", "https_proxy", "HTTPS_PROXY", "http_proxy")
 DIRECT_VARIABLES: Final = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
@@ -80,6 +80,13 @@ def _is_direct(host: str, environ: Mapping[str, str]) -> bool:
         except ValueError:
             continue
     return False
+
+
+def bypass_for_this_machine(environ: MutableMapping[str, str]) -> None:
+    """Let connections to this machine itself go through no proxy."""
+    said = next((environ[name] for name in DIRECT_VARIABLES if environ.get(name)), "")
+    direct = ",".join(filter(None, (said, "localhost,127.0.0.1,::1")))
+    environ.update(dict.fromkeys(DIRECT_VARIABLES, direct))
 
 
 def proxy_options(address: str) -> list[tuple[str, int | str]]:

@@ -19,7 +19,13 @@ from meadow.transport.tensors import write_tensors
 
 identify_process(run_id=1, node_id=0)
 
-WIRES = {1: "64a7d9f85e3f2237", 2: "cf6ced52b6cefe59", 3: "3d986d91d51c3e6e", 4: "df5dceac160c16d2"}
+WIRES = {
+    1: "64a7d9f85e3f2237",
+    2: "cf6ced52b6cefe59",
+    3: "3d986d91d51c3e6e",
+    4: "df5dceac160c16d2",
+    5: "c11d5dc4ea8015c3",
+}
 """Each number and the fingerprint of its wire. If the test fails, the wire has changed: count
 `PROTOCOL_VERSION` up, and write the new number here beside the new fingerprint."""
 

@@ -12,7 +12,13 @@ from strange_listeners import ConnectProxy, listener, web_server
 from meadow.errors import ConfigError, UnreachableError
 from meadow.transport.address import Address
 from meadow.transport.authority import Authority
-from meadow.transport.proxy import DIRECT_VARIABLES, PROXY_VARIABLES, proxy_for, proxy_options
+from meadow.transport.proxy import (
+    DIRECT_VARIABLES,
+    PROXY_VARIABLES,
+    bypass_for_this_machine,
+    proxy_for,
+    proxy_options,
+)
 from meadow.transport.reach import why_not_reached
 from meadow.transport.tls import channel_credentials, fetch_ca
 
@@ -100,6 +106,15 @@ def test_exceptions(exceptions: str, host: str, direct: bool) -> None:
     """no_proxy names domains, addresses and networks."""
     environ = {"https_proxy": "http://proxy:3128", "no_proxy": exceptions}
     assert (proxy_for(Address(host, 9443), environ) is None) == direct
+
+
+def test_what_runs_on_this_machine_alone() -> None:
+    """A demo needs no proxy, whatever else goes through one."""
+    environ = {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": ".intern"}
+    bypass_for_this_machine(environ)
+    for host in ("localhost", "127.0.0.1", "::1", "a.intern"):
+        assert proxy_for(Address(host, 1), environ) is None
+    assert proxy_for(Address("a.org", 1), environ) is not None
 
 
 @pytest.mark.parametrize(
