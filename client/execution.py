@@ -112,11 +112,11 @@ class Execution:
                 self._offers.receive, app, archive, run_id=instruction.run_id, now_s=self._clock()
             )
             if self._owner.sha256(app.name) != app.sha256.removeprefix("sha256:"):
-                raise RefusedError(reason)
+                raise RefusedError("what was installed is not that version")
         except GoneError:
             return None
         except (MeadowError, OSError) as error:
-            return await self._refuse(instruction, str(error))
+            return await self._refuse(instruction, f"{reason}; {error}")
         text = f"app {app.name} sha256:{app.sha256[:12]}... of a trusted author is installed"
         self._report(Event(kind="warning", text=text, detail={"run": instruction.run_id}))
         return await self.perform(instruction, step)

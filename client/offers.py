@@ -135,7 +135,7 @@ class Offers:
         if archive is not None:
             self._store(app, name, sha256, archive, run_id=run_id, now_s=now_s)
         waits = (
-            f"app {name!r} with sha256:{sha256[:12]}... waits for the approval of this site's owner "
+            f"sha256:{sha256[:12]}... waits for the approval of this site's owner "
             f"(`meadow client apps show {name}` there)"
         )
         signature = _signature_of(app, name, sha256)
