@@ -48,7 +48,7 @@ def _numpy_kept() -> Callable[[], None]:
     so the words are kept as they lie in memory. Beside them a generator may hold the second normal
     number of a pair, which a draw tells: it then takes no words.
     """
-    bits = np.random.get_bit_generator()
+    bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
     if type(bits) is not np.random.MT19937:
         state = np.random.get_state(legacy=False)
         return lambda: np.random.set_state(state)
@@ -56,8 +56,8 @@ def _numpy_kept() -> Callable[[], None]:
     words = string_at(address, MT19937_BYTES)
     normal = np.random.standard_normal()
     if string_at(address, MT19937_BYTES) == words:
-        kind, keys, place, _, _ = np.random.get_state(legacy=True)
-        return lambda: np.random.set_state((kind, keys, place, 1, normal))
+        state = np.random.get_state(legacy=False)
+        return lambda: np.random.set_state({**state, "has_gauss": 1, "gauss": normal})
 
     def restore() -> None:
         np.random.seed(0)  # nothing of a pair is left
