@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+from meadow.transport.codec import ENVELOPE_BYTES_MAX
+
 from .bounds import BrokenError, outcome_of, within_memory
 from .mutations import mutate_bytes
 from .targets import Target, build_targets
@@ -43,17 +45,18 @@ class Fuzzed:
     def batch(self, random: Random) -> None:
         """Run some inputs, new ones or changes of what was kept."""
         count = BATCH if self.target.cheap else BATCH_OF_SLOW_ONES
-        last = b""
-        try:
-            with within_memory():
-                for _ in range(count):
-                    if self.kept and random.random() < 0.5:
-                        last = mutate_bytes(random.choice(self.kept), random)
-                    else:
-                        last = self.target.mutate(random.choice(self.target.seeds), random)
-                    self._try(last)
-        except BrokenError as error:  # of memory: the batch's, of which the last input is kept
-            self._broke(last, error)
+        for _ in range(count):
+            if self.kept and random.random() < 0.5:
+                data = mutate_bytes(random.choice(self.kept), random)
+            else:
+                data = self.target.mutate(random.choice(self.target.seeds), random)
+            if len(data) > ENVELOPE_BYTES_MAX:
+                continue  # nothing so large is ever read
+            try:
+                with within_memory():  # of reading it: to make it may take more
+                    self._try(data)
+            except BrokenError as error:
+                self._broke(data, error)
 
     def _try(self, data: bytes) -> None:
         begun_s = time.process_time()
