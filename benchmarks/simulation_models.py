@@ -81,10 +81,7 @@ def _row(model: str, work: Work, repeats: int, seconds_each: float, *, pfl: bool
     }
     if pfl:
         asked = (model, "--rounds", str(rounds))
-        who |= {
-            name: lambda more=more: measure("pfl", "pfl_models.py", *asked, *more)
-            for name, more in PFL.items()
-        }
+        who |= {name: lambda more=more: _pfl(*asked, *more) for name, more in PFL.items()}
     seconds: dict[str, list[float]] = {name: [] for name in who}
     chosen = []
     for _ in range(repeats):
@@ -103,6 +100,13 @@ def _plain(model: str, rounds: int, threads: int) -> dict[str, Any]:
     made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     outcome: dict[str, Any] = json.loads(made.splitlines()[-1])
     return outcome
+
+
+def _pfl(*asked: str) -> dict[str, Any]:
+    try:
+        return measure("pfl", "pfl_models.py", *asked)
+    except RuntimeError:  # its processes sometimes abort as they end
+        return measure("pfl", "pfl_models.py", *asked)
 
 
 def _meadow(model: str, work: Work, rounds: int, executor: str) -> dict[str, Any]:
