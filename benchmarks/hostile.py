@@ -1,18 +1,29 @@
-"""Memory of the daemon under half messages: hostile connections, with a certificate and without.
+"""Hostile connections that send half messages: the daemon's memory, and an honest run beside them.
 
-python benchmarks/hostile.py [CONNECTIONS]
+    python benchmarks/hostile.py [--connections 50] [--only memory|run]
+
+`slowdown` is the median round of a federation of two agents (those of round_latency) while all
+connections of an attack begin messages again and again, over that of the same run left alone. The
+attackers take their time from the same cores.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness.fleet import run_to_end
+from harness.report import report
+
+from meadow.cli.demo import Federation
 from meadow.server.daemon import MESSAGE_BYTES_MAX
 from meadow.transport.keys import KeyPair
 from tests.faults.live_server import LiveServer
@@ -23,6 +34,7 @@ ENROL_BYTES = 60 << 10
 STREAMS = 64
 ATTACK_S = 30.0
 AFTERWARDS_S = 3.0
+AGAIN_S = 5.0
 PATHS = {
     "connect": "/meadow.v1.Fleet/Connect",
     "upload": "/meadow.v1.Fleet/Upload",
@@ -32,7 +44,72 @@ PATHS = {
 }
 
 
-def main(connections: int) -> None:
+APP = Path(__file__).parent / "apps" / "digits"
+ROUNDS, WARM_UP_ROUNDS = 60, 5
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--connections", type=int, default=50)
+    parser.add_argument("--only", choices=("memory", "run"))
+    options = parser.parse_args()
+    if options.only != "run":
+        memory(options.connections)
+    if options.only != "memory":
+        beside(options.connections)
+
+
+def beside(connections: int) -> None:
+    """Time an honest run alone and beside each attack, in turns."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(LiveServer(Path(folder) / "server")) as server,
+        Federation(Path(folder), APP) as federation,
+    ):
+        for index in range(2):
+            federation.add_client(f"site-{index}")
+        pair = server.enroll("mallory", Path(folder))
+        rows = []
+        for name, path in PATHS.items():
+            alone_ms = _round_ms(federation)
+            address, declared = server.fleet, DECLARED_BYTES
+            if name == "enrol":
+                address, declared = server.enroll_address, ENROL_BYTES
+            given = address, None if name == "enrol" else pair, path, declared, connections
+            attacker = get_context("spawn").Process(target=attack_on, args=given, daemon=True)
+            attacker.start()
+            time.sleep(AFTERWARDS_S)
+            beside_ms = _round_ms(federation)
+            attacker.kill()
+            attacker.join()
+            row = {"attack": name, "alone ms": alone_ms, "beside ms": beside_ms}
+            rows.append({**row, "slowdown": round(beside_ms / alone_ms, 2)})
+    figures = {"slowdown_max": max(row["slowdown"] for row in rows)}
+    report("hostile", rows, figures)
+
+
+def _round_ms(federation: Federation) -> float:
+    rows = run_to_end(federation.server_dir, APP, f"run.rounds={ROUNDS}")
+    return round(median(row["duration_s"] * 1e3 for row in rows[WARM_UP_ROUNDS:]), 1)
+
+
+def attack_on(address: str, pair: KeyPair | None, path: str, declared: int, count: int) -> None:
+    """Begin messages on so many connections, every few seconds again, and end none."""
+
+    def hold(_: int) -> None:
+        while True:
+            with suppress(OSError), closing(RawHttp2(address, pair)) as hostile:
+                for stream in [hostile.open(path) for _ in range(STREAMS)]:
+                    hostile.begin(stream, declared, declared - 10, 0.2)
+                hostile.ended.wait(AGAIN_S)
+            time.sleep(AGAIN_S / 10)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(hold, range(count)))
+
+
+def memory(connections: int) -> None:
     """Print a line for each attack."""
     for name, path in PATHS.items():
         with (
@@ -75,4 +152,4 @@ def attack(
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50)
+    main()
