@@ -97,6 +97,8 @@ def test_commands_are_known(line: str) -> None:
     command: Any = typer.main.get_command(app)
     words = shlex.split(line)[1:]
     while isinstance(command, click.Group):
+        if command.invoke_without_command and (not words or words[0].startswith("--")):
+            break
         name = words.pop(0)
         assert name in command.commands, line
         command = command.commands[name]
