@@ -32,10 +32,11 @@ help:
 demo: $(READY)
 	@$(BIN)/meadow demo$(if $(SECURE), --secure)
 
-test: $(READY) # in two halves at once: those of a fleet mostly wait for its processes
+test: $(READY) # in three parts at once: those of a fleet mostly wait for its processes
 	@$(PYTEST) --durations=5 $(FLEET_TESTS:%=--ignore=%) & others=$$!; \
-	$(PYTEST) --durations=5 $(FLEET_TESTS); fleet=$$?; \
-	wait $$others && exit $$fleet
+	$(PYTEST) --durations=5 tests/federation & federation=$$!; \
+	$(PYTEST) --durations=5 $(filter-out tests/federation,$(FLEET_TESTS)); fleet=$$?; \
+	wait $$federation || fleet=1; wait $$others && exit $$fleet
 
 soak: SECONDS ?= 600
 soak: SEED ?= 1
