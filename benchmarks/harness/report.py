@@ -10,6 +10,8 @@ from rich.table import Table
 
 __all__ = ["report"]
 
+FILE_COLUMNS = 240
+
 
 def report(
     name: str, rows: Sequence[Mapping[str, object]], figures: Mapping[str, float | int]
@@ -25,7 +27,10 @@ def report(
         table.add_column(column, justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(_shown(row.get(column, "")) for column in columns))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = FILE_COLUMNS  # of a file, no digits are cut
+    console.print(table)
     print(json.dumps({"name": name, "figures": dict(figures)}), flush=True)
 
 

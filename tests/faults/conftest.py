@@ -15,8 +15,8 @@ from .raw_client import RawClient
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server that nothing runs on."""
-    with closing(LiveServer(tmp_path_factory.mktemp("server"))) as live:
+    """A server that nothing runs on; nobody else writes beside its folder."""
+    with closing(LiveServer(tmp_path_factory.mktemp("alone") / "server")) as live:
         yield live
 
 
