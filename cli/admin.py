@@ -24,6 +24,15 @@ __all__ = ["AdminOption", "DirOption", "admin_stub"]
 CONNECT_S = 10.0
 MESSAGE_BYTES_MAX = 16 << 20
 
+_SAID = (
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.DATA_LOSS,
+)
+"""Whose details are a sentence of the server's own."""
+
 DirOption = Annotated[
     Path | None, typer.Option("--dir", help="the server's folder, on the server's machine")
 ]
@@ -79,6 +88,6 @@ def _translated(error: grpc.RpcError, address: str) -> MeadowError:
         return UnreachableError(f"the connection to {address} was lost: {details}")
     if code == grpc.StatusCode.INVALID_ARGUMENT:
         return ConfigError(details)
-    if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION):
+    if code in _SAID:
         return MeadowError(details)
     return ProtocolError(f"{code.name}: {details}")

@@ -181,14 +181,16 @@ DISK = """\
 | a bit of a run's instruction or reply flips, in the journal or in the spool | the run fails and says which row or file it was; `meadow run resume` repeats the round |
 | a bit of another row of the journal, of `agent.sqlite` or of a run's `privacy.sqlite` flips | the daemon, the agent or the run does not start and says so; `meadow server check --repair` saves what is intact of a journal |
 | a bit of an app flips between submission and a worker's start | the run fails: the app is not the one that was submitted |
+| a bit of a write-ahead log (`-wal`) of one of these flips between a kill and the next start | likewise; `meadow server check --repair` saves what was committed behind it too |
 | a bit of a client's identity flips | the agent ends, and names the file |
 | a disk is full | nothing is half written: the daemon waits for room, a client answers with the cause |
 | the power is cut | everything that a commit names was synced before it |
 | a file is of another version of Meadow | it is brought up to date, or refused with what to do |
 
 Checksums are CRC-32: they find accidents, not somebody who can write to the folder. What they do not
-find: a flipped bit in `metrics.jsonl`, which people read and no model depends on, and one in a
-write-ahead log between a kill and the next start, where SQLite drops the transactions since.
+find: a flipped bit in `metrics.jsonl`, which people read and no model depends on. In a write-ahead log one bit
+is found wherever it flips; of more bits together those that are followed by two transactions, as what a power cut
+leaves of the last one looks the same.
 """
 
 DISK_LIMITS = (

@@ -8,19 +8,20 @@ import re
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
 
 from .. import __version__
 from ..apps import App, unpack
-from ..errors import AppError, MeadowError
+from ..errors import AppError, MeadowError, StoreError
 from ..strategies.tags import TAG_FORM, is_tag
 from ..transport import fleet_pb2 as pb
 from ..transport.app_signature import SIGNATURE_FILE, AppSignature
 from ..transport.durable import make_folder, write_file
 from ..transport.fleet_pb2_grpc import AdminServicer
-from .callers import REVOKED, Callers, Context, abort
+from .callers import REVOKED, Callers, Context
 from .dispatch import Dispatcher
 from .floods import Floods
 from .journal import Journal
@@ -149,10 +150,7 @@ class AdminService(AdminServicer):
             if len(archive) > first.open.size_bytes:
                 text = "the app is larger than was declared"
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        try:
-            run_id = await self._take(first.open, bytes(archive))
-        except MeadowError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        run_id = await self._take(first.open, bytes(archive))
         self._supervisor.begin(run_id)
         return _run(await self._row(run_id, context))
 
@@ -178,11 +176,16 @@ class AdminService(AdminServicer):
 
         try:
             app = await asyncio.to_thread(lay_out)
-        except MeadowError as error:
+        except (MeadowError, OSError) as error:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            await self._thread(
-                self._journal.runs.status, run_id, "failed", cause=str(error), now_s=self._clock()
-            )
+            with suppress(StoreError):  # the next start does it
+                await self._thread(
+                    self._journal.runs.status,
+                    run_id,
+                    "failed",
+                    cause=str(error),
+                    now_s=self._clock(),
+                )
             raise
         await self._thread(self._journal.runs.begin, run_id, opened.name, app.sha256)
         return run_id
@@ -225,10 +228,7 @@ class AdminService(AdminServicer):
         if run.status in OVER:
             text = f"run {run.id} is already {run.status}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-        try:
-            await self._supervisor.stop(request.id)
-        except MeadowError as error:
-            await abort(context, error)
+        await self._supervisor.stop(request.id)
         return _run(await self._row(request.id, context))
 
     async def Resume(self, request: pb.RunId, context: Context) -> pb.Run:

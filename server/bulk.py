@@ -11,12 +11,12 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from ..errors import MeadowError, ProtocolError, UnreachableError
+from ..errors import ProtocolError, UnreachableError
 from ..transport import fleet_pb2 as pb
 from ..transport.blobs import CHUNK_BYTES, Receiver, blob_path
 from ..transport.chunk_reader import ChunkReader
 from ..transport.chunk_wire import Piece, pack_chunk, unpack_upload
-from .callers import Callers, Context, abort
+from .callers import Callers, Context
 from .calls import FirstMessages, parse
 from .dispatch import Dispatcher
 from .floods import Floods
@@ -80,13 +80,9 @@ class BulkService:
     async def download(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Stream a blob that an open instruction of this client names, from an offset."""
         site = await self._callers.site(context)
-        try:
-            with self._transfer(site.node_id):
-                first = await self._first_messages.next(requests, site.node_id)
-                request = parse(pb.DownloadRequest, first)
-                await self._download(request, site.node_id, context)
-        except MeadowError as error:
-            await abort(context, error)
+        with self._transfer(site.node_id):
+            first = await self._first_messages.next(requests, site.node_id)
+            await self._download(parse(pb.DownloadRequest, first), site.node_id, context)
 
     async def _download(self, request: pb.DownloadRequest, node_id: int, context: Context) -> None:
         found = self._dispatcher.blob(node_id, request.blob_id)
@@ -108,20 +104,17 @@ class BulkService:
     async def upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.UploadState:
         """Take a blob for an open instruction of this client, from where it stopped last time."""
         site = await self._callers.site(context)
-        try:
-            with self._transfer(site.node_id):
-                opened = _opening(await self._first_messages.next(requests, site.node_id))
-                item = self._dispatcher.owed(site.node_id, opened.instruction_id)
-                closed = f"instruction {opened.instruction_id[:80]!r} is not open for {site.name}"
-                if item is None:
-                    await context.abort(grpc.StatusCode.NOT_FOUND, closed)
-                async with self._newest(site.node_id, opened.blob.id):
-                    state = await self._take_while_open(requests, opened, item, context)
-                if state is None:
-                    await context.abort(grpc.StatusCode.NOT_FOUND, closed)
-                return state
-        except MeadowError as error:
-            await abort(context, error)
+        with self._transfer(site.node_id):
+            opened = _opening(await self._first_messages.next(requests, site.node_id))
+            item = self._dispatcher.owed(site.node_id, opened.instruction_id)
+            closed = f"instruction {opened.instruction_id[:80]!r} is not open for {site.name}"
+            if item is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, closed)
+            async with self._newest(site.node_id, opened.blob.id):
+                state = await self._take_while_open(requests, opened, item, context)
+            if state is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, closed)
+            return state
 
     async def _take_while_open(
         self,

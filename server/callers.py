@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from ..errors import (
-    IdentityError,
-    LimitError,
-    MeadowError,
-    ProtocolError,
-    StoreError,
-    UnreachableError,
-)
+from ..errors import IdentityError, StoreError
 from ..transport.identity import Identity, Role, peer_identity
 from .denials import Denials
 from .links import Links
 from .site_table import SiteRow
 
-__all__ = ["REVOKED", "Callers", "Context", "abort", "caller"]
+__all__ = ["REVOKED", "Callers", "Context", "caller"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 REVOKED = "this client was revoked; ask the server's operator for a new token"
@@ -104,16 +97,3 @@ def _problem(
     if identity.not_after.timestamp() < now_s:
         return f"the certificate of {identity.name!r} has expired"
     return None
-
-
-async def abort(context: Context, error: MeadowError) -> NoReturn:
-    """End a call with an error of ours, as the gRPC status that fits."""
-    code = grpc.StatusCode.FAILED_PRECONDITION
-    if isinstance(error, LimitError):
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    elif isinstance(error, ProtocolError | IdentityError):
-        code = grpc.StatusCode.INVALID_ARGUMENT
-    elif isinstance(error, StoreError | UnreachableError):
-        code = grpc.StatusCode.UNAVAILABLE
-    await context.abort(code, str(error))
-    raise AssertionError("abort always raises")

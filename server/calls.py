@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -16,8 +17,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from ..errors import MeadowError, ProtocolError, UnreachableError
-from .callers import Context, abort
+from ..errors import ProtocolError, UnreachableError
+from .callers import Context
 from .slots import Waits
 
 __all__ = [
@@ -93,10 +94,7 @@ def unary_handler(
 
     async def call(requests: AsyncIterator[bytes], context: Context) -> Message:
         whose = await admit(context)
-        try:
-            request = parse(kind, await first_messages.next(requests, whose))
-        except MeadowError as error:
-            await abort(context, error)
+        request = parse(kind, await first_messages.next(requests, whose))
         return await answer(request, context)
 
     return grpc.stream_unary_rpc_method_handler(call, response_serializer=_serialized)
@@ -124,17 +122,14 @@ def _handler(
     kind = GetMessageClass(method.input_type)
     if method.client_streaming:  # it admits before it reads
         return grpc.stream_unary_rpc_method_handler(
-            behaviour, request_deserializer=kind.FromString, response_serializer=_serialized
+            behaviour, request_deserializer=partial(parse, kind), response_serializer=_serialized
         )
     if not method.server_streaming:
         return unary_handler(kind, behaviour, admit, first_messages)
 
     async def stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
         whose = await admit(context)
-        try:
-            request = parse(kind, await first_messages.next(requests, whose))
-        except MeadowError as error:
-            await abort(context, error)
+        request = parse(kind, await first_messages.next(requests, whose))
         async for answer in behaviour(request, context):
             yield answer
 

@@ -9,14 +9,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from ..errors import StoreError, UnreachableError
+from ..errors import UnreachableError
 from ..process_limits import give_back_freed_memory
 from ..transport import fleet_pb2 as pb
 from ..transport.address import Address
@@ -30,6 +29,7 @@ from .calls import FirstMessages, service_handlers
 from .denials import Denials
 from .dispatch import Dispatcher
 from .enrollment import CertificateIssuer, EnrollmentService
+from .failures import service_of
 from .fleet import FleetService
 from .floods import Floods
 from .home import SERVER_DAYS, ServerHome
@@ -160,13 +160,13 @@ class Daemon:
         )  # fmt: skip
         bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
         handlers = {**service.handlers(), **bulk.handlers()}
-        fleet.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("meadow.v1.Fleet", handlers),)
-        )
         methods = pb.DESCRIPTOR.services_by_name["Admin"].methods
         administration = service_handlers(methods, admin, callers.admin, first_messages)
         fleet.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("meadow.v1.Admin", administration),)
+            (
+                service_of("Fleet", handlers),
+                service_of("Admin", administration, for_admin=True),
+            )
         )
         enroll = grpc.aio.server(
             options=[
@@ -176,12 +176,8 @@ class Daemon:
                 ("grpc.max_allowed_incoming_connections", ENROLL_CONNECTIONS_MAX),
             ]
         )
-        enrollment = EnrollmentService(
-            self._journal, self._thread, self._issuer, denials, clock=self._clock
-        )
-        enroll.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("meadow.v1.Enrollment", enrollment.handlers()),)
-        )
+        enrollment = EnrollmentService(self._issuer, denials)
+        enroll.add_generic_rpc_handlers((service_of("Enrollment", enrollment.handlers()),))
         ca_pem = self._home.authority.certificate_pem
         mutual = server_credentials(self._server_pair, ca_pem=ca_pem)
         one_way = server_credentials(self._server_pair, ca_pem=None)
@@ -217,8 +213,7 @@ class Daemon:
                     "listener": listeners[each.port],
                     "fruitless_bytes": str(each.fruitless_bytes),
                 }
-                with suppress(StoreError):  # the disk is full: the flood is ended all the same
-                    await self._denials.record(detail, caller=each.address, kind="flood_ended")
+                await self._denials.record(detail, caller=each.address, kind="flood_ended")
 
     async def _record(self, kind: str, detail: dict[str, Any]) -> None:
         await self._thread(

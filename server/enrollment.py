@@ -11,18 +11,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from ..errors import IdentityError, MeadowError
+from ..errors import IdentityError
 from ..transport import fleet_pb2 as pb
 from ..transport.address import caller_of
 from ..transport.authority import Authority
 from ..transport.identity import identity_of
 from ..transport.keys import requested_key
 from ..transport.tokens import hash_token
-from .callers import Context, abort
+from .callers import Context
 from .calls import FirstMessages, parse
 from .denials import Denials
 from .journal import Journal
 from .links import Links
+from .site_table import SiteRow
 from .threads import JournalThread
 
 __all__ = ["CertificateIssuer", "EnrollmentService"]
@@ -55,6 +56,22 @@ class CertificateIssuer:
         self._clock = clock
         self.fleet_address = ""
 
+    async def enroll(self, token: str, csr_pem: bytes) -> pb.Certificate:
+        """Issue a first certificate to whom a token was made for, and use the token up: both or nothing.
+
+        Raises:
+            IdentityError: as `hash_token`, `SiteTable.redeem` and `certify`.
+        """
+        token_hash, now_s = hash_token(token), self._clock()
+
+        def redeem() -> str:
+            site = self._journal.sites.redeem(token_hash, now_s=now_s)
+            detail = json.dumps({"client": site.name, "node_id": site.node_id})
+            self._journal.events.record(0, "enrolled", detail, now_s=now_s)
+            return site.name
+
+        return await self._issue(redeem, csr_pem)
+
     async def certify(
         self, name: str, csr_pem: bytes, *, shown: str | None = None
     ) -> pb.Certificate:
@@ -66,20 +83,31 @@ class CertificateIssuer:
         Raises:
             IdentityError: the request is malformed, or its key is not of the kind in use.
         """
+        return await self._issue(lambda: name, csr_pem, shown=shown)
+
+    async def _issue(
+        self, name_of: Callable[[], str], csr_pem: bytes, *, shown: str | None = None
+    ) -> pb.Certificate:
         now = datetime.fromtimestamp(self._clock(), UTC)
-        pem = self._authority.issue_client(csr_pem, name=name, now=now, days=self._days)
-        identity = identity_of(pem)
-        until_s = identity.not_after.timestamp()
-        await self._thread(
-            self._journal.sites.certify, name, identity.serial, shown=shown, until_s=until_s
-        )
-        site = await self._thread(self._journal.sites.get, name)
-        assert site is not None
+
+        def write() -> tuple[bytes, SiteRow]:
+            sites = self._journal.sites
+            with self._journal.transaction():
+                name = name_of()
+                pem = self._authority.issue_client(csr_pem, name=name, now=now, days=self._days)
+                identity = identity_of(pem)
+                until_s = identity.not_after.timestamp()
+                sites.certify(name, identity.serial, shown=shown, until_s=until_s)
+            site = sites.get(name)
+            assert site is not None
+            return pem, site
+
+        pem, site = await self._thread(write)
         self._links.update(site)
         return pb.Certificate(
             certificate_pem=pem,
             ca_pem=self._authority.certificate_pem,
-            client=name,
+            client=site.name,
             node_id=site.node_id,
             fleet_address=self.fleet_address,
         )
@@ -92,20 +120,9 @@ class EnrollmentService:
     for, the address that has most of them loses its oldest. An honest request is there at once.
     """
 
-    def __init__(
-        self,
-        journal: Journal,
-        thread: JournalThread,
-        issuer: CertificateIssuer,
-        denials: Denials,
-        *,
-        clock: Callable[[], float],
-    ) -> None:
-        self._journal = journal
-        self._thread = thread
+    def __init__(self, issuer: CertificateIssuer, denials: Denials) -> None:
         self._issuer = issuer
         self._denials = denials
-        self._clock = clock
         self._strangers = FirstMessages(STRANGERS_MAX, STRANGERS_MAX)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -119,37 +136,19 @@ class EnrollmentService:
     async def enroll(self, requests: AsyncIterator[bytes], context: Context) -> pb.Certificate:
         """Redeem a one-time token."""
         address = caller_of(context.peer())
-        try:
-            first = await self._strangers.next(requests, address, TOKEN_WAIT_S)
-            request = parse(pb.EnrollRequest, first)
-        except MeadowError as error:
-            await abort(context, error)
-        return await self._redeem(request, address, context)
+        first = await self._strangers.next(requests, address, TOKEN_WAIT_S)
+        return await self._redeem(parse(pb.EnrollRequest, first), address, context)
 
     async def _redeem(
         self, request: pb.EnrollRequest, address: str, context: Context
     ) -> pb.Certificate:
-        now_s = self._clock()
+        requested_key(request.csr_pem)  # what is wrong with it is told, and with the token is not
         try:
-            requested_key(request.csr_pem)  # a malformed request must not use up the token
-        except IdentityError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        try:
-            token_hash = hash_token(request.token)
-            site = await self._thread(self._journal.sites.redeem, token_hash, now_s=now_s)
-            certificate = await self._issuer.certify(site.name, request.csr_pem)
+            return await self._issuer.enroll(request.token, request.csr_pem)
         except IdentityError as error:
             detail = {"address": address, "reason": str(error)}
             if not await self._denials.record(detail, caller=address, kind="enrollment_refused"):
                 await asyncio.sleep(GUESS_S)
             text = "the token is not valid: unknown, used or expired; ask for a new one"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
-        except MeadowError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        await self._record("enrolled", {"client": site.name, "node_id": site.node_id})
-        return certificate
-
-    async def _record(self, kind: str, detail: dict[str, object]) -> None:
-        await self._thread(
-            self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
-        )
+            raise AssertionError("abort always raises") from None

@@ -17,9 +17,10 @@ from ..transport.fields import check_fields
 from ..transport.protocol import PROTOCOL_VERSION
 from .allowance import Allowance
 from .bulk import fair_chunk_bytes
-from .callers import REVOKED, Callers, Context, abort, caller
+from .callers import REVOKED, Callers, Context, caller
 from .calls import FirstMessages, parse, unary_handler
 from .dispatch import Dispatcher
+from .failures import told
 from .floods import Floods
 from .journal import Journal
 from .links import AgentLink, Links
@@ -92,16 +93,13 @@ class FleetService:
         hello = await self._hello(known.node_id, requests, context)
         site = await self._callers.site(context, claimed=hello.client)
         now_s = self._clock()
-        try:
-            await self._thread(
-                self._journal.sites.seen,
-                site.node_id,
-                connected=True,
-                now_s=now_s,
-                version=hello.version[:40],
-            )
-        except MeadowError as error:
-            await abort(context, error)
+        await self._thread(
+            self._journal.sites.seen,
+            site.node_id,
+            connected=True,
+            now_s=now_s,
+            version=hello.version[:40],
+        )
         site = await self._callers.site(context)  # it may have been revoked meanwhile
         link = AgentLink(site.node_id, site.name)
         link.send(
@@ -143,10 +141,7 @@ class FleetService:
             data = await self._first_messages.next(requests, node_id)
         except MeadowError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
-        try:
-            first = parse(pb.AgentMessage, data)
-        except MeadowError as error:
-            await abort(context, error)
+        first = parse(pb.AgentMessage, data)
         if not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is no hello")
         if first.hello.protocol != PROTOCOL_VERSION:
@@ -173,8 +168,8 @@ class FleetService:
             reason = "the agent closed its side"
         except grpc.RpcError:
             reason = "the connection was lost"
-        except MeadowError as error:
-            reason = str(error)
+        except Exception as error:
+            _, reason = told(error, "Fleet.Connect")
         finally:
             link.close(reason)
 
@@ -189,8 +184,5 @@ class FleetService:
         if not self._renewals.take(site.node_id):
             text = f"{RENEWALS_MAX} certificates were asked for lately; try again in an hour"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        try:
-            shown = caller(context, role="client").serial
-            return await self._issuer.certify(site.name, request.csr_pem, shown=shown)
-        except MeadowError as error:
-            await abort(context, error)
+        shown = caller(context, role="client").serial
+        return await self._issuer.certify(site.name, request.csr_pem, shown=shown)

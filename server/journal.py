@@ -6,8 +6,8 @@ off the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from ..transport.database import Salvage
@@ -38,6 +38,12 @@ class Journal:
     def together(self) -> AbstractContextManager[None]:
         """As `Database.together`."""
         return self._db.together()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Make one of what is written in the block: all of it is there afterwards, or nothing."""
+        with self._db.transaction():
+            yield
 
     def check(self) -> None:
         """As `Database.check`; what is wrong with a run's steps is for that run to find.

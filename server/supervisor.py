@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -78,6 +79,9 @@ class Supervisor:
     async def restore(self) -> list[int]:
         """Take up the steps of every run that was under way, before any agent connects; returns
         the runs, which are to begin then."""
+        for run in await self._thread(self._journal.runs.all, "arriving"):
+            await asyncio.to_thread(shutil.rmtree, self.run_dir(run.id), ignore_errors=True)
+            await self._status(run.id, "failed", "its app had not arrived; submit it anew")
         runs = await self._thread(self._journal.runs.all, "queued", "running")
         for run in runs:
             try:

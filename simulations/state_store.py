@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import StoreError
+from ..errors import DamageError, StoreError
+from ..transport.write_ahead_log import log_damage, log_of
 
 __all__ = ["MemoryStates", "StateStore", "States"]
 
@@ -175,6 +176,8 @@ class StateStore:
                 raise
 
     def _opened(self) -> sqlite3.Connection:
+        if not self._fresh and (what := log_damage(log_of(self._path), synced=False)) is not None:
+            raise DamageError(f"{log_of(self._path)} is damaged: its {what}; begin the run anew")
         self._db = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.executescript(_SCHEMA)

@@ -8,6 +8,7 @@ written is neither read nor changed.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import struct
 import threading
@@ -15,11 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from zlib_ng.zlib_ng import crc32
 
 from ..errors import DamageError, StoreError
+from .write_ahead_log import accept_log, log_damage, log_of
 
 __all__ = ["Database", "Layout", "Salvage", "Script", "columns_of", "salvage"]
 
@@ -82,6 +85,8 @@ class Database:
         self._layout = layout
         self._lock = threading.RLock()
         self._columns: dict[str, list[str]] = {}
+        if path is not None and (what := log_damage(log_of(path), synced=sync)) is not None:
+            raise self._damaged(f"{log_of(path).name}, {what}, {_NOT_AS_WRITTEN}")
         with self._typed():
             self._db = sqlite3.connect(
                 path or ":memory:", check_same_thread=False, isolation_level=None
@@ -327,6 +332,17 @@ class Database:
 
 def salvage(path: Path, layout: Layout, table: str) -> Salvage:
     """Read what is intact in a table of a damaged file, which is not changed."""
+    if log_damage(log_of(path)) is None:
+        return _salvage(path, layout, table)
+    with TemporaryDirectory(dir=path.parent) as folder:  # SQLite would not read on
+        copy = Path(folder, path.name)
+        shutil.copyfile(path, copy)
+        shutil.copyfile(log_of(path), log_of(copy))
+        accept_log(log_of(copy))
+        return _salvage(copy, layout, table)
+
+
+def _salvage(path: Path, layout: Layout, table: str) -> Salvage:
     seals: dict[str, int] = {}
     found: dict[str, dict[str, Any]] = {}
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:

@@ -147,6 +147,28 @@ def test_what_is_intact_is_saved(home: ServerHome) -> None:
         assert journal.steps.instructions(1, "3/train/0") == []
 
 
+def test_a_bit_that_flips_in_the_log_of_a_killed_server(home: ServerHome) -> None:
+    """SQLite would forget without a word what was committed since; it is said, and saved."""
+    path = home.folder / "journal.sqlite"
+    with closing(Journal(path)) as journal:
+        for name in ("d", "e", "f"):
+            journal.sites.invite(name, f"hash-{name}", now_s=0.0, expires_at_s=1e12)
+            journal.sites.revoke(name, now_s=2.0)
+        left = {each: path.with_name(each).read_bytes() for each in (path.name, f"{path.name}-wal")}
+    for name, data in left.items():  # as it was, before the last of it was taken over
+        (home.folder / name).write_bytes(data)
+    flip(path.with_name(f"{path.name}-wal"), 32 + 24 + 100)
+    for _ in range(2):
+        with pytest.raises(DamageError, match=r"journal.sqlite-wal, frame 1 of .*--repair"):
+            Journal(path)
+        assert "frame 1 of" in findings(home)["journal"]
+    assert [len(each.lost) for each in repair_journal(home).values()] == [0] * 5
+    assert findings(home) == {}
+    with closing(Journal(path)) as journal:
+        revoked = {site.name: site.revoked_at_s for site in journal.sites.all()}
+    assert revoked == {"a": None, "b": 1.0, "c": None, "d": 2.0, "e": 2.0, "f": 2.0}
+
+
 def test_a_journal_of_which_nothing_is_left_is_begun_anew(home: ServerHome) -> None:
     """The folders of its runs keep their numbers."""
     (home.folder / "journal.sqlite").write_bytes(b"x" * 5000)

@@ -202,6 +202,7 @@ class Faults:
             sorted((run_dir / "checkpoints").glob("round-*")),
             sorted((folder / "spool").rglob("*.safetensors")),
             [folder / "journal.sqlite"],
+            [*folder.glob("journal.sqlite-wal")],
         ]
         if self._rng.random() < APP_SHARE:
             pools = [sorted((run_dir / "app").rglob("*.py"))]
@@ -217,7 +218,9 @@ class Faults:
             *(folder / "runs").rglob("*.safetensors"),
             *(folder / "blobs").glob("*.safetensors"),
         ]
-        files += [folder / "agent.sqlite"] * max(1, len(files))
+        files += [folder / name for name in ("agent.sqlite", "agent.sqlite-wal")] * max(
+            1, len(files)
+        )
         files += [folder / "identity" / name for name in ("ca.pem", "certificate.pem", "key.pem")]
         connected = len(client.events("connected"))
         self.flip(self._rng.choice([path for path in files if path.exists()]))
