@@ -183,7 +183,7 @@ class Agent:
         assignments: Assignments,
     ) -> None:
         """Take what the server says until the stream ends, which raises why."""
-        assignments.lease_s = max(LEASE_S_MIN, min(LEASE_S_MAX, welcome.lease_s))  # NaN is the max
+        assignments.lease_s = bounded_lease_s(welcome.lease_s)
         self._uplink.attach(connection)
         text = f"connected to {connection.address} as {identity.name} (node {welcome.node_id})"
         self._report(Event(kind="connected", text=text, detail={"node_id": welcome.node_id}))
@@ -268,3 +268,8 @@ async def _until_first_failure(
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+
+
+def bounded_lease_s(told: float) -> float:
+    """Return how long a lease is, whatever a server says; the longest where that is no number."""
+    return max(LEASE_S_MIN, min(LEASE_S_MAX, told))

@@ -170,6 +170,81 @@ WIRE_LIMITS = (
         "arrays that are no tensors, in one message",
         "faults/test_oversize.py::test_plain_bytes_of_all_records",
     ),
+    Limit(
+        "server.slots:STEP_S_MAX",
+        "how long one chunk may take, however slow the line",
+        "server/test_bounds.py::test_a_step_that_takes_too_long",
+    ),
+    Limit(
+        "server.slots:PATIENCE_S",
+        "how long a chunk has a place among the quick ones",
+        "server/test_slots.py::test_a_slow_step_gives_its_slot_back",
+    ),
+    Limit(
+        "server.daemon:HANDSHAKE_MS_MAX",
+        "how long a connection may take to become one, in milliseconds",
+        "server/test_bounds.py::test_connections_that_do_not_even_begin",
+    ),
+    Limit(
+        "server.daemon:ENROLL_CONNECTION_MS_MAX",
+        "how long a stranger's connection lasts, in milliseconds, and then as long again for a call",
+        "server/test_bounds.py::test_a_strangers_connection_is_ended",
+    ),
+    Limit(
+        "server.links:OUTGOING_MAX",
+        "messages that wait for an agent which does not read; it is cut off",
+        "server/test_bounds.py::test_an_agent_that_does_not_read_is_cut_off",
+    ),
+    Limit(
+        "server.allowance:CALLERS_MAX",
+        "callers whose shares are remembered",
+        "server/test_bounds.py::test_callers_are_forgotten",
+    ),
+    Limit(
+        "server.denials:BURST",
+        "refusals of one caller that are recorded at once, and then one a second",
+        "server/test_bounds.py::test_refusals_of_a_flood",
+    ),
+    Limit(
+        "server.fleet:RENEWAL_EVERY_S",
+        "until a client that has renewed its certificate too often may do so once more",
+        "faults/test_enrollment.py::test_many_renewals",
+    ),
+    Limit(
+        "server.event_table:EVENTS_PER_RUN_MAX",
+        "events of a run, and of the server, that are kept",
+        "server/test_bounds.py::test_events_of_a_run",
+    ),
+    Limit(
+        "server.event_table:TEXT_CHARS_MAX",
+        "a line of the log",
+        "server/test_bounds.py::test_events_of_a_run",
+    ),
+    Limit(
+        "server.admin:APP_ZIP_BYTES_MAX",
+        "an app that is submitted",
+        "server/test_bounds.py::test_what_an_administrator_asks_for",
+    ),
+    Limit(
+        "server.admin:RUN_ID_MAX",
+        "a run's number",
+        "server/test_bounds.py::test_what_an_administrator_asks_for",
+    ),
+    Limit(
+        "transport.pipe:FRAME_BYTES_MAX",
+        "one message between the daemon and a run's worker",
+        "server/test_bounds.py::test_a_workers_message",
+    ),
+    Limit(
+        "server.quotas:REPLY_TIMES_MAX",
+        "how many times as large as the tensors that were sent a reply may be",
+        "faults/test_oversize.py::test_more_than_the_model_needs",
+    ),
+    Limit(
+        "transport.proxy:ANSWER_BYTES_MAX",
+        "what is read of a proxy's answer",
+        "transport/test_proxy.py::test_a_proxy_that_does_not_stop_talking",
+    ),
 )
 
 DISK = """\
@@ -213,6 +288,16 @@ DISK_LIMITS = (
         "server.checkpoints:CHECKPOINTS_KEPT",
         "rounds that a run keeps to go on from",
         "server/test_run_folder.py::test_the_newest_checkpoint_comes_back",
+    ),
+    Limit(
+        "transport.spares:SPARES_MAX",
+        "files that are kept to be written over",
+        "transport/test_spares.py::test_bounds",
+    ),
+    Limit(
+        "transport.spares:SPARES_BYTES_MAX",
+        "all of them together",
+        "transport/test_spares.py::test_bounds",
     ),
 )
 
@@ -285,6 +370,166 @@ WORDS_LIMITS = (
         "each whole number of how clients train, such as the epochs",
         "client/test_training_settings.py::test_impossible_settings_are_refused",
     ),
+    Limit(
+        "transport.fields:NAME_CHARS_MAX",
+        "each other text, such as a client's name",
+        "transport/test_fields.py::test_both_ends_of_every_bound",
+    ),
+    Limit(
+        "transport.fields:SECONDS_MAX",
+        "each time, in seconds",
+        "transport/test_fields.py::test_both_ends_of_every_bound",
+    ),
+    Limit(
+        "transport.header:HEADER_BYTES_MAX",
+        "the head of a file of tensors",
+        "transport/test_tensors.py::test_sizes_are_bounded_before_anything_is_read",
+    ),
+    Limit(
+        "transport.header:TENSORS_MAX",
+        "tensors in a file",
+        "transport/test_tensors.py::test_too_many_tensors_are_refused",
+    ),
+    Limit(
+        "transport.header:NAME_BYTES_MAX",
+        "a tensor's name",
+        "transport/test_tensors.py::test_names_are_bounded",
+    ),
+    Limit(
+        "transport.header:DIMENSIONS_MAX",
+        "a tensor's dimensions",
+        "transport/test_tensors.py::test_hostile_files_are_refused",
+    ),
+    Limit(
+        "compression.terms:VALUES_MAX",
+        "values of a compressed model",
+        "compression/test_packet.py::test_impossible_forms_are_refused",
+    ),
+    Limit(
+        "privacy.secure_terms:METRIC_CHARS_MAX",
+        "the name of such a metric",
+        "privacy/test_secure_terms.py::test_a_malformed_announcement",
+    ),
+    Limit(
+        "privacy.secure_announcement:CERTIFICATE_BYTES_MAX",
+        "what certifies a client's key in an announcement",
+        "privacy/test_secure_terms.py::test_a_malformed_announcement",
+    ),
+    Limit(
+        "privacy.secagg.encoding:LENGTH_MAX",
+        "values of a secure sum",
+        "privacy/secagg/test_encoding.py::test_an_encoding_that_cannot_be",
+    ),
+    Limit(
+        "privacy.secagg.encoding:CLIP_MAX",
+        "the clip of a secure sum's values",
+        "privacy/secagg/test_encoding.py::test_an_encoding_that_cannot_be",
+    ),
+    Limit(
+        "client.training_settings:NUMBER_MAX",
+        "each other number of how clients train",
+        "client/test_training_settings.py::test_impossible_settings_are_refused",
+    ),
+    Limit(
+        "client.secure_introduction:AGE_S_MAX",
+        "the age of the keys by which a client introduced itself to a secure sum",
+        "secure/test_beacon.py::test_an_introduction_is_not_good_for_long",
+    ),
+    Limit(
+        "client.agent:LEASE_S_MAX",
+        "a lease, whatever the server says; at least a second",
+        "client_agent/test_bounds.py::test_a_lease",
+    ),
+    Limit(
+        "client.assignments:INSTRUCTIONS_MAX",
+        "instructions that wait at a client; it refuses more",
+        "client_agent/test_bounds.py::test_instructions_that_wait",
+    ),
+    Limit(
+        "client.ledger:REFUSALS_MAX",
+        "refusals that a client keeps",
+        "client_agent/test_bounds.py::test_refusals_that_are_kept",
+    ),
+    Limit(
+        "client.ledger:APP_CHARS_MAX",
+        "an app's name in its record of them",
+        "client_agent/test_bounds.py::test_refusals_that_are_kept",
+    ),
+    Limit(
+        "client.state:RUNS_MAX",
+        "runs whose state a client keeps",
+        "client_agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
+    ),
+    Limit(
+        "client.state:REPLIES_MAX",
+        "replies that wait at a client to be acknowledged",
+        "client_agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
+    ),
+    Limit(
+        "client.secure_session:LIVE_MAX",
+        "secure sessions that a process remembers; others are gone through again",
+        "secure/test_restart.py::test_clients_in_other_processes_for_every_message",
+    ),
+    Limit(
+        "client.training:REASON_CHARS_MAX",
+        "a client's reason why it failed",
+        "client_agent/test_bounds.py::test_what_a_failure_says",
+    ),
+    Limit(
+        "client.clock:SKEW_S_MAX",
+        "difference between the clocks of a client and the server; more is told",
+        "client_agent/test_bounds.py::test_clocks_that_agree",
+    ),
+    Limit(
+        "server.steps:REASON_CHARS_MAX",
+        "the server's own reason why a client failed",
+        "server/test_bounds.py::test_reasons_are_short",
+    ),
+    Limit(
+        "server.failed_clients:KEPT_MAX",
+        "failed clients of a round that are listed",
+        "server/test_bounds.py::test_failures_that_are_listed",
+    ),
+    Limit(
+        "server.failed_clients:CAUSES_MAX",
+        "causes of failures in a run's summary",
+        "server/test_bounds.py::test_failures_that_are_listed",
+    ),
+    Limit(
+        "server.failed_clients:SITES_MAX",
+        "sites that are named with each",
+        "server/test_bounds.py::test_failures_that_are_listed",
+    ),
+    Limit(
+        "server.failed_clients:ROUNDS_MAX",
+        "rounds whose failures wait for their row",
+        "server/test_bounds.py::test_failures_that_are_listed",
+    ),
+    Limit(
+        "server.run_folder:TRACEBACKS_BYTES_MAX",
+        "tracebacks of clients that a run keeps",
+        "server/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
+    ),
+    Limit(
+        "server.run_folder:TRACEBACK_CHARS_MAX",
+        "each of them, its end",
+        "server/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
+    ),
+    Limit(
+        "server.app_output:LOG_BYTES_MAX",
+        "what an app prints, in a run's `app.log`",
+        "server/test_app_output.py::test_a_full_file_takes_no_more",
+    ),
+    Limit(
+        "server.app_output:TAKEN_CHARS_MAX",
+        "what a worker process of a simulation prints in a step",
+        "server/test_app_output.py::test_what_another_process_prints_comes_along",
+    ),
+    Limit(
+        "privacy.secure_group:OVERHEAD_BYTES_MAX",
+        "a masked vector, beyond the bytes of its values",
+        "secure/test_lying_clients.py::test_what_a_client_may_not_say",
+    ),
 )
 
 APP_LIMITS = (
@@ -303,7 +548,56 @@ APP_LIMITS = (
         "an author's signature",
         "transport/test_fields.py::test_both_ends_of_every_bound",
     ),
+    Limit(
+        "transport.app_signature:FILE_BYTES_MAX",
+        "its file",
+        "client_agent/test_offers.py::test_signatures_are_of_one_app_one_content_and_one_time",
+    ),
 )
+
+BESIDES = {
+    "how a method works; another value gives another result, or none, and takes no more of anything": """
+        client.fit:BATCH_MAX client.fit:MEMORY_FILLED_MAX client.local_algorithms:EXPONENT_MAX
+        client.parallel.choice:FILLED_MAX compression.numbers:FINITE_MAX privacy.dp.adaptive:NORM_MAX
+        privacy.dp.announced_numbers:NUMBER_MAX privacy.dp.announced_numbers:STEPS_MAX
+        privacy.dp.calibration:MULTIPLIER_MAX privacy.dp.calibration:ROUNDS_MAX
+        privacy.dp.gaussian:EPSILON_MAX privacy.dp.inversion:STDDEV_MAX privacy.dp.parts:ALONE_MAX
+        privacy.dp.parts:THREADS_MAX privacy.dp.rounding:TRIES_MAX privacy.dp.toeplitz:HALVINGS_MAX
+        privacy.dp.toeplitz:PAIRS_KEPT privacy.dp.toeplitz:STEPS_MAX privacy.secagg.shamir:POINTS_MAX
+        privacy.secagg.topology:COMPLETE_MAX privacy.secagg.topology:NEIGHBOURS_MAX
+        server.tensorboard:FLOAT32_MAX""",
+    "a format has it": """
+        transport.chunk_wire:_VARINT_BYTES_MAX transport.header:_EXTENT_BYTES_MAX
+        transport.header:_MARKS_MAX transport.write_ahead_log:PAGE_BYTES_MAX""",
+    "how often or how patiently something of this side's own is done": """
+        client.agent:RENEWAL_CHECK_S client.agent:STEADY_S client.assignments:CANCEL_GRACE_S
+        client.connection:ANSWER_WAIT_S client.device_meter:SAMPLE_S client.enroll:ANSWER_WAIT_S
+        client.fit:TRIALS_S_MAX client.parallel.group:ATTEMPTS_MAX client.parallel.group:REPORT_WAIT_S
+        client.parallel.group:START_WAIT_S client.parallel.local_barrier:LOOKING_S
+        client.process:EXIT_WAIT_S client.training_process:STEP_S client.trial:WAIT_S
+        client.uplink:RETRY_S_MAX client.warm_process:ATTEMPTS_MAX server.daemon:DRAIN_S
+        server.daemon:FLOODS_EVERY_S server.daemon:MEMORY_KEPT_S server.enrollment:GUESS_S
+        server.grid:NO_DEADLINE_S server.threads:RETRY_S transport.database:BUSY_WAIT_MS
+        transport.spares:OPENINGS_MAX transport.spares:OPENING_WAIT_S""",
+    "how much of one's own is done, sent, kept or shown; a peer that wants more of it gets no more": """
+        client.app:SITES_KEPT_MAX client.connection:LOOKAHEAD_BYTES_MAX client.delivery:DELIVERIES_MAX
+        client.delivery:REPLY_BYTES_MAX client.execution:BLOBS_KEPT client.execution:CORRUPT_MAX
+        client.line:UPLOAD_CHUNK_BYTES_MAX client.mid_epoch:SIZE_BYTES_MAX client.mid_epoch:STEPS_KEPT
+        client.offers:DIFF_BYTES_MAX client.offers:DIFF_LINES_MAX client.offers:REFUSED_MAX
+        client.parallel.orders:FRAME_BYTES_MAX client.parallel.pipeline:SHAPES_KEPT_MAX
+        client.parallel.shared_sums:TOTALS_MAX client.process:LOG_BYTES_MAX client.profiling:STEPS_MAX
+        client.secure_app:TTL_S client.secure_certificate:CHECKED_MAX client.secure_past:MODELS_MAX
+        client.transfer:UPLOAD_SETBACKS_MAX server.daemon:SENT_MESSAGE_BYTES_MAX
+        server.flower_run:CLIENTS_TOLD_MAX server.flower_run:REASONS_TOLD_MAX
+        server.grid:PACKED_TOGETHER_MAX server.grid:REASON_CHARS_MAX server.supervisor:TOLD_MAX
+        server.threads:TOGETHER_MAX transport.chunk_reader:CHUNK_BYTES_MAX
+        transport.database:PROBLEMS_MAX transport.identity:IDENTITIES_KEPT
+        transport.packed:PACKED_BYTES_MAX transport.reach:CHAIN_MAX transport.writer:REMEMBERED_MAX""",
+    "a larger bound of gRPC's, below which another one of the table lies": """
+        client.connection:BLOB_BYTES_MAX client.connection:MESSAGE_BYTES_MAX""",
+    "it is told beside `FRUITLESS_BYTES_PER_S_MAX`": "server.daemon:FRUITLESS_BYTES_MAX",
+}
+"""Constants that are named like limits and are not in a table, by the reason."""
 
 APPS = """\
 ## Apps that a server offers
@@ -343,6 +637,9 @@ field of an instruction inputs that nobody sends, 2,000 each, and allows one of 
 """
 
 
+GROUPS = (WIRE_LIMITS, DISK_LIMITS, WORDS_LIMITS, APP_LIMITS)
+
+
 def page() -> str:
     """Return the whole page."""
     parts = [INTRODUCTION, WIRE, table(WIRE_LIMITS), DISK, table(DISK_LIMITS)]
@@ -374,7 +671,7 @@ def shown(name: str, value: float) -> str:
 
 def limits() -> list[Limit]:
     """Return all limits of the page."""
-    return [limit for group in (WIRE_LIMITS, DISK_LIMITS, WORDS_LIMITS) for limit in group]
+    return [limit for group in GROUPS for limit in group]
 
 
 if __name__ == "__main__":

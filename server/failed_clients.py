@@ -48,7 +48,7 @@ class FailedClients:
     def _keep(self, number: object, failure: dict[str, Any]) -> None:
         if not isinstance(number, int):
             return
-        if len(self._rounds) >= ROUNDS_MAX:
+        if number not in self._rounds and len(self._rounds) >= ROUNDS_MAX:
             self._rounds.setdefault(number, self._rounds.pop(min(self._rounds)))
         kept = self._rounds.setdefault(number, [])
         kept.append(failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shutil
@@ -158,6 +159,36 @@ def test_each_limit_names_a_test_that_exists() -> None:
         file, _, name = limit.test.partition("::")
         code = (ROOT / "tests" / file).read_text()
         assert re.search(rf"^ *(async )?def {name}\(", code, re.MULTILINE), limit.test
+
+
+def limit_constants() -> dict[str, Path]:
+    """Return the constants that are named like limits, as `server.spool:BLOBS_PER_REPLY_MAX`."""
+    found = {}
+    for package in ("client", "compression", "privacy", "server", "transport"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.parse(path.read_text()).body:
+                targets = node.targets if isinstance(node, ast.Assign) else []
+                targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+                for name in (each for target in targets for each in ast.walk(target)):
+                    if isinstance(name, ast.Name) and re.search(
+                        r"(_(MAX|S|MS|KEPT)|^BURST)$", name.id
+                    ):
+                        found[f"{module}:{name.id}"] = path
+    return found
+
+
+def test_each_limit_is_listed() -> None:
+    """In a table of docs/security.md, or among those of which it says why they are in none."""
+    page = runpy.run_path(str(ROOT / "docs" / "security.py"))
+    listed = [limit.place for limit in page["limits"]()]
+    besides = [place for places in page["BESIDES"].values() for place in places.split()]
+    assert len({*listed, *besides}) == len(listed) + len(besides), "one is listed twice"
+    there = limit_constants()
+    assert sorted(there.keys() - {*listed, *besides}) == [], (
+        "say what holds them, or why nothing has to"
+    )
+    assert sorted({*besides} - there.keys()) == [], "they are there no more"
 
 
 def distribution(requirement: str) -> str:

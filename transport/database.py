@@ -347,6 +347,7 @@ def _salvage(path: Path, layout: Layout, table: str) -> Salvage:
     found: dict[str, dict[str, Any]] = {}
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
         db.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        db.execute("PRAGMA writable_schema = ON")  # or one damaged trigger would hide every table
         for row in _until_damage(db, "SELECT * FROM seals WHERE part = ?", table):
             seals[str(row["row"])] = row["crc32"]
         for order in ("ASC", "DESC"):  # what lies behind a damaged page is read from the other end

@@ -40,6 +40,7 @@ def test_other_peoples_keys_are_ignored() -> None:
         ({"epochs": True}, "epochs must be of type int, got True"),
         ({"batch-size": 2.0}, "batch-size must be of type int"),
         ({"learning-rate": math.nan}, "learning_rate must be in"),
+        ({"learning-rate": 1.1e12}, "learning_rate must be in"),
         ({"learning-rate": -0.1}, r"learning_rate must be in \[0, 1e\+12\]"),
         ({"optimizer": "rprop"}, "optimizer must be one of"),
         ({"precision": 16}, "precision must be of type str"),

@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from meadow.errors import ConfigError, SecureAggregationError
 from meadow.flower import params_to_arrays
-from meadow.privacy.secure_announcement import Announcement, bind
-from meadow.privacy.secure_terms import CLIENTS_MAX, SecureTerms
+from meadow.privacy.secure_announcement import CERTIFICATE_BYTES_MAX, Announcement, bind
+from meadow.privacy.secure_terms import CLIENTS_MAX, METRIC_CHARS_MAX, SecureTerms
 
 TERMS = SecureTerms(clip=0.25, weight_max=100, metrics=("accuracy", "loss"))
 KEYS = {node: bytes([place]) * 32 for place, node in enumerate((3, 7, 2**64 - 1))}
@@ -49,6 +49,8 @@ def test_an_announcement_is_read_back(terms: SecureTerms) -> None:
         {"setup": b"short"},
         {"session": b"short"},
         {"certificates": ["a"]},
+        {"certificates": [bytes(CERTIFICATE_BYTES_MAX + 1)]},
+        {"metrics": "x" * (METRIC_CHARS_MAX + 1)},
         {"bits": 9007199254740992},
         {"bits": "32"},
         {"clip": "1"},

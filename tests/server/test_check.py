@@ -147,6 +147,19 @@ def test_what_is_intact_is_saved(home: ServerHome) -> None:
         assert journal.steps.instructions(1, "3/train/0") == []
 
 
+def test_a_flipped_bit_in_the_layout_hides_no_rows(home: ServerHome) -> None:
+    """SQLite reads no table of a file that has one trigger whose text is none."""
+    path = home.folder / "journal.sqlite"
+    whole = path.read_bytes()
+    assert b"RAISE(ABORT" in whole
+    path.write_bytes(whole.replace(b"RAISE(ABORT", b"RAISE(AB\x0fRT"))
+    saved = repair_journal(home)
+    assert {table: (len(s.rows), len(s.lost)) for table, s in saved.items()} == {
+        "sites": (3, 0), "site_tags": (1, 0), "tokens": (3, 0), "runs": (1, 0), "run_sites": (0, 0),
+    }  # fmt: skip
+    assert findings(home) == {}
+
+
 def test_a_bit_that_flips_in_the_log_of_a_killed_server(home: ServerHome) -> None:
     """SQLite would forget without a word what was committed since; it is said, and saved."""
     path = home.folder / "journal.sqlite"

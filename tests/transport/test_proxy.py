@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from datetime import UTC, datetime
 
 import grpc
@@ -15,6 +16,8 @@ from meadow.transport.authority import Authority
 from meadow.transport.proxy import (
     DIRECT_VARIABLES,
     PROXY_VARIABLES,
+    Proxy,
+    _ask_proxy,
     bypass_for_this_machine,
     proxy_for,
     proxy_options,
@@ -73,6 +76,18 @@ def test_a_proxy_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{at}")
         found = why_not_reached(f"{NAME}:1", AUTHORITY.certificate_pem, now=NOW) or ""
     assert "407" in found and "http://USER:PASSWORD@HOST:PORT" in found
+
+
+def test_a_proxy_that_does_not_stop_talking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head without an end is read up to a bound."""
+    monkeypatch.setattr("meadow.transport.proxy.ANSWER_BYTES_MAX", 100)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100)
+        asked = Proxy(Address("localhost", 1), "HTTPS_PROXY")
+        with pytest.raises(UnreachableError, match="does not speak HTTP"):
+            _ask_proxy(ours, asked, Address("localhost", 2))
+        assert theirs.recv(1)
 
 
 def test_no_proxy_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meadow.errors import ConfigError, UpdateError
-from meadow.privacy.secagg.encoding import Encoding
+from meadow.privacy.secagg.encoding import CLIP_MAX, LENGTH_MAX, Encoding
 from meadow.privacy.secagg.masks import BLOCK
 
 
@@ -99,6 +99,15 @@ def test_vectors_and_weights_that_do_not_fit(kit, vector, weight, text):
     """The text says what would."""
     with pytest.raises(UpdateError, match=text):
         encoding().encode(vector, weight, entropy=kit.replayed(0))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"length": LENGTH_MAX + 1}, {"length": 0}, {"clip": 2 * CLIP_MAX}, {"clip": 1e-31}]
+)
+def test_an_encoding_that_cannot_be(wrong):
+    """It is refused before a vector is made."""
+    with pytest.raises(ConfigError):
+        encoding(**wrong)
 
 
 @pytest.mark.parametrize(("clients", "fits"), [(31, True), (32, False), (33, False)])
