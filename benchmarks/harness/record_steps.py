@@ -83,5 +83,5 @@ def stacked_s(clients: int) -> float:
     data = CohortData.of(parts, device=torch.device("cpu"))
     stacked = StackedModule(TASK, model(), data.probe(), precision="fp32")
     began_s = time.perf_counter()
-    train_stacked_records(stacked, data, SETTINGS, TERMS, clients=list(range(1, clients + 1)))
+    train_stacked_records(TASK, stacked, data, SETTINGS, TERMS, clients=list(range(1, clients + 1)))
     return (time.perf_counter() - began_s) / clients
