@@ -246,7 +246,8 @@ def _options(
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        # gRPC's own bound on pings costs it a core for a minute: they are ended as any other flood is
+        ("grpc.http2.max_ping_strikes", 0),
     ]
 
 
