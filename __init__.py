@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import datasets
-    from .classification import accuracy, cross_entropy
-    from .client.app import client_app
-    from .config import Config, load_config, make_config
+    from .config.load import Config, load_config, make_config
     from .errors import MeadowError
-    from .server.app import server_app
-    from .strategies.adapter import FederatedStrategy
-    from .strategies.afl import afl
-    from .strategies.analytics import analytics
-    from .strategies.boosted_trees import xgb_bagging, xgb_cyclic
-    from .strategies.ditto import ditto
-    from .strategies.fedasync import fedasync
-    from .strategies.fedavg import fedavg
-    from .strategies.fedbn import fedbn
-    from .strategies.fedbuff import fedbuff
-    from .strategies.feddyn import feddyn
-    from .strategies.fedlion import fedlion
-    from .strategies.fednova import fednova
-    from .strategies.fedper import fedper
-    from .strategies.fedprox import fedprox
-    from .strategies.fedrep import fedrep
-    from .strategies.ifca import ifca
-    from .strategies.lora import lora
-    from .strategies.newton import newton
-    from .strategies.qfedavg import qfedavg
-    from .strategies.scaffold import scaffold
+    from .run.app import server_app
+    from .strategies.algorithms.afl import afl
+    from .strategies.algorithms.analytics import analytics
+    from .strategies.algorithms.boosted_trees import xgb_bagging, xgb_cyclic
+    from .strategies.algorithms.ditto import ditto
+    from .strategies.algorithms.fedasync import fedasync
+    from .strategies.algorithms.fedavg import fedavg
+    from .strategies.algorithms.fedbn import fedbn
+    from .strategies.algorithms.fedbuff import fedbuff
+    from .strategies.algorithms.feddyn import feddyn
+    from .strategies.algorithms.fedlion import fedlion
+    from .strategies.algorithms.fednova import fednova
+    from .strategies.algorithms.fedper import fedper
+    from .strategies.algorithms.fedprox import fedprox
+    from .strategies.algorithms.fedrep import fedrep
+    from .strategies.algorithms.ifca import ifca
+    from .strategies.algorithms.lora import lora
+    from .strategies.algorithms.newton import newton
+    from .strategies.algorithms.qfedavg import qfedavg
+    from .strategies.algorithms.scaffold import scaffold
+    from .strategies.rounds.adapter import FederatedStrategy
     from .task import ClientData, Site, Task
+    from .training.classification import accuracy, cross_entropy
+    from .training.local.app import client_app
 
 __version__ = "0.1.0"
 
@@ -78,37 +78,37 @@ __all__ = [
 
 _HOMES = {
     "ClientData": ".task",
-    "Config": ".config",
-    "FederatedStrategy": ".strategies.adapter",
+    "Config": ".config.load",
+    "FederatedStrategy": ".strategies.rounds.adapter",
     "MeadowError": ".errors",
     "Site": ".task",
     "Task": ".task",
-    "accuracy": ".classification",
-    "afl": ".strategies.afl",
-    "analytics": ".strategies.analytics",
-    "client_app": ".client.app",
-    "cross_entropy": ".classification",
-    "ditto": ".strategies.ditto",
-    "fedasync": ".strategies.fedasync",
-    "fedavg": ".strategies.fedavg",
-    "fedbn": ".strategies.fedbn",
-    "fedbuff": ".strategies.fedbuff",
-    "feddyn": ".strategies.feddyn",
-    "fedlion": ".strategies.fedlion",
-    "fednova": ".strategies.fednova",
-    "fedper": ".strategies.fedper",
-    "fedprox": ".strategies.fedprox",
-    "fedrep": ".strategies.fedrep",
-    "ifca": ".strategies.ifca",
-    "load_config": ".config",
-    "lora": ".strategies.lora",
-    "make_config": ".config",
-    "newton": ".strategies.newton",
-    "qfedavg": ".strategies.qfedavg",
-    "scaffold": ".strategies.scaffold",
-    "server_app": ".server.app",
-    "xgb_bagging": ".strategies.boosted_trees",
-    "xgb_cyclic": ".strategies.boosted_trees",
+    "accuracy": ".training.classification",
+    "afl": ".strategies.algorithms.afl",
+    "analytics": ".strategies.algorithms.analytics",
+    "client_app": ".training.local.app",
+    "cross_entropy": ".training.classification",
+    "ditto": ".strategies.algorithms.ditto",
+    "fedasync": ".strategies.algorithms.fedasync",
+    "fedavg": ".strategies.algorithms.fedavg",
+    "fedbn": ".strategies.algorithms.fedbn",
+    "fedbuff": ".strategies.algorithms.fedbuff",
+    "feddyn": ".strategies.algorithms.feddyn",
+    "fedlion": ".strategies.algorithms.fedlion",
+    "fednova": ".strategies.algorithms.fednova",
+    "fedper": ".strategies.algorithms.fedper",
+    "fedprox": ".strategies.algorithms.fedprox",
+    "fedrep": ".strategies.algorithms.fedrep",
+    "ifca": ".strategies.algorithms.ifca",
+    "load_config": ".config.load",
+    "lora": ".strategies.algorithms.lora",
+    "make_config": ".config.load",
+    "newton": ".strategies.algorithms.newton",
+    "qfedavg": ".strategies.algorithms.qfedavg",
+    "scaffold": ".strategies.algorithms.scaffold",
+    "server_app": ".run.app",
+    "xgb_bagging": ".strategies.algorithms.boosted_trees",
+    "xgb_cyclic": ".strategies.algorithms.boosted_trees",
 }
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import AppError
-from .seeds import derive
-from .simulations.partition import Partition
-from .simulations.partition_memory import share_of
-from .simulations.partition_shift import shifted
+from .partitioning.memory import share_of
+from .partitioning.partition import Partition
+from .partitioning.shift import shifted
+from .randomness.seeds import derive
 
 if TYPE_CHECKING:
     import torch

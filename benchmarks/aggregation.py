@@ -26,10 +26,10 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from harness.report import report
 
-from meadow.flower import TensorArray, record_of, tensors_of
-from meadow.strategies.algorithm import Update
-from meadow.strategies.checks import fault_in
-from meadow.strategies.mean import MeanAggregator
+from meadow.flower.messages import TensorArray, record_of, tensors_of
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.algorithms.mean import MeanAggregator
+from meadow.strategies.rounds.checks import fault_in
 
 CLIENTS = 20
 VALUES = 10_000_000

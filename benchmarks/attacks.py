@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 
 from harness.report import report
 
-from meadow.sections.simulation import AdversariesConfig
+from meadow.config.sections.simulation import AdversariesConfig
 from meadow.simulations.run import simulate
 
 APP = Path(__file__).parent / "apps" / "attacked_mnist"

@@ -24,7 +24,7 @@ from harness.fleet import run_to_end
 from harness.report import report
 
 from meadow.cli.demo import Federation
-from meadow.server.daemon import MESSAGE_BYTES_MAX
+from meadow.server.daemon.daemon import MESSAGE_BYTES_MAX
 from meadow.transport.keys import KeyPair
 from tests.faults.live_server import LiveServer
 from tests.faults.raw_http2 import RawHttp2

@@ -24,15 +24,15 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS
 import torch
 from harness.report import report
 
-from meadow.apps import App
-from meadow.client.local_training import LocalTraining, Round
-from meadow.client.training_settings import TrainingSettings
-from meadow.client.warm_module import WarmModule
-from meadow.flower import params_to_arrays
-from meadow.module_params import build_module, params_of_module
-from meadow.process_limits import keep_freed_memory
-from meadow.sections.device import DeviceConfig
+from meadow.apps.folder import App
+from meadow.config.sections.device import DeviceConfig
+from meadow.flower.messages import params_to_arrays
+from meadow.machine.process_limits import keep_freed_memory
 from meadow.task import Site
+from meadow.training.local.training import LocalTraining, Round
+from meadow.training.module_params import build_module, params_of_module
+from meadow.training.settings import TrainingSettings
+from meadow.training.warm_module import WarmModule
 
 APP = Path(__file__).parents[1] / "examples" / "mnist"
 BATCH = 256

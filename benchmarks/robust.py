@@ -22,8 +22,8 @@ import numpy as np
 from harness.peers import measure
 from harness.report import report
 
-from meadow.flower import MemoryTensor
-from meadow.strategies.algorithm import Update
+from meadow.flower.messages import MemoryTensor
+from meadow.strategies.algorithms.algorithm import Update
 from meadow.strategies.robust.aggregator import RobustAggregator
 from meadow.strategies.robust.rules import Rule, robust_rule
 

@@ -36,9 +36,9 @@ from harness.report import report
 from harness.secure_sessions import PHASES, Cpu, Memory, run_session
 
 from meadow.errors import ConfigError
-from meadow.privacy.secagg import Plan, plan_secure_sum
-from meadow.privacy.secagg.masks import BLOCK, Mask, add_masks
-from meadow.privacy.secagg.topology import Topology
+from meadow.privacy.secagg.protocol import Plan, plan_secure_sum
+from meadow.privacy.secagg.protocol.masks import BLOCK, Mask, add_masks
+from meadow.privacy.secagg.protocol.topology import Topology
 
 CORRUPT = 0.33
 GONE = (0.0, 0.1, 0.3)

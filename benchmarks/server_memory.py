@@ -71,7 +71,7 @@ def _peaks(agents: int, *, model_mb: int) -> tuple[int, int]:
 
             def look(kind: str) -> None:
                 nonlocal worker_kb
-                pid = process_of("meadow.server.worker")
+                pid = process_of("meadow.server.worker.worker")
                 worker_kb = max(worker_kb, status_kb(pid, "VmHWM"))
 
             with many_agents(folder / "agents", agents):

@@ -12,7 +12,7 @@ import grpc
 import typer
 
 from ..errors import ConfigError, IdentityError, MeadowError, ProtocolError, UnreachableError
-from ..server.home import AdminIdentity, ServerHome
+from ..server.daemon.server_dir import AdminIdentity, ServerHome
 from ..transport.fleet_pb2_grpc import AdminStub
 from ..transport.keys import KeyPair
 from ..transport.proxy import proxy_options

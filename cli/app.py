@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..apps import App
+from ..apps.folder import App
 from ..transport.app_signature import SIGNATURE_FILE, make_author_key, sign_app
 from .output import Format, FormatOption, say
 

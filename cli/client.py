@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from ..process_limits import keep_freed_memory
+from ..machine.process_limits import keep_freed_memory
 from . import client_apps
 from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
 
@@ -43,9 +43,9 @@ def enroll(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Redeem a one-time token for a certificate, and lay out the client's folder."""
-    from ..client.clock import clock_fault
-    from ..client.enroll import enroll as redeem
-    from ..client.enroll import skew_when_enrolled
+    from ..client.agent.clock import clock_fault
+    from ..client.tools.enroll import enroll as redeem
+    from ..client.tools.enroll import skew_when_enrolled
 
     identity = redeem(
         dir,
@@ -85,8 +85,8 @@ def _token(given: str | None) -> str:
 @app.command()
 def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     """Run the agent in the foreground; SIGTERM or Ctrl-C stops it, and nothing is lost."""
-    from ..client.agent import Agent
-    from ..client.events import Event
+    from ..client.agent.agent import Agent
+    from ..client.agent.events import Event
 
     def report(event: Event) -> None:
         now_s = time.time()
@@ -110,7 +110,7 @@ def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
 @app.command()
 def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     """Say who this client is, what is installed, and what it did last; asks no server."""
-    from ..client.status import status_of
+    from ..client.tools.status import status_of
 
     now = status_of(dir, now_s=time.time())
     if format is Format.JSON:
@@ -130,7 +130,7 @@ def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
 @app.command()
 def privacy(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     """Say what privacy of this data was spent on which runs, and what is left; asks no server."""
-    from ..client.status import spending_of
+    from ..client.tools.status import spending_of
 
     found = spending_of(dir)
     if format is Format.JSON:
@@ -158,7 +158,7 @@ def privacy(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
 @app.command()
 def doctor(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     """Check server, clock, certificate, disk, device, apps and data; exit code 1 on a problem."""
-    from ..client.doctor import examine
+    from ..client.tools.doctor import examine
 
     async def check() -> bool:
         well = True
@@ -188,12 +188,12 @@ def profile(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Train one local round and say where its time goes; nothing of it is sent or kept."""
-    from ..client.warm_process import training_environment
-    from ..client_config import load_client_config
+    from ..client.agent.warm_process import training_environment
+    from ..config.client_config import load_client_config
 
     os.environ |= training_environment(load_client_config(dir).device)  # before torch is loaded
-    from ..client.profiling import advice_on, profile_round
-    from ..client.workbench import Workbench
+    from ..client.tools.profiling import advice_on, profile_round
+    from ..client.tools.workbench import Workbench
 
     file = trace or dir / f"profile-{name}.json"
     found = profile_round(Workbench.open(dir, name), file)

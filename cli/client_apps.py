@@ -33,9 +33,9 @@ def list_(
         return
     if dir is None:
         raise ConfigError("--dir is missing; `meadow client apps --help` shows how it is called")
-    from ..apps import content_hash
-    from ..client.offers import Offers
-    from ..client.owner import Owner
+    from ..apps.folder import content_hash
+    from ..client.owner.offers import Offers
+    from ..client.owner.owner import Owner
 
     owner = Owner(dir, content_hash)
     approved = owner.config().approved
@@ -66,9 +66,9 @@ def list_(
 @app.command()
 def show(name: Name, dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     """Show what is other in an offered version than in the installed one; nothing of it is run."""
-    from ..apps import content_hash
-    from ..client.offers import Offers
-    from ..client.owner import Owner
+    from ..apps.folder import content_hash
+    from ..client.owner.offers import Offers
+    from ..client.owner.owner import Owner
 
     offer, changes = Offers(dir).changes(name, Owner(dir, content_hash).folder(name))
     if format is Format.JSON:
@@ -90,7 +90,7 @@ def show(name: Name, dir: ClientDir, format: FormatOption = Format.TEXT) -> None
 @app.command()
 def approve(name: Name, sha256: Hash, dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     """Install an offered version: from now on it may run on this data, in place of any other."""
-    from ..client.offers import Offers
+    from ..client.owner.offers import Offers
 
     folder = Offers(dir).approve(name, sha256)
     say(
@@ -104,7 +104,7 @@ def approve(name: Name, sha256: Hash, dir: ClientDir, format: FormatOption = For
 @app.command()
 def refuse(name: Name, sha256: Hash, dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     """Drop an offered or approved version; it is not taken again."""
-    from ..client.offers import Offers
+    from ..client.owner.offers import Offers
 
     found = Offers(dir).refuse(name, sha256)
     say(format, f"{name} sha256:{found} is refused for good", app=name, sha256=found)

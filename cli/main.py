@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..process_limits import begin_with_one_thread, keep_grpc_quiet, share_cores
+from ..machine.process_limits import begin_with_one_thread, keep_grpc_quiet, share_cores
 
 begin_with_one_thread()  # before NumPy is imported
 keep_grpc_quiet()

@@ -12,8 +12,8 @@ from ..errors import AppError
 from .output import Format, FormatOption, say, show_rows
 
 if TYPE_CHECKING:
-    from ..config import Config
-    from ..simulations.partition_survey import Survey
+    from ..config.load import Config
+    from ..reports.partition_survey import Survey
 
 __all__ = ["partition"]
 
@@ -42,10 +42,10 @@ def partition(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Show which data each simulated client gets: samples, classes, and how uneven they are."""
-    from ..apps import App
-    from ..config import build_partition
-    from ..simulations.partition_picture import check_picture, draw
-    from ..simulations.partition_survey import survey  # imports torch; the help need not
+    from ..apps.folder import App
+    from ..config.load import build_partition
+    from ..reports.partition_picture import check_picture, draw
+    from ..reports.partition_survey import survey  # imports torch; the help need not
 
     if plot is not None:
         check_picture(plot)
@@ -128,7 +128,7 @@ def _rows(found: Survey) -> list[dict[str, Any]]:
 
 
 def _summary(found: Survey) -> dict[str, Mapping[str, float]]:
-    from ..simulations.partition_survey import quantiles
+    from ..reports.partition_survey import quantiles
 
     summary = {"train samples": quantiles(found.train)}
     if found.test.any():

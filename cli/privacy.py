@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..config.sections.privacy import DifferentialPrivacyConfig
 from ..errors import ConfigError
-from ..sections.privacy import DifferentialPrivacyConfig
 from .choices import choice
 from .output import Format, FormatOption, epsilon_text, say, show_rows
 
@@ -78,9 +78,9 @@ def plan(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Print the noise for a budget, or the epsilon of a noise, and the curve over rounds."""
-    from ..privacy.dp.calibration import within_budget
-    from ..privacy.dp.clipping import Clipping
-    from ..privacy.dp.correlation import correlated
+    from ..privacy.dp.accounting.calibration import within_budget
+    from ..privacy.dp.correlated.correlation import correlated
+    from ..privacy.dp.mechanisms.clipping import Clipping
     from ..privacy.dp.plan import PrivacyPlan
 
     if (epsilon is None) == (noise_multiplier is None):
@@ -122,8 +122,8 @@ def audit(
     """Try the app's mechanisms out: prints what one release of each is claimed to cost, what trials prove that
     it costs at least, and what so many trials could have proven at most. Ends with 1 if the claim
     does not hold."""
-    from ..config import load_config
-    from ..private_config import build_privacy
+    from ..config.load import load_config
+    from ..config.rules.privacy import build_privacy
     from ..simulations.privacy_audit import audit as audited
 
     config = load_config(app, overrides=set_ or ())
@@ -147,8 +147,8 @@ def audit(
 def _noise_of_all(made: PrivacyPlan, params: int, corrupt: float, dropout: float) -> float:
     """Return the noise of a secure sum that nobody drops out of, beside what is accounted for: that
     of the fewest honest clients that may be left."""
-    from ..privacy.secagg.noisy_encoding import NoisyEncoding
-    from ..privacy.secure_terms import SecureTerms
+    from ..privacy.secagg.protocol.noisy_encoding import NoisyEncoding
+    from ..privacy.secagg.terms.terms import SecureTerms
 
     clients = round(made.cohort)
     terms = SecureTerms(

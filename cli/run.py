@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..apps import App, pack
+from ..apps.folder import App, pack
 from ..errors import MeadowError, ProtocolError
 from ..transport import fleet_pb2 as pb
 from ..transport.app_signature import signature_beside

@@ -16,8 +16,8 @@ from typing import Annotated
 import typer
 
 from ..errors import MeadowError
-from ..process_limits import allow_many_files, keep_freed_memory
-from ..server.home import ServerHome
+from ..machine.process_limits import allow_many_files, keep_freed_memory
+from ..server.daemon.server_dir import ServerHome
 from ..transport import fleet_pb2 as pb
 from ..transport.identity import check_client_name, fingerprint_of
 from .admin import admin_stub
@@ -73,7 +73,7 @@ def start(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Run the daemon in the foreground; SIGTERM or Ctrl-C drains and stops it."""
-    from ..server.daemon import Daemon  # imports grpc's server side
+    from ..server.daemon.daemon import Daemon  # imports grpc's server side
 
     keep_freed_memory()
     allow_many_files()
@@ -181,7 +181,7 @@ def check(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Check everything in a stopped server's folder; exit code 1 if something is damaged."""
-    from ..server.check import DAMAGED_NAME, check_home, repair_journal
+    from ..server.daemon.check import DAMAGED_NAME, check_home, repair_journal
 
     home = ServerHome(dir)
     if repair:
@@ -242,7 +242,7 @@ def events(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
 @app.command()
 def privacy(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Show what all runs asked of clients: each run's releases, and the epsilon of all together."""
-    from ..server.population_ledger import open_population
+    from ..run.population_ledger import open_population
 
     with closing(open_population(ServerHome(dir).folder)) as books:
         asked = books.rows()

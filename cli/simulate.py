@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..apps.flower_app import read_node_config
+from ..config.sections.simulation import SimulationConfig
 from ..errors import ConfigError, MeadowError
-from ..flower_app import read_node_config
-from ..process_limits import keep_freed_memory, wait_for_threads
-from ..sections.simulation import SimulationConfig
+from ..machine.process_limits import keep_freed_memory, wait_for_threads
 from .choices import choice
 from .live import RunView
 from .output import Format, FormatOption, say

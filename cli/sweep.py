@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, MeadowError
-from ..process_limits import available_cores
+from ..machine.process_limits import available_cores
 from ..sweeps.children import Children, Job
 from ..sweeps.combinations import Combination, grid_of
 from ..sweeps.outcome import Group, best_group, compared_metric, groups_of

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ..strategies.progress import PREFERRED
+from ..strategies.rounds.progress import PREFERRED
 from ..sweeps.plan import RunState
 from .output import Format, plain
 

@@ -8,5 +8,5 @@
     packet.py     params as one row of values, and a row as bytes
     grid.py       the server's half: a Flower Grid over another one
 
-The clients' half is `meadow.client.compressed_app`.
+The clients' half is `meadow.compression.client`.
 """

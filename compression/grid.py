@@ -3,7 +3,7 @@
     strategy.start(CompressionGrid(grid, CompressionTerms(upload="int8")), arrays)
 
 The strategy sends and gets params as always. Clients are told with every instruction how to
-answer (`meadow.client.compressed_app`); one that answers plainly is understood too.
+answer (`meadow.compression.client`); one that answers plainly is understood too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ..errors import MeadowError, RunError
-from ..flower import arrays_to_params, params_to_arrays, rebuild_message
-from ..run_grid import WrappedGrid
-from ..seeds import derive
-from ..strategies.algorithm import Params
-from ..strategies.broadcast import Broadcast
-from ..strategies.checks import forms_of
+from ..flower.messages import arrays_to_params, params_to_arrays, rebuild_message
+from ..flower.run_grid import WrappedGrid
+from ..randomness.seeds import derive
+from ..strategies.algorithms.algorithm import Params
+from ..strategies.rounds.broadcast import Broadcast
+from ..strategies.rounds.checks import forms_of
 from .packet import Packer, is_packed, require_zstd
 from .terms import FORMS, RECORD, CompressionTerms, forms_text
 

@@ -15,10 +15,10 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, ProtocolError
-from ..flower import FlatTensor, TensorArray, record_of, tensors_of
-from ..strategies.algorithm import Params
-from ..strategies.checks import Form, Forms
-from ..strategies.server_optimizers import is_floating
+from ..flower.messages import FlatTensor, TensorArray, record_of, tensors_of
+from ..strategies.algorithms.algorithm import Params
+from ..strategies.algorithms.server_optimizers import is_floating
+from ..strategies.rounds.checks import Form, Forms
 from .codecs import Codec, codec_of
 from .numbers import Row
 from .terms import CompressionTerms

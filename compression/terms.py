@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from flwr.app import ConfigRecord
 
 from ..errors import ProtocolError
-from ..flower import dtype_of
-from ..strategies.algorithm import Params
-from ..strategies.checks import Form, Forms
+from ..flower.messages import dtype_of
+from ..strategies.algorithms.algorithm import Params
+from ..strategies.rounds.checks import Form, Forms
 
 __all__ = ["DOWNLOADS", "RECORD", "UPLOADS", "CompressionTerms", "forms_in", "forms_text"]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meadow.config import make_config
+from meadow.config.load import make_config
 from meadow.errors import ConfigError
-from meadow.strategies.catalogue import CATALOGUE, Entry
-from meadow.strategies.fedasync import fedasync
-from meadow.strategies.fedbuff import fedbuff
+from meadow.strategies.algorithms.catalogue import CATALOGUE, Entry
+from meadow.strategies.algorithms.fedasync import fedasync
+from meadow.strategies.algorithms.fedbuff import fedbuff
 
 INTRODUCTION = """\
 # Algorithms

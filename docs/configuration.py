@@ -10,11 +10,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from meadow.client_config import ClientConfig
-from meadow.config import Config
-from meadow.server_config import ServerConfig
-from meadow.settings import Rule, rule_of, section_of
-from meadow.settings_text import value_to_toml
+from meadow.config.client_config import ClientConfig
+from meadow.config.load import Config
+from meadow.config.schema.settings import Rule, rule_of, section_of
+from meadow.config.schema.text import value_to_toml
+from meadow.config.server_config import ServerConfig
 
 INTRODUCTION = """\
 # Configuration

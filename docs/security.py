@@ -15,7 +15,7 @@ class Limit(NamedTuple):
     """One bound of the code, what it bounds, and the test that fails if it does not hold."""
 
     place: str
-    """The module and the name of the constant, as `server.spool:BLOBS_PER_REPLY_MAX`."""
+    """The module and the name of the constant, as `server.daemon.spool:BLOBS_PER_REPLY_MAX`."""
     bounds: str
     test: str
     """The test's file below tests/ and its name, as `faults/test_oversize.py::test_many_blobs`."""
@@ -46,65 +46,65 @@ upload ends, and what is there of it is deleted, when its instruction needs no a
 
 WIRE_LIMITS = (
     Limit(
-        "server.daemon:MESSAGE_BYTES_MAX",
+        "server.daemon.daemon:MESSAGE_BYTES_MAX",
         "one message from an enrolled client",
         "faults/test_oversize.py::test_message",
     ),
     Limit(
-        "server.daemon:ENROLL_MESSAGE_BYTES_MAX",
+        "server.daemon.daemon:ENROLL_MESSAGE_BYTES_MAX",
         "one message from a stranger",
         "faults/test_oversize.py::test_requests_for_certificates",
     ),
     Limit(
-        "server.daemon:STREAMS_PER_CONNECTION_MAX",
+        "server.daemon.daemon:STREAMS_PER_CONNECTION_MAX",
         "calls at once on one connection",
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
-        "server.calls:MESSAGE_WAIT_S",
+        "server.daemon.calls:MESSAGE_WAIT_S",
         "how long the first message of a call is waited for, once its sender is known",
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
-        "server.calls:FIRST_MESSAGES_MAX",
+        "server.daemon.calls:FIRST_MESSAGES_MAX",
         "first messages of calls that have not come in full; the client with most of them loses its "
         "oldest",
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
-        "server.calls:FIRST_MESSAGES_EACH_MAX",
+        "server.daemon.calls:FIRST_MESSAGES_EACH_MAX",
         "those of one client",
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
-        "server.slots:SLOW_STEPS_MAX",
+        "server.daemon.stream_limiter:SLOW_STEPS_MAX",
         "chunks of all clients that are slow to arrive, or to be taken; the client with most of them "
         "loses its oldest",
         "server/test_slots.py::test_too_many_slow_steps",
     ),
     Limit(
-        "server.floods:FRUITLESS_BYTES_PER_S_MAX",
+        "server.daemon.floods:FRUITLESS_BYTES_PER_S_MAX",
         "what a connection may bring in a second that no call wanted, above 10 MiB for a client and "
         "1 MiB for a stranger; it is ended, event `flood_ended`",
         "faults/test_floods.py::test_a_flood_is_ended",
     ),
     Limit(
-        "server.daemon:ENROLL_CONNECTIONS_MAX",
+        "server.daemon.daemon:ENROLL_CONNECTIONS_MAX",
         "connections of strangers at once",
         "faults/test_enrollment.py::test_beside_a_crowd",
     ),
     Limit(
-        "server.daemon:ENROLL_STREAMS_MAX",
+        "server.daemon.daemon:ENROLL_STREAMS_MAX",
         "calls at once on one connection of a stranger",
         "faults/test_enrollment.py::test_beside_a_crowd",
     ),
     Limit(
-        "server.enrollment:STRANGERS_MAX",
+        "server.daemon.enrollment:STRANGERS_MAX",
         "calls to enrol that have not shown a token; the address with most of them loses its oldest",
         "faults/test_half_messages.py::test_without_a_certificate",
     ),
     Limit(
-        "server.enrollment:TOKEN_WAIT_S",
+        "server.daemon.enrollment:TOKEN_WAIT_S",
         "how long a token is waited for",
         "faults/test_half_messages.py::test_without_a_certificate",
     ),
@@ -114,49 +114,49 @@ WIRE_LIMITS = (
         "faults/test_half_messages.py::test_a_reply_in_a_file",
     ),
     Limit(
-        "client.line:CHUNK_BYTES_MIN",
+        "client.agent.line:CHUNK_BYTES_MIN",
         "how small chunks become on a line that breaks: a connection that carries one carries on",
         "faults/test_bad_lines.py::test_a_large_model_arrives",
     ),
     Limit(
-        "server.bulk:TRANSFERS_AT_ONCE_MAX",
+        "server.daemon.blob_service:TRANSFERS_AT_ONCE_MAX",
         "uploads and downloads of one client at once",
         "faults/test_oversize.py::test_many_transfers",
     ),
     Limit(
-        "server_config:REPLY_BYTES_MIN",
+        "config.server_config:REPLY_BYTES_MIN",
         "files of one reply, or 8 times the tensors that were sent, if that is more; `reply_bytes_min`",
         "faults/test_oversize.py::test_more_than_the_model_needs",
     ),
     Limit(
-        "server_config:CLIENT_BYTES_MAX",
+        "config.server_config:CLIENT_BYTES_MAX",
         "files of one client's replies, from their declaration until the round is committed; "
         "`client_bytes_max`",
         "server/test_spool.py::test_a_client_has_a_quota_over_all_its_instructions",
     ),
     Limit(
-        "server_config:SPOOL_BYTES_MAX",
+        "config.server_config:SPOOL_BYTES_MAX",
         "files of all replies; `spool_bytes_max`",
         "server/test_spool.py::test_all_clients_together_have_a_quota",
     ),
     Limit(
-        "server.spool:ABANDONED_S",
+        "server.daemon.spool:ABANDONED_S",
         "how long the part of a broken upload waits for the rest",
         "server/test_spool.py::test_abandoned_uploads_are_deleted",
     ),
     Limit(
-        "client_config:RECEIVED_BYTES_MAX",
+        "config.client_config:RECEIVED_BYTES_MAX",
         "tensors of one instruction, where the owner says nothing else with "
         "`policy.received_bytes_max`",
         "client_agent/test_policy.py::test_more_tensors_than_the_owner_allows",
     ),
     Limit(
-        "server.spool:BLOBS_PER_REPLY_MAX",
+        "server.daemon.spool:BLOBS_PER_REPLY_MAX",
         "files of tensors in one reply",
         "faults/test_oversize.py::test_many_blobs",
     ),
     Limit(
-        "server.fleet:RENEWALS_MAX",
+        "server.daemon.fleet:RENEWALS_MAX",
         "renewals that a client may ask for at once, and then one in a quarter of an hour",
         "faults/test_enrollment.py::test_many_renewals",
     ),
@@ -171,62 +171,62 @@ WIRE_LIMITS = (
         "faults/test_oversize.py::test_plain_bytes_of_all_records",
     ),
     Limit(
-        "server.slots:STEP_S_MAX",
+        "server.daemon.stream_limiter:STEP_S_MAX",
         "how long one chunk may take, however slow the line",
         "server/test_bounds.py::test_a_step_that_takes_too_long",
     ),
     Limit(
-        "server.slots:PATIENCE_S",
+        "server.daemon.stream_limiter:PATIENCE_S",
         "how long a chunk has a place among the quick ones",
         "server/test_slots.py::test_a_slow_step_gives_its_slot_back",
     ),
     Limit(
-        "server.daemon:HANDSHAKE_MS_MAX",
+        "server.daemon.daemon:HANDSHAKE_MS_MAX",
         "how long a connection may take to become one, in milliseconds",
         "server/test_bounds.py::test_connections_that_do_not_even_begin",
     ),
     Limit(
-        "server.daemon:ENROLL_CONNECTION_MS_MAX",
+        "server.daemon.daemon:ENROLL_CONNECTION_MS_MAX",
         "how long a stranger's connection lasts, in milliseconds, and then as long again for a call",
         "server/test_bounds.py::test_a_strangers_connection_is_ended",
     ),
     Limit(
-        "server.links:OUTGOING_MAX",
+        "server.daemon.agent_registry:OUTGOING_MAX",
         "messages that wait for an agent which does not read; it is cut off",
         "server/test_bounds.py::test_an_agent_that_does_not_read_is_cut_off",
     ),
     Limit(
-        "server.allowance:CALLERS_MAX",
+        "server.daemon.allowance:CALLERS_MAX",
         "callers whose shares are remembered",
         "server/test_bounds.py::test_callers_are_forgotten",
     ),
     Limit(
-        "server.denials:BURST",
+        "server.daemon.audit_limiter:BURST",
         "refusals of one caller that are recorded at once, and then one a second",
         "server/test_bounds.py::test_refusals_of_a_flood",
     ),
     Limit(
-        "server.fleet:RENEWAL_EVERY_S",
+        "server.daemon.fleet:RENEWAL_EVERY_S",
         "until a client that has renewed its certificate too often may do so once more",
         "faults/test_enrollment.py::test_many_renewals",
     ),
     Limit(
-        "server.event_table:EVENTS_PER_RUN_MAX",
+        "server.journal.event_table:EVENTS_PER_RUN_MAX",
         "events of a run, and of the server, that are kept",
         "server/test_bounds.py::test_events_of_a_run",
     ),
     Limit(
-        "server.event_table:TEXT_CHARS_MAX",
+        "server.journal.event_table:TEXT_CHARS_MAX",
         "a line of the log",
         "server/test_bounds.py::test_events_of_a_run",
     ),
     Limit(
-        "server.admin:APP_ZIP_BYTES_MAX",
+        "server.daemon.admin:APP_ZIP_BYTES_MAX",
         "an app that is submitted",
         "server/test_bounds.py::test_what_an_administrator_asks_for",
     ),
     Limit(
-        "server.admin:RUN_ID_MAX",
+        "server.daemon.admin:RUN_ID_MAX",
         "a run's number",
         "server/test_bounds.py::test_what_an_administrator_asks_for",
     ),
@@ -236,7 +236,7 @@ WIRE_LIMITS = (
         "server/test_bounds.py::test_a_workers_message",
     ),
     Limit(
-        "server.quotas:REPLY_TIMES_MAX",
+        "server.daemon.quotas:REPLY_TIMES_MAX",
         "how many times as large as the tensors that were sent a reply may be",
         "faults/test_oversize.py::test_more_than_the_model_needs",
     ),
@@ -270,32 +270,32 @@ leaves of the last one looks the same.
 
 DISK_LIMITS = (
     Limit(
-        "server.threads:RETRY_S_MAX",
+        "server.daemon.threads:RETRY_S_MAX",
         "between two attempts to write to a full disk, in seconds",
         "server/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
     ),
     Limit(
-        "server.supervisor:STOP_WAIT_S",
+        "server.daemon.supervisor:STOP_WAIT_S",
         "how long a run that is stopped may take until its worker is killed, in seconds",
         "server/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
     ),
     Limit(
-        "server.supervisor:DEATHS_MAX",
+        "server.daemon.supervisor:DEATHS_MAX",
         "deaths of a run's worker without a round in between, until the run fails",
         "federation/test_kill.py::test_run_survives",
     ),
     Limit(
-        "server.checkpoints:CHECKPOINTS_KEPT",
+        "run.checkpoints:CHECKPOINTS_KEPT",
         "rounds that a run keeps to go on from",
         "server/test_run_folder.py::test_the_newest_checkpoint_comes_back",
     ),
     Limit(
-        "transport.spares:SPARES_MAX",
+        "transport.file_pool:SPARES_MAX",
         "files that are kept to be written over",
         "transport/test_spares.py::test_bounds",
     ),
     Limit(
-        "transport.spares:SPARES_BYTES_MAX",
+        "transport.file_pool:SPARES_BYTES_MAX",
         "all of them together",
         "transport/test_spares.py::test_bounds",
     ),
@@ -307,8 +307,8 @@ WORDS = """\
 Whatever a peer sends is checked before it is used, field by field, and what is wrong with it raises an
 error of `errors.py`. `transport/fields.py` says of each field of each message between agents and
 servers how long, how large or how many it may be; `transport/codec.py` checks the records of an
-envelope, `privacy/secure_terms.py` and `privacy/secure_announcement.py` what a server says of a secure
-sum, `client/training_settings.py` how it wants clients to train, `strategies/checks.py` a client's
+envelope, `privacy/secagg/terms/terms.py` and `privacy/secagg/terms/announcement.py` what a server says of a secure
+sum, `training/settings.py` how it wants clients to train, `strategies/rounds/checks.py` a client's
 update. An instruction that still raises anything is answered as failed; the agent goes on, and so it
 does after a restart, when the instruction comes again.
 
@@ -356,17 +356,17 @@ WORDS_LIMITS = (
         "transport/test_codec.py::test_senders_keep_the_bounds",
     ),
     Limit(
-        "privacy.secure_terms:CLIENTS_MAX",
+        "privacy.secagg.terms.terms:CLIENTS_MAX",
         "clients of one secure sum",
         "privacy/test_secure_terms.py::test_a_malformed_announcement",
     ),
     Limit(
-        "privacy.secure_terms:METRICS_COUNT_MAX",
+        "privacy.secagg.terms.terms:METRICS_COUNT_MAX",
         "metrics that a secure sum adds up",
         "privacy/test_secure_terms.py::test_terms_that_cannot_be",
     ),
     Limit(
-        "client.training_settings:WHOLE_MAX",
+        "training.settings:WHOLE_MAX",
         "each whole number of how clients train, such as the epochs",
         "client/test_training_settings.py::test_impossible_settings_are_refused",
     ),
@@ -406,127 +406,127 @@ WORDS_LIMITS = (
         "compression/test_packet.py::test_impossible_forms_are_refused",
     ),
     Limit(
-        "privacy.secure_terms:METRIC_CHARS_MAX",
+        "privacy.secagg.terms.terms:METRIC_CHARS_MAX",
         "the name of such a metric",
         "privacy/test_secure_terms.py::test_a_malformed_announcement",
     ),
     Limit(
-        "privacy.secure_announcement:CERTIFICATE_BYTES_MAX",
+        "privacy.secagg.terms.announcement:CERTIFICATE_BYTES_MAX",
         "what certifies a client's key in an announcement",
         "privacy/test_secure_terms.py::test_a_malformed_announcement",
     ),
     Limit(
-        "privacy.secagg.encoding:LENGTH_MAX",
+        "privacy.secagg.protocol.encoding:LENGTH_MAX",
         "values of a secure sum",
         "privacy/secagg/test_encoding.py::test_an_encoding_that_cannot_be",
     ),
     Limit(
-        "privacy.secagg.encoding:CLIP_MAX",
+        "privacy.secagg.protocol.encoding:CLIP_MAX",
         "the clip of a secure sum's values",
         "privacy/secagg/test_encoding.py::test_an_encoding_that_cannot_be",
     ),
     Limit(
-        "client.training_settings:NUMBER_MAX",
+        "training.settings:NUMBER_MAX",
         "each other number of how clients train",
         "client/test_training_settings.py::test_impossible_settings_are_refused",
     ),
     Limit(
-        "client.secure_introduction:AGE_S_MAX",
+        "privacy.secagg.client.introduction:AGE_S_MAX",
         "the age of the keys by which a client introduced itself to a secure sum",
         "secure/test_beacon.py::test_an_introduction_is_not_good_for_long",
     ),
     Limit(
-        "client.agent:LEASE_S_MAX",
+        "client.agent.agent:LEASE_S_MAX",
         "a lease, whatever the server says; at least a second",
         "client_agent/test_bounds.py::test_a_lease",
     ),
     Limit(
-        "client.assignments:INSTRUCTIONS_MAX",
+        "client.agent.assignments:INSTRUCTIONS_MAX",
         "instructions that wait at a client; it refuses more",
         "client_agent/test_bounds.py::test_instructions_that_wait",
     ),
     Limit(
-        "client.ledger:REFUSALS_MAX",
+        "client.owner.ledger:REFUSALS_MAX",
         "refusals that a client keeps",
         "client_agent/test_bounds.py::test_refusals_that_are_kept",
     ),
     Limit(
-        "client.ledger:APP_CHARS_MAX",
+        "client.owner.ledger:APP_CHARS_MAX",
         "an app's name in its record of them",
         "client_agent/test_bounds.py::test_refusals_that_are_kept",
     ),
     Limit(
-        "client.state:RUNS_MAX",
+        "client.agent.state:RUNS_MAX",
         "runs whose state a client keeps",
         "client_agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
     ),
     Limit(
-        "client.state:REPLIES_MAX",
+        "client.agent.state:REPLIES_MAX",
         "replies that wait at a client to be acknowledged",
         "client_agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
     ),
     Limit(
-        "client.secure_session:LIVE_MAX",
+        "privacy.secagg.client.session:LIVE_MAX",
         "secure sessions that a process remembers; others are gone through again",
         "secure/test_restart.py::test_clients_in_other_processes_for_every_message",
     ),
     Limit(
-        "client.training:REASON_CHARS_MAX",
+        "client.agent.training:REASON_CHARS_MAX",
         "a client's reason why it failed",
         "client_agent/test_bounds.py::test_what_a_failure_says",
     ),
     Limit(
-        "client.clock:SKEW_S_MAX",
+        "client.agent.clock:SKEW_S_MAX",
         "difference between the clocks of a client and the server; more is told",
         "client_agent/test_bounds.py::test_clocks_that_agree",
     ),
     Limit(
-        "server.steps:REASON_CHARS_MAX",
+        "server.daemon.steps:REASON_CHARS_MAX",
         "the server's own reason why a client failed",
         "server/test_bounds.py::test_reasons_are_short",
     ),
     Limit(
-        "server.failed_clients:KEPT_MAX",
+        "run.failed_clients:KEPT_MAX",
         "failed clients of a round that are listed",
         "server/test_bounds.py::test_failures_that_are_listed",
     ),
     Limit(
-        "server.failed_clients:CAUSES_MAX",
+        "run.failed_clients:CAUSES_MAX",
         "causes of failures in a run's summary",
         "server/test_bounds.py::test_failures_that_are_listed",
     ),
     Limit(
-        "server.failed_clients:SITES_MAX",
+        "run.failed_clients:SITES_MAX",
         "sites that are named with each",
         "server/test_bounds.py::test_failures_that_are_listed",
     ),
     Limit(
-        "server.failed_clients:ROUNDS_MAX",
+        "run.failed_clients:ROUNDS_MAX",
         "rounds whose failures wait for their row",
         "server/test_bounds.py::test_failures_that_are_listed",
     ),
     Limit(
-        "server.run_folder:TRACEBACKS_BYTES_MAX",
+        "run.run_folder:TRACEBACKS_BYTES_MAX",
         "tracebacks of clients that a run keeps",
         "server/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
     ),
     Limit(
-        "server.run_folder:TRACEBACK_CHARS_MAX",
+        "run.run_folder:TRACEBACK_CHARS_MAX",
         "each of them, its end",
         "server/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
     ),
     Limit(
-        "server.app_output:LOG_BYTES_MAX",
+        "run.app_output:LOG_BYTES_MAX",
         "what an app prints, in a run's `app.log`",
         "server/test_app_output.py::test_a_full_file_takes_no_more",
     ),
     Limit(
-        "server.app_output:TAKEN_CHARS_MAX",
+        "run.app_output:TAKEN_CHARS_MAX",
         "what a worker process of a simulation prints in a step",
         "server/test_app_output.py::test_what_another_process_prints_comes_along",
     ),
     Limit(
-        "privacy.secure_group:OVERHEAD_BYTES_MAX",
+        "privacy.secagg.server.group:OVERHEAD_BYTES_MAX",
         "a masked vector, beyond the bytes of its values",
         "secure/test_lying_clients.py::test_what_a_client_may_not_say",
     ),
@@ -534,12 +534,12 @@ WORDS_LIMITS = (
 
 APP_LIMITS = (
     Limit(
-        "client.offers:OFFERS_MAX",
+        "client.owner.offers:OFFERS_MAX",
         "apps that wait for a site's owner",
         "client_agent/test_offers.py::test_bounds",
     ),
     Limit(
-        "client.offers:ARCHIVE_BYTES_MAX",
+        "client.owner.offers:ARCHIVE_BYTES_MAX",
         "an offered app's archive, and what is in it",
         "client_agent/test_offers.py::test_bounds",
     ),
@@ -557,45 +557,45 @@ APP_LIMITS = (
 
 BESIDES = {
     "how a method works; another value gives another result, or none, and takes no more of anything": """
-        client.fit:BATCH_MAX client.fit:MEMORY_FILLED_MAX client.local_algorithms:EXPONENT_MAX
-        client.parallel.choice:FILLED_MAX compression.numbers:FINITE_MAX privacy.dp.adaptive:NORM_MAX
+        client.tools.batch_probe:BATCH_MAX client.tools.batch_probe:MEMORY_FILLED_MAX training.algorithms.algorithms:EXPONENT_MAX
+        training.parallel.choice:FILLED_MAX compression.numbers:FINITE_MAX privacy.dp.mechanisms.adaptive:NORM_MAX
         privacy.dp.announced_numbers:NUMBER_MAX privacy.dp.announced_numbers:STEPS_MAX
-        privacy.dp.calibration:MULTIPLIER_MAX privacy.dp.calibration:ROUNDS_MAX
-        privacy.dp.gaussian:EPSILON_MAX privacy.dp.inversion:STDDEV_MAX privacy.dp.parts:ALONE_MAX
-        privacy.dp.parts:THREADS_MAX privacy.dp.rounding:TRIES_MAX privacy.dp.toeplitz:HALVINGS_MAX
-        privacy.dp.toeplitz:PAIRS_KEPT privacy.dp.toeplitz:STEPS_MAX privacy.secagg.shamir:POINTS_MAX
-        privacy.secagg.topology:COMPLETE_MAX privacy.secagg.topology:NEIGHBOURS_MAX
-        server.tensorboard:FLOAT32_MAX""",
+        privacy.dp.accounting.calibration:MULTIPLIER_MAX privacy.dp.accounting.calibration:ROUNDS_MAX
+        privacy.dp.accounting.gaussian:EPSILON_MAX privacy.dp.mechanisms.inversion:STDDEV_MAX privacy.dp.mechanisms.parts:ALONE_MAX
+        privacy.dp.mechanisms.parts:THREADS_MAX privacy.dp.mechanisms.rounding:TRIES_MAX privacy.dp.correlated.toeplitz:HALVINGS_MAX
+        privacy.dp.correlated.toeplitz:PAIRS_KEPT privacy.dp.correlated.toeplitz:STEPS_MAX privacy.secagg.protocol.shamir:POINTS_MAX
+        privacy.secagg.protocol.topology:COMPLETE_MAX privacy.secagg.protocol.topology:NEIGHBOURS_MAX
+        run.tensorboard:FLOAT32_MAX""",
     "a format has it": """
         transport.chunk_wire:_VARINT_BYTES_MAX transport.header:_EXTENT_BYTES_MAX
         transport.header:_MARKS_MAX transport.write_ahead_log:PAGE_BYTES_MAX""",
     "how often or how patiently something of this side's own is done": """
-        client.agent:RENEWAL_CHECK_S client.agent:STEADY_S client.assignments:CANCEL_GRACE_S
-        client.connection:ANSWER_WAIT_S client.device_meter:SAMPLE_S client.enroll:ANSWER_WAIT_S
-        client.fit:TRIALS_S_MAX client.parallel.group:ATTEMPTS_MAX client.parallel.group:REPORT_WAIT_S
-        client.parallel.group:START_WAIT_S client.parallel.local_barrier:LOOKING_S
-        client.process:EXIT_WAIT_S client.training_process:STEP_S client.trial:WAIT_S
-        client.uplink:RETRY_S_MAX client.warm_process:ATTEMPTS_MAX server.daemon:DRAIN_S
-        server.daemon:FLOODS_EVERY_S server.daemon:MEMORY_KEPT_S server.enrollment:GUESS_S
-        server.grid:NO_DEADLINE_S server.threads:RETRY_S transport.database:BUSY_WAIT_MS
-        transport.spares:OPENINGS_MAX transport.spares:OPENING_WAIT_S""",
+        client.agent.agent:RENEWAL_CHECK_S client.agent.agent:STEADY_S client.agent.assignments:CANCEL_GRACE_S
+        client.agent.connection:ANSWER_WAIT_S training.device_meter:SAMPLE_S client.tools.enroll:ANSWER_WAIT_S
+        client.tools.batch_probe:TRIALS_S_MAX training.parallel.group:ATTEMPTS_MAX training.parallel.group:REPORT_WAIT_S
+        training.parallel.group:START_WAIT_S training.parallel.local_barrier:LOOKING_S
+        client.agent.process:EXIT_WAIT_S client.worker.training_process:STEP_S client.tools.trial:WAIT_S
+        client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
+        server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
+        server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
+        transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S""",
     "how much of one's own is done, sent, kept or shown; a peer that wants more of it gets no more": """
-        client.app:SITES_KEPT_MAX client.connection:LOOKAHEAD_BYTES_MAX client.delivery:DELIVERIES_MAX
-        client.delivery:REPLY_BYTES_MAX client.execution:BLOBS_KEPT client.execution:CORRUPT_MAX
-        client.line:UPLOAD_CHUNK_BYTES_MAX client.mid_epoch:SIZE_BYTES_MAX client.mid_epoch:STEPS_KEPT
-        client.offers:DIFF_BYTES_MAX client.offers:DIFF_LINES_MAX client.offers:REFUSED_MAX
-        client.parallel.orders:FRAME_BYTES_MAX client.parallel.pipeline:SHAPES_KEPT_MAX
-        client.parallel.shared_sums:TOTALS_MAX client.process:LOG_BYTES_MAX client.profiling:STEPS_MAX
-        client.secure_app:TTL_S client.secure_certificate:CHECKED_MAX client.secure_past:MODELS_MAX
-        client.transfer:UPLOAD_SETBACKS_MAX server.daemon:SENT_MESSAGE_BYTES_MAX
-        server.flower_run:CLIENTS_TOLD_MAX server.flower_run:REASONS_TOLD_MAX
-        server.grid:PACKED_TOGETHER_MAX server.grid:REASON_CHARS_MAX server.supervisor:TOLD_MAX
-        server.threads:TOGETHER_MAX transport.chunk_reader:CHUNK_BYTES_MAX
+        training.local.app:SITES_KEPT_MAX client.agent.connection:LOOKAHEAD_BYTES_MAX client.agent.delivery:DELIVERIES_MAX
+        client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:BLOBS_KEPT client.agent.execution:CORRUPT_MAX
+        client.agent.line:UPLOAD_CHUNK_BYTES_MAX training.mid_epoch:SIZE_BYTES_MAX training.mid_epoch:STEPS_KEPT
+        client.owner.offers:DIFF_BYTES_MAX client.owner.offers:DIFF_LINES_MAX client.owner.offers:REFUSED_MAX
+        training.parallel.orders:FRAME_BYTES_MAX training.parallel.pipeline:SHAPES_KEPT_MAX
+        training.parallel.shared_sums:TOTALS_MAX client.agent.process:LOG_BYTES_MAX client.tools.profiling:STEPS_MAX
+        privacy.secagg.client.app:TTL_S client.owner.secure_certificate:CHECKED_MAX privacy.secagg.client.past:MODELS_MAX
+        client.agent.transfer:UPLOAD_SETBACKS_MAX server.daemon.daemon:SENT_MESSAGE_BYTES_MAX
+        run.flower_run:CLIENTS_TOLD_MAX run.flower_run:REASONS_TOLD_MAX
+        server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX server.daemon.supervisor:TOLD_MAX
+        server.daemon.threads:TOGETHER_MAX transport.chunk_reader:CHUNK_BYTES_MAX
         transport.database:PROBLEMS_MAX transport.identity:IDENTITIES_KEPT
         transport.packed:PACKED_BYTES_MAX transport.reach:CHAIN_MAX transport.writer:REMEMBERED_MAX""",
     "a larger bound of gRPC's, below which another one of the table lies": """
-        client.connection:BLOB_BYTES_MAX client.connection:MESSAGE_BYTES_MAX""",
-    "it is told beside `FRUITLESS_BYTES_PER_S_MAX`": "server.daemon:FRUITLESS_BYTES_MAX",
+        client.agent.connection:BLOB_BYTES_MAX client.agent.connection:MESSAGE_BYTES_MAX""",
+    "it is told beside `FRUITLESS_BYTES_PER_S_MAX`": "server.daemon.daemon:FRUITLESS_BYTES_MAX",
 }
 """Constants that are named like limits and are not in a table, by the reason."""
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..config.schema.sources import FILE_BYTES_MAX, read_toml
 from ..errors import ConfigError
-from ..settings_sources import FILE_BYTES_MAX, read_toml
-from ..strategies.progress import Progress
+from ..strategies.rounds.progress import Progress
 from .client_record import ClientRecord, read_clients
 from .columns import Columns, Values
 from .json_lines import number_in, read_objects, round_in

@@ -22,25 +22,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..client.record_training import train_records
-from ..client.training_settings import TrainingSettings
 from ..errors import ConfigError
-from ..flower import MemoryTensor
-from ..module_params import build_module
-from ..privacy.dp.clipping import WITHIN_KEY
-from ..privacy.dp.events import ConcentratedEvent, GaussianEvent, LaplaceEvent
-from ..privacy.dp.gaussian import epsilon_of_cost
-from ..privacy.dp.local import noisy_update
-from ..privacy.dp.mechanism import PrivateMean
-from ..privacy.dp.noise_memory import NoiseMemory, NoisePast
+from ..flower.messages import MemoryTensor
+from ..privacy.dp.accounting.events import ConcentratedEvent, GaussianEvent, LaplaceEvent
+from ..privacy.dp.accounting.gaussian import epsilon_of_cost
+from ..privacy.dp.correlated.noise_memory import NoiseMemory, NoisePast
+from ..privacy.dp.mechanisms.clipping import WITHIN_KEY
+from ..privacy.dp.mechanisms.local import noisy_update
+from ..privacy.dp.mechanisms.mechanism import PrivateMean
 from ..privacy.dp.plan import PrivacyPlan
 from ..privacy.dp.record_plan import RecordPlan
-from ..privacy.secagg.noisy_encoding import NoisyEncoding
-from ..strategies.algorithm import Update
+from ..privacy.secagg.protocol.noisy_encoding import NoisyEncoding
+from ..strategies.algorithms.algorithm import Update
 from ..task import ClientData, Site, Task
-from .executors.cohort_data import CohortData
-from .executors.stacked_module import StackedModule
-from .executors.stacked_records import train_stacked_records
+from ..training.loop.record_training import train_records
+from ..training.module_params import build_module
+from ..training.settings import TrainingSettings
+from .executors.vectorized.cohort_data import CohortData
+from .executors.vectorized.stacked_module import StackedModule
+from .executors.vectorized.stacked_records import train_stacked_records
 
 __all__ = ["Finding", "audit", "judged"]
 

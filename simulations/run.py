@@ -13,20 +13,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ..apps import App
+from ..apps.flower_app import Scalar
+from ..apps.folder import App
 from ..errors import ConfigError
-from ..flower import identify_process
-from ..flower_app import Scalar
-from ..server.execute import execute, resolved_toml, rounds_of, run_config_of
-from ..server.run_folder import TRACEBACKS, RunFolder
+from ..flower.messages import identify_process
+from ..run.execute import execute, resolved_toml, rounds_of, run_config_of
+from ..run.run_folder import TRACEBACKS, RunFolder
 from ..transport.durable import write_file
-from .adversaries.executor import with_adversaries
-from .clients import SimulatedClients
+from .executors.adversarial import with_adversaries
 from .executors.choice import ExecutorPlan, client_app_of
 from .executors.contract import Executor, Teller
-from .grid import SimulationGrid
-from .tags import tagged_of
-from .virtual_grid import VirtualGrid, devices_of
+from .grids.simulation_grid import SimulationGrid
+from .grids.virtual_grid import VirtualGrid, devices_of
+from .population.clients import SimulatedClients
+from .population.tags import tagged_of
 
 __all__ = ["default_folder", "resume", "simulate"]
 

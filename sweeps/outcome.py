@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..reports.client_record import lower_is_better
-from ..strategies.progress import PREFERRED
+from ..strategies.rounds.progress import PREFERRED
 from .combinations import Combination
 from .plan import RunState
 

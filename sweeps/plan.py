@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..apps import App
-from ..config import load_config
+from ..apps.flower_app import read_flower_app
+from ..apps.folder import App
+from ..config.load import load_config
 from ..errors import ConfigError
-from ..flower_app import read_flower_app
 from ..transport.durable import sweep as remove_leftovers
 from .combinations import Combination, Grid
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, Metadata, RecordDict
 
-from meadow.app_options import OPTIONS_KEY, options_from_text
-from meadow.apps import App
-from meadow.client.installed_app import InstalledApp
-from meadow.config import config_to_toml, load_config, make_config, training_record
+from meadow.apps.folder import App
+from meadow.client.worker.installed_app import InstalledApp
+from meadow.config.app_options import OPTIONS_KEY, options_from_text
+from meadow.config.load import config_to_toml, load_config, make_config, training_record
 from meadow.errors import AppError, ConfigError, ProtocolError
-from meadow.flower import params_to_arrays, rebuild_message
-from meadow.module_params import params_of_module
-from meadow.server.execute import run_config_of
+from meadow.flower.messages import params_to_arrays, rebuild_message
+from meadow.run.execute import run_config_of
 from meadow.simulations.run import simulate
+from meadow.training.module_params import params_of_module
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import decode, encode
 from meadow.transport.entries import pack_entries

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import meadow
-from meadow import apps
-from meadow.apps import App, content_hash, pack, unpack
+from meadow.apps import folder as apps
+from meadow.apps.folder import App, content_hash, pack, unpack
+from meadow.apps.missing_imports import remedy_of
 from meadow.errors import AppError, ConfigError
-from meadow.missing_imports import remedy_of
 
 TASK = """
 import meadow

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from meadow.batches import batches_of, samples_in
 from meadow.errors import DataError
+from meadow.training.batches import batches_of, samples_in
 
 INPUTS = torch.arange(10, dtype=torch.float32).reshape(10, 1)
 TARGETS = torch.arange(10)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.client_config import ClientConfig, load_client_config, make_client_config
+from meadow.config.client_config import ClientConfig, load_client_config, make_client_config
 from meadow.errors import ConfigError
 
 HASH = f"sha256:{'0' * 64}"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.config import (
+from meadow.config.load import (
     Config,
     build_algorithm,
     build_partition,
@@ -22,10 +22,10 @@ from meadow.config import (
     make_config,
     training_record,
 )
+from meadow.config.schema.settings import settings_of
 from meadow.errors import ConfigError
-from meadow.settings import settings_of
-from meadow.strategies.algorithm import Aggregate
-from meadow.strategies.catalogue import CATALOGUE
+from meadow.strategies.algorithms.algorithm import Aggregate
+from meadow.strategies.algorithms.catalogue import CATALOGUE
 
 SECURE = "[privacy.secure_aggregation]\nenabled = true\n"
 LOCAL = "epsilon = 2.0\nsampling = 'fixed'\n"

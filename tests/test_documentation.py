@@ -19,11 +19,11 @@ import typer
 
 import meadow
 from meadow.cli.main import app
-from meadow.client_config import load_client_config
-from meadow.config import Config, load_config
-from meadow.server_config import load_server_config
-from meadow.settings import section_of
-from meadow.settings_values import hints_of
+from meadow.config.client_config import load_client_config
+from meadow.config.load import Config, load_config
+from meadow.config.schema.settings import section_of
+from meadow.config.schema.values import hints_of
+from meadow.config.server_config import load_server_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

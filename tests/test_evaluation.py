@@ -11,7 +11,7 @@ from torch import nn
 
 import meadow
 from meadow.errors import DataError
-from meadow.evaluation import ExampleMeans, evaluate
+from meadow.training.evaluation import ExampleMeans, evaluate
 
 
 def task_with(**parts: Any) -> meadow.Task:

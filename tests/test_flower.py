@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array
 
-from meadow.flower import TensorArray
+from meadow.flower.messages import TensorArray
 from meadow.transport.tensors import TensorFile, write_tensors
 
 

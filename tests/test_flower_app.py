@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from meadow.apps.flower_app import FlowerApp, read_flower_app
 from meadow.errors import ConfigError
-from meadow.flower_app import FlowerApp, read_flower_app
 
 HEAD = '[tool.flwr.app.components]\nserverapp = "s:app"\nclientapp = "c:app"\n'
 CONFIG = """

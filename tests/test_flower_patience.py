@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
-from meadow import flower_patience
 from meadow.errors import QuorumError
-from meadow.flower import identify_process
-from meadow.flower_patience import Patience
-from meadow.flower_result import ObservedGrid
+from meadow.flower.messages import identify_process
+from meadow.flower_apps import patience as flower_patience
+from meadow.flower_apps.patience import Patience
+from meadow.flower_apps.result import ObservedGrid
 
 from .test_flower_result import FakeGrid, honest, train_messages
 

@@ -13,9 +13,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 import meadow
-from meadow.flower import identify_process, params_to_arrays, set_message_id
-from meadow.flower_result import ObservedGrid, capture_result
-from meadow.strategies.plan import RoundPlan
+from meadow.flower.messages import identify_process, params_to_arrays, set_message_id
+from meadow.flower_apps.result import ObservedGrid, capture_result
+from meadow.strategies.rounds.plan import RoundPlan
 
 identify_process(run_id=1, node_id=0)
 

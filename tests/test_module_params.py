@@ -12,7 +12,7 @@ from torch import nn
 
 import meadow
 from meadow.errors import AppError, ProtocolError
-from meadow.module_params import build_module, load_params, params_of_module
+from meadow.training.module_params import build_module, load_params, params_of_module
 
 
 class Odd(nn.Module):

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from meadow.process_limits import available_cores
+from meadow.machine.process_limits import available_cores
 
 PROGRAM = """
 import os
-from meadow.process_limits import begin_with_one_thread, threads_at_most
+from meadow.machine.process_limits import begin_with_one_thread, threads_at_most
 begin_with_one_thread()
 print(os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"], threads_at_most(1))
 """

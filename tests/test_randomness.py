@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meadow.randomness import seeded
+from meadow.randomness.seeded import seeded
 
 
 def draw() -> tuple[float, float, float]:

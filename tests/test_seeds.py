@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.seeds import derive, epoch_order, epoch_orders, spread, spread_one
+from meadow.randomness.seeds import derive, epoch_order, epoch_orders, spread, spread_one
 
 PARTS = st.lists(st.one_of(st.integers(), st.text()), max_size=4)
 

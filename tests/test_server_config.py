@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.errors import ConfigError
-from meadow.server_config import (
+from meadow.config.server_config import (
     ServerConfig,
     load_server_config,
     make_server_config,
     server_config_to_toml,
 )
+from meadow.errors import ConfigError
 
 
 def test_text_reads_back(tmp_path: Path) -> None:

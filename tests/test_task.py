@@ -7,8 +7,8 @@ import pytest
 
 import meadow
 from meadow.errors import ConfigError
-from meadow.simulations.partition import Partition
-from meadow.simulations.partition_memory import forget
+from meadow.partitioning.memory import forget
+from meadow.partitioning.partition import Partition
 
 
 def sites(count: int, **options: object) -> list[meadow.Site]:

@@ -21,9 +21,9 @@ from zlib_ng.zlib_ng import crc32 as crc32_of
 from ..errors import DamageError, LimitError, ProtocolError, StoreError
 from .chunk_reader import CHUNK_BYTES_MAX, ChunkReader
 from .chunk_wire import Piece
+from .file_pool import Spares
 from .fleet_pb2 import Blob, Chunk, Envelope
 from .part import Part
-from .spares import Spares
 from .tensors import checksum
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..errors import ProtocolError, StoreError
 from .chunk_wire import Piece
-from .spares import open_held
+from .file_pool import open_held
 
 __all__ = ["CHUNK_BYTES_MAX", "ChunkReader"]
 

@@ -17,7 +17,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.app import Metadata as FlowerMetadata
 
 from ..errors import LimitError, ProtocolError
-from ..flower import NUMPY_STYPE, FlatTensor, TensorArray, rebuild_message, record_of, tensor_of
+from ..flower.messages import (
+    NUMPY_STYPE,
+    FlatTensor,
+    TensorArray,
+    rebuild_message,
+    record_of,
+    tensor_of,
+)
 from .blobs import check_blob_id
 from .entries import EntryValue, pack_entries, unpack_entries
 from .fields import ERROR_CHARS_MAX, check_fields

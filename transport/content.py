@@ -8,7 +8,7 @@ from flwr.app import Metadata, RecordDict
 from google.protobuf.message import DecodeError
 
 from ..errors import ProtocolError
-from ..flower import rebuild_message
+from ..flower.messages import rebuild_message
 from .blobs import blob_path
 from .codec import decode, encode
 from .fleet_pb2 import Envelope

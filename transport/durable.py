@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError
-from .spares import Spares
+from .file_pool import Spares
 
 __all__ = [
     "Writeback",

@@ -14,7 +14,7 @@ from typing import Final, NoReturn, TypeGuard
 import numpy as np
 
 from ..errors import LimitError, ProtocolError
-from ..flower import dtype_of
+from ..flower.messages import dtype_of
 
 __all__ = [
     "CODES",

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..flower import FlatTensor, TensorArray
+from ..flower.messages import FlatTensor, TensorArray
 from .header import build_header
 
 __all__ = ["BLOCK_BYTES", "Layout"]

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..flower import FlatTensor, TensorArray, dtype_of
+from ..flower.messages import FlatTensor, TensorArray, dtype_of
 from .header import Extent, parse_header, read_length
 from .layout import Layout
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from .durable import Writeback, sync_folder, write_all
-from .spares import Spares
+from .file_pool import Spares
 from .tensors import checksum
 
 __all__ = ["Part"]

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from zlib_ng.zlib_ng import crc32 as crc32_of
 
 from ..errors import ProtocolError, StoreError
-from ..flower import FlatTensor, dtype_of
+from ..flower.messages import FlatTensor, dtype_of
 from .durable import Writeback, replacing, write_all
+from .file_pool import Spares, open_held
 from .header import CODES, Extent, parse_header, read_length
 from .layout import BLOCK_BYTES, Layout
-from .spares import Spares, open_held
 
 __all__ = [
     "FileInfo",

@@ -11,14 +11,14 @@ from typing import Final
 
 from flwr.app import Array, ArrayRecord
 
-from ..flower import NUMPY_STYPE, FlatTensor, tensor_of
+from ..flower.messages import NUMPY_STYPE, FlatTensor, tensor_of
 from .blobs import blob_path, new_blob_id
 from .durable import make_folder, sync_folder
+from .file_pool import Spares
 from .fleet_pb2 import ArrayInfo, Arrays, Blob
 from .header import check_name
 from .layout import Layout
 from .packed import PACKED_BYTES_MAX, pack_tensors
-from .spares import Spares
 from .tensors import FileInfo, FileTensor, TensorFile, holds, write_layout
 
 __all__ = ["BlobWriter"]

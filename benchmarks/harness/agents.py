@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
 
-from meadow.client.agent import Agent
-from meadow.client.enroll import enroll
-from meadow.flower import params_to_arrays, set_message_id, tensors_of
-from meadow.process_limits import allow_many_files, keep_freed_memory
-from meadow.server.home import ServerHome
+from meadow.client.agent.agent import Agent
+from meadow.client.tools.enroll import enroll
+from meadow.flower.messages import params_to_arrays, set_message_id, tensors_of
+from meadow.machine.process_limits import allow_many_files, keep_freed_memory
+from meadow.server.daemon.server_dir import ServerHome
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode
 from meadow.transport.fleet_pb2 import Instruction, TrainingDone

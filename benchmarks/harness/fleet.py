@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from meadow.apps import App, pack
+from meadow.apps.folder import App, pack
 from meadow.cli.admin import admin_stub
 from meadow.transport import fleet_pb2 as pb
 

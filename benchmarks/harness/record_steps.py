@@ -9,14 +9,14 @@ import torch
 from opacus import PrivacyEngine
 from torch import nn
 
-from meadow.client.record_training import train_records
-from meadow.client.training_settings import TrainingSettings
 from meadow.privacy.dp.records import RecordTerms
-from meadow.simulations.executors.cohort_data import CohortData
 from meadow.simulations.executors.site_data import Samples
-from meadow.simulations.executors.stacked_module import StackedModule
-from meadow.simulations.executors.stacked_records import train_stacked_records
+from meadow.simulations.executors.vectorized.cohort_data import CohortData
+from meadow.simulations.executors.vectorized.stacked_module import StackedModule
+from meadow.simulations.executors.vectorized.stacked_records import train_stacked_records
 from meadow.task import Task
+from meadow.training.loop.record_training import train_records
+from meadow.training.settings import TrainingSettings
 
 __all__ = ["meadow_s", "opacus_s", "stacked_s"]
 

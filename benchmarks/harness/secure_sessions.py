@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from meadow.privacy.entropy import system_entropy
-from meadow.privacy.secagg import Binding, ClientKeys, ClientSession, Plan, Roster, ServerSession
+from meadow.privacy.secagg.protocol import (
+    Binding,
+    ClientKeys,
+    ClientSession,
+    Plan,
+    Roster,
+    ServerSession,
+)
+from meadow.randomness.entropy import system_entropy
 
 __all__ = ["PHASES", "Cpu", "Memory", "run_session"]
 

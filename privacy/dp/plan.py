@@ -9,29 +9,36 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...errors import ConfigError
-from ...strategies.algorithm import Algorithm
-from ...strategies.bounds import require_choice, require_number, require_whole
-from ...strategies.mean import MeanAggregator
-from ..entropy import Entropy, system_entropy
-from .accountant import Accountant, Draws, counted_as, epsilon_of, epsilon_of_draws, epsilon_of_many
-from .adaptive import AdaptiveClip
-from .announced import SOURCES, AnnouncedNoise, NoiseSource
-from .claim import claim_of
-from .clipping import Clipping
-from .composition import Releases
-from .correlation import Correlation
-from .events import (
+from ...randomness.entropy import Entropy, system_entropy
+from ...strategies.algorithms.algorithm import Algorithm
+from ...strategies.algorithms.bounds import require_choice, require_number, require_whole
+from ...strategies.algorithms.mean import MeanAggregator
+from .accounting.accountant import (
+    Accountant,
+    Draws,
+    counted_as,
+    epsilon_of,
+    epsilon_of_draws,
+    epsilon_of_many,
+)
+from .accounting.composition import Releases
+from .accounting.events import (
     ConcentratedEvent,
     GaussianEvent,
     LaplaceEvent,
     PoissonEvent,
     SeparatedEvent,
 )
-from .mechanism import PrivateMean
+from .claim import claim_of
+from .correlated.correlation import Correlation
+from .correlated.noise_memory import NoisePast
 from .mechanism_words import MECHANISMS
-from .noise_memory import NoisePast
+from .mechanisms.adaptive import AdaptiveClip
+from .mechanisms.clipping import Clipping
+from .mechanisms.mechanism import PrivateMean
+from .mechanisms.sampling import draw_poisson
+from .noise_terms import SOURCES, AnnouncedNoise, NoiseSource
 from .private_algorithm import private_algorithm
-from .sampling import draw_poisson
 
 __all__ = ["PrivacyPlan", "Sampling"]
 

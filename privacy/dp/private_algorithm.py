@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...strategies.algorithm import Aggregate, Algorithm, Params, State
-from .clipping import Clipping
-from .mechanism import NoisyAggregate
-from .noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot
-from .summed import SummedMean
+from ...strategies.algorithms.algorithm import Aggregate, Algorithm, Params, State
+from .correlated.noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot
+from .mechanisms.clipping import Clipping
+from .mechanisms.mechanism import NoisyAggregate
+from .mechanisms.summed import SummedMean
 
 if TYPE_CHECKING:
     from .plan import PrivacyPlan

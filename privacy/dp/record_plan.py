@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...errors import ConfigError
-from ...strategies.algorithm import Algorithm
-from ...strategies.bounds import require_number, require_whole
-from .accountant import epsilon_of, epsilon_of_many
+from ...strategies.algorithms.algorithm import Algorithm
+from ...strategies.algorithms.bounds import require_number, require_whole
+from .accounting.accountant import epsilon_of, epsilon_of_many
+from .accounting.composition import Releases
+from .accounting.events import StepsEvent
 from .claim import upwards
-from .composition import Releases
-from .events import StepsEvent
 from .records import RecordTerms
 
 __all__ = ["RecordPlan"]

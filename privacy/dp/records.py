@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from ...errors import ProtocolError
+from .accounting.concentrated import ORDERS
+from .accounting.events import GaussianEvent, PoissonEvent, StepsEvent
+from .accounting.gaussian import cost_of
 from .announced_numbers import RATE_MIN, STEPS_MAX, require_announced
-from .concentrated import ORDERS
-from .events import GaussianEvent, PoissonEvent, StepsEvent
-from .gaussian import cost_of
 
 __all__ = ["RECORD_ORDERS", "RecordTerms", "sampled_divergences"]
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
+from ...config.sections.simulation import AdversariesConfig
 from ...errors import DataError
-from ...sections.simulation import AdversariesConfig
 from ...task import ClientData, Site, Task
 
 __all__ = ["POISONS", "attacked", "with_trigger"]

@@ -15,12 +15,12 @@ from typing import Any
 
 from flwr.app import ConfigRecord, MessageType, RecordDict
 
-from ...apps import App
-from ...config import Config, build_algorithm, training_record
-from ...flower import params_to_arrays
-from ...module_params import build_module, params_of_module
-from ...process_limits import available_cores, threads_at_most
-from ...strategies.broadcast import Broadcast
+from ...apps.folder import App
+from ...config.load import Config, build_algorithm, training_record
+from ...flower.messages import params_to_arrays
+from ...machine.process_limits import available_cores, threads_at_most
+from ...strategies.rounds.broadcast import Broadcast
+from ...training.module_params import build_module, params_of_module
 from .contract import Executor, Teller
 
 __all__ = ["Candidate", "Choice", "Trying", "choose_executor"]

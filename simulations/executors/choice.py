@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 
 from flwr.clientapp import ClientApp
 
-from ...apps import App
-from ...client.app import DEVICE_VARIABLE, client_app
-from ...client.compressed_app import compressed_app
-from ...client.device_use import choose_device
-from ...client.secure_app import secure_app
-from ...client.secure_identity import simulated_identity
-from ...config import Config, build_algorithm
+from ...apps.folder import App
+from ...compression.client import compressed_app
+from ...config.load import Config, build_algorithm
 from ...errors import AppError, ConfigError
-from ...server.execute import run_config_of
+from ...privacy.secagg.client.app import secure_app
+from ...privacy.secagg.client.identity import simulated_identity
+from ...run.execute import run_config_of
 from ...task import Task
+from ...training.device_use import choose_device
+from ...training.local.app import DEVICE_VARIABLE, client_app
 from ..adversaries.poison import attacked
-from ..clients import SimulatedClients
+from ..population.clients import SimulatedClients
 from .auto import Candidate, Trying, choose_executor
 from .contract import Executor, Teller
-from .processes import ProcessesExecutor
-from .ray import RayExecutor
+from .processes.executor import ProcessesExecutor
+from .ray.executor import RayExecutor
 from .sequential import SequentialExecutor
-from .vectorized import VectorizedExecutor
+from .vectorized.executor import VectorizedExecutor
 
 __all__ = ["ExecutorPlan", "client_app_of", "combines"]
 

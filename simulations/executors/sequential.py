@@ -12,8 +12,8 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from ...flower import own_copy
-from ..clients import SimulatedClients
+from ...flower.messages import own_copy
+from ..population.clients import SimulatedClients
 from .contract import Teller, error_reply
 
 __all__ = ["SequentialExecutor"]

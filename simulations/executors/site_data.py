@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...batches import in_pool, samples_in
-from ...client.app import site_in
 from ...errors import DataError
 from ...task import ClientData, Task
-from ..clients import SimulatedClients
+from ...training.batches import in_pool, samples_in
+from ...training.local.app import site_in
+from ..population.clients import SimulatedClients
 
 if TYPE_CHECKING:
     from ...task import Data

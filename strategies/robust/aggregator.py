@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ConfigError, RunError
-from ..algorithm import Aggregate, Algorithm, Params, Update
-from ..fedavg import fedavg
-from ..mean import MeanAggregator
-from ..server_optimizers import is_floating
+from ..algorithms.algorithm import Aggregate, Algorithm, Params, Update
+from ..algorithms.fedavg import fedavg
+from ..algorithms.mean import MeanAggregator
+from ..algorithms.server_optimizers import is_floating
 from .geometry import Mixing, Reals
 from .rows import ChangeRows
 from .rules import Rule

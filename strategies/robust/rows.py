@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..algorithm import Params, Update
-from ..layout import Block, Layout
-from ..mean import as_reals
-from ..server_optimizers import is_floating
+from ..algorithms.algorithm import Params, Update
+from ..algorithms.layout import Block, Layout
+from ..algorithms.mean import as_reals
+from ..algorithms.server_optimizers import is_floating
 from .geometry import Geometry, Reals
 
 __all__ = ["ChangeRows"]

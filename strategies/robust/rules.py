@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import ConfigError
-from ..bounds import require_choice, require_number, require_whole
+from ..algorithms.bounds import require_choice, require_number, require_whole
 from . import centres, coordinates, mixing, selection
 from .coordinates import Reduction
 from .geometry import Mixing

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from meadow.accelerators import accelerators, free_bytes, is_accelerator, widest_float
-from meadow.client.device_meter import DeviceMeter, PeakMemory
-from meadow.client.device_use import DeviceUse, choose_device
-from meadow.client.fit import room_bytes
-from meadow.client.parallel.plan import ParallelPlan
-from meadow.client.phases import StopWatch
+from meadow.client.tools.batch_probe import room_bytes
+from meadow.config.sections.device import DeviceConfig, check_device
 from meadow.errors import DataError
-from meadow.randomness import generator_states, seeded, set_generator_states
-from meadow.sections.device import DeviceConfig, check_device
+from meadow.machine.accelerators import accelerators, free_bytes, is_accelerator, widest_float
+from meadow.randomness.seeded import generator_states, seeded, set_generator_states
+from meadow.training.device_meter import DeviceMeter, PeakMemory
+from meadow.training.device_use import DeviceUse, choose_device
+from meadow.training.parallel.plan import ParallelPlan
+from meadow.training.step_timer import StopWatch
 
 FIRST, SECOND = "strict:0", "strict:1"
 

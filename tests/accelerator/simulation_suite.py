@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from meadow.client.local_work import WORKS
 from meadow.simulations.run import simulate
-from meadow.strategies.catalogue import CATALOGUE
+from meadow.strategies.algorithms.catalogue import CATALOGUE
+from meadow.training.algorithms.work import WORKS
 
 DEVICE = "strict:1"
 TRAINING = [name for name in CATALOGUE if name not in WORKS]

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 import meadow
-from meadow.client.mid_epoch import MidEpoch
-from meadow.client.parallel.data_parallel import DataParallel
-from meadow.client.record_training import train_records
-from meadow.client.trainer import train
-from meadow.client.training_settings import TrainingSettings
-from meadow.client.warm_module import WarmModule
-from meadow.evaluation import evaluate
-from meadow.module_params import build_module, params_of_module
-from meadow.privacy.dp.noise import generator_from
+from meadow.privacy.dp.mechanisms.noise import generator_from
 from meadow.privacy.dp.records import RecordTerms
+from meadow.training.evaluation import evaluate
+from meadow.training.loop.record_training import train_records
+from meadow.training.loop.trainer import train
+from meadow.training.mid_epoch import MidEpoch
+from meadow.training.module_params import build_module, params_of_module
+from meadow.training.parallel.data_parallel import DataParallel
+from meadow.training.settings import TrainingSettings
+from meadow.training.warm_module import WarmModule
 
 DEVICE = "strict:1"
 """Not the first: what forgets to say where it belongs is found out."""

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from meadow.cli.main import main
-from meadow.client.database import Database
-from meadow.client.ledger import Ledger
-from meadow.privacy.dp.announced import AnnouncedNoise
-from meadow.privacy.dp.gaussian import epsilon_of_cost
-from meadow.privacy.secagg.noisy_encoding import NoisyEncoding
-from meadow.privacy.secure_terms import SecureTerms
+from meadow.client.owner.database import Database
+from meadow.client.owner.ledger import Ledger
+from meadow.privacy.dp.accounting.gaussian import epsilon_of_cost
+from meadow.privacy.dp.noise_terms import AnnouncedNoise
+from meadow.privacy.secagg.protocol.noisy_encoding import NoisyEncoding
+from meadow.privacy.secagg.terms.terms import SecureTerms
 from meadow.transport import fleet_pb2 as pb
 
 PLAN = ["privacy", "plan", "--delta", "1e-6", "--clients", "10000", "--cohort", "500"]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from meadow.errors import IdentityError
-from meadow.server.database import Database
-from meadow.server.home import ServerHome
-from meadow.server.site_table import SiteTable
+from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.journal.database import Database
+from meadow.server.journal.site_table import SiteTable
 
 from .conftest import Meadow
 

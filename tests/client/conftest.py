@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from torch import nn
 
 import meadow
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.module_params import build_module, params_of_module
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
+from meadow.training.module_params import build_module, params_of_module
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 
 import meadow
 from meadow.errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
-from meadow.flower import arrays_to_params
+from meadow.flower.messages import arrays_to_params
 
 TRAIN = {"batch-size": 8, "learning-rate": 0.1, "seed": 3, "server-round": 1}
 

@@ -12,14 +12,14 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import meadow
-from meadow.accelerators import accelerators
-from meadow.client.device_use import DeviceUse
-from meadow.client.recomputation import recompute
-from meadow.client.trainer import train
-from meadow.client.training_settings import TrainingSettings
-from meadow.client.warm_module import WarmModule
+from meadow.config.sections.device import DeviceConfig
 from meadow.errors import DataError
-from meadow.sections.device import DeviceConfig
+from meadow.machine.accelerators import accelerators
+from meadow.training.device_use import DeviceUse
+from meadow.training.loop.trainer import train
+from meadow.training.recomputation import recompute
+from meadow.training.settings import TrainingSettings
+from meadow.training.warm_module import WarmModule
 
 SETTINGS = TrainingSettings(epochs=2, batch_size=5, learning_rate=0.05)
 INPUTS = torch.randn(23, 2, 6, 6, generator=torch.Generator().manual_seed(0))

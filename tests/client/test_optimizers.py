@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from meadow.client.optimizers import LocalOptimizer, descend, new_slots
-from meadow.client.training_settings import TrainingSettings
+from meadow.training.loop.optimizers import LocalOptimizer, descend, new_slots
+from meadow.training.settings import TrainingSettings
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {},

@@ -14,20 +14,20 @@ from torch import nn
 
 import meadow
 from meadow.errors import ConfigError
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.module_params import build_module, params_of_module
-from meadow.simulations.clients import SimulatedClients
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.grid import SimulationGrid
-from meadow.strategies.adapter import FederatedStrategy, RunResult
-from meadow.strategies.algorithm import Algorithm
-from meadow.strategies.ditto import ditto
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.fedbn import fedbn
-from meadow.strategies.fedper import fedper
-from meadow.strategies.fedrep import fedrep
-from meadow.strategies.ifca import ifca
-from meadow.strategies.plan import RoundPlan
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.algorithms.algorithm import Algorithm
+from meadow.strategies.algorithms.ditto import ditto
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.fedbn import fedbn
+from meadow.strategies.algorithms.fedper import fedper
+from meadow.strategies.algorithms.fedrep import fedrep
+from meadow.strategies.algorithms.ifca import ifca
+from meadow.strategies.rounds.adapter import FederatedStrategy, RunResult
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.training.module_params import build_module, params_of_module
 
 identify_process(run_id=1, node_id=0)
 

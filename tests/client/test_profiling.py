@@ -12,16 +12,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from meadow.apps import content_hash
+from meadow.apps.folder import content_hash
 from meadow.cli.client import app as commands
-from meadow.client.device_meter import DeviceMeter
-from meadow.client.fit import Trial, fit_of, largest_batch, measure
-from meadow.client.owner import Owner
-from meadow.client.phases import EnoughError, StopWatch
-from meadow.client.profiling import RoundProfile, advice_on, profile_round
-from meadow.client.trial import tried_out
-from meadow.client.workbench import Workbench
+from meadow.client.owner.owner import Owner
+from meadow.client.tools.batch_probe import Trial, fit_of, largest_batch, measure
+from meadow.client.tools.profiling import RoundProfile, advice_on, profile_round
+from meadow.client.tools.trial import tried_out
+from meadow.client.tools.workbench import Workbench
 from meadow.errors import AppError
+from meadow.training.device_meter import DeviceMeter
+from meadow.training.step_timer import EnoughError, StopWatch
 
 SCANS = Path(__file__).parents[1] / "parallel" / "scans"
 CLIENT = """
@@ -147,7 +147,7 @@ def test_batches_grow_as_long_as_they_fit(memory_ends: int, tried: list[int], la
 
 def test_small_batches_that_need_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What earlier work left free hides what a batch needs: larger ones are tried all the same."""
-    monkeypatch.setattr("meadow.client.fit.BATCH_MAX", 64)
+    monkeypatch.setattr("meadow.client.tools.batch_probe.BATCH_MAX", 64)
     trials = list(
         measure(lambda batch: Trial(batch=batch, memory_bytes=500, step_s=0.1), 8, room=1000)
     )
@@ -157,7 +157,7 @@ def test_small_batches_that_need_no_more_memory(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_need_of_a_round_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory, time and batches are those of this process and its data."""
-    monkeypatch.setattr("meadow.client.fit.BATCH_MAX", 64)
+    monkeypatch.setattr("meadow.client.tools.batch_probe.BATCH_MAX", 64)
     found = fit_of(Workbench.open(folder, "scans"))
     assert found.batch == 4 and found.batch_tried == 64 <= found.batch_max
     assert 50 < found.memory_mb < found.room_mb

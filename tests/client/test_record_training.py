@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from meadow.batches import chosen_from
-from meadow.client.app import client_app
-from meadow.client.local_training import LocalTraining
-from meadow.client.record_training import draw_records, step_noise, train_records
-from meadow.client.training_settings import TrainingSettings
 from meadow.errors import DataError
-from meadow.privacy.dp.noise import generator_of
+from meadow.privacy.dp.mechanisms.noise import generator_of
 from meadow.privacy.dp.records import RecordTerms
-from meadow.privacy.entropy import system_entropy
+from meadow.randomness.entropy import system_entropy
 from meadow.task import Task
+from meadow.training.batches import chosen_from
+from meadow.training.local.app import client_app
+from meadow.training.local.training import LocalTraining
+from meadow.training.loop.record_training import draw_records, step_noise, train_records
+from meadow.training.settings import TrainingSettings
 
 pytest.importorskip("opacus")
 EVERY = RecordTerms(clip=0.5, noise_multiplier=1e-9, rate=1.0)
@@ -137,7 +137,7 @@ def test_noise_and_coins_are_not_the_seeds() -> None:
 
 def test_a_round_has_as_many_steps_as_are_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where batches are empty: a step without records is one of noise."""
-    from meadow.client import record_training
+    from meadow.training.loop import record_training
 
     steps: list[int] = []
     descend = record_training.descend
@@ -161,7 +161,7 @@ def test_fedprox_pulls_after_the_noise() -> None:
 
 def test_pieces_of_a_batch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory does not hold the gradients of all examples at once."""
-    from meadow.client import record_training
+    from meadow.training.loop import record_training
 
     whole = change(*trained(data_of()))
     monkeypatch.setattr(record_training, "GRADIENT_BYTES", 250)

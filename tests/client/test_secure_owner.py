@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from meadow.client.identity_folder import IdentityFolder
-from meadow.client.secure_certificate import certify_key
-from meadow.client.secure_owner import owned_identity, peer_of, pins_of, signing_key
+from meadow.client.owner.identity_folder import IdentityFolder
+from meadow.client.owner.secure_certificate import certify_key
+from meadow.client.owner.secure_owner import owned_identity, peer_of, pins_of, signing_key
 from meadow.errors import ConfigError, SecureAggregationError
-from meadow.privacy.secagg import Minimum
-from meadow.privacy.secure_announcement import Announcement
-from meadow.privacy.secure_terms import SecureTerms
+from meadow.privacy.secagg.protocol import Minimum
+from meadow.privacy.secagg.terms.announcement import Announcement
+from meadow.privacy.secagg.terms.terms import SecureTerms
 from meadow.transport.authority import Authority
 from meadow.transport.fleet_pb2 import Certificate
 from meadow.transport.keys import KeyPair, create_request

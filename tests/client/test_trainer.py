@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from meadow.accelerators import accelerators
-from meadow.client.device_use import choose_device
-from meadow.client.objectives import proximal
-from meadow.client.trainer import train
-from meadow.client.training_settings import TrainingSettings
 from meadow.errors import DataError
-from meadow.module_params import build_module, params_of_module
+from meadow.machine.accelerators import accelerators
+from meadow.training.device_use import choose_device
+from meadow.training.loop.trainer import train
+from meadow.training.module_params import build_module, params_of_module
+from meadow.training.objectives import proximal
+from meadow.training.settings import TrainingSettings
 
 
 def linear() -> nn.Module:

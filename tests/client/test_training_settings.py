@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from meadow.client.training_settings import TrainingSettings
-from meadow.config import evaluation_record, make_config, training_record
+from meadow.config.load import evaluation_record, make_config, training_record
 from meadow.errors import ProtocolError
-from meadow.strategies.catalogue import CATALOGUE
+from meadow.strategies.algorithms.catalogue import CATALOGUE
+from meadow.training.settings import TrainingSettings
 
 
 def test_every_key_that_a_server_sends_is_understood() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meadow.apps import content_hash
-from meadow.client.agent import Agent
-from meadow.client.events import Event
-from meadow.client.identity_folder import IdentityFolder
-from meadow.client.training import Trainer
+from meadow.apps.folder import content_hash
+from meadow.client.agent.agent import Agent
+from meadow.client.agent.events import Event
+from meadow.client.agent.training import Trainer
+from meadow.client.owner.identity_folder import IdentityFolder
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.blobs import blob_path
 from meadow.transport.entries import pack_entries

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
-from meadow.client.agent import Agent
-from meadow.client.connection import Connection
-from meadow.client.ledger import Ledger
-from meadow.client.state import State
-from meadow.client.warm_process import WarmProcess
+from meadow.client.agent.agent import Agent
+from meadow.client.agent.connection import Connection
+from meadow.client.agent.state import State
+from meadow.client.agent.warm_process import WarmProcess
+from meadow.client.owner.ledger import Ledger
 
 
 class Step(StrEnum):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from meadow.client.agent import Agent
-from meadow.client.status import status_of
+from meadow.client.agent.agent import Agent
+from meadow.client.tools.status import status_of
 from meadow.errors import StoreError
 from meadow.transport import fleet_pb2 as pb
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from meadow.client import agent, ledger, state
-from meadow.client.assignments import INSTRUCTIONS_MAX, Assignments
-from meadow.client.clock import SKEW_S_MAX, clock_fault
-from meadow.client.database import Database
-from meadow.client.ledger import Ledger
-from meadow.client.state import State
-from meadow.client.training import REASON_CHARS_MAX, failure
+from meadow.client.agent import agent, state
+from meadow.client.agent.assignments import INSTRUCTIONS_MAX, Assignments
+from meadow.client.agent.clock import SKEW_S_MAX, clock_fault
+from meadow.client.agent.state import State
+from meadow.client.agent.training import REASON_CHARS_MAX, failure
+from meadow.client.owner import ledger
+from meadow.client.owner.database import Database
+from meadow.client.owner.ledger import Ledger
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fields import ID_CHARS_MAX
 

@@ -13,17 +13,17 @@ import dp_accounting
 import dp_accounting.rdp
 import pytest
 
-from meadow.client.announcements import (
+from meadow.client.owner.announcements import (
     announced_noise,
     announced_steps,
     charged_noise,
     charged_steps,
 )
-from meadow.client.budget import check_budget, epsilon_spent
-from meadow.client.database import Database
-from meadow.client.ledger import Ledger, content_of
-from meadow.client.record_budget import record_epsilon
-from meadow.client_config import PolicyConfig
+from meadow.client.owner.budget import check_budget, epsilon_spent
+from meadow.client.owner.database import Database
+from meadow.client.owner.ledger import Ledger, content_of
+from meadow.client.owner.record_budget import record_epsilon
+from meadow.config.client_config import PolicyConfig
 from meadow.errors import RefusedError
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.entries import pack_entries
@@ -31,9 +31,9 @@ from meadow.transport.entries import pack_entries
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from meadow.client.database import Database
-from meadow.client.ledger import Ledger
-from meadow.privacy.dp.announced import AnnouncedNoise
+from meadow.client.owner.database import Database
+from meadow.client.owner.ledger import Ledger
+from meadow.privacy.dp.noise_terms import AnnouncedNoise
 from meadow.transport import fleet_pb2 as pb
 instruction = pb.Instruction.FromString(bytes.fromhex(sys.argv[2]))
 Ledger(Database(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise=AnnouncedNoise(multiplier=2.0))
@@ -341,7 +341,7 @@ def test_no_number_breaks_or_fools_the_budget(ledger: Ledger, key: str, value: o
 
 def test_accounting_is_monotone_in_the_noise() -> None:
     """Down to no noise at all: less of it never costs less, and nothing is "no number"."""
-    from meadow.privacy.dp.gaussian import cost_of
+    from meadow.privacy.dp.accounting.gaussian import cost_of
     from meadow.privacy.dp.records import sampled_divergences
 
     scales = [10.0**exponent for exponent in range(-320, 13)]

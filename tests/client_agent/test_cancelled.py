@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from meadow.client import assignments
-from meadow.client.state import State
+from meadow.client.agent import assignments
+from meadow.client.agent.state import State
 from meadow.transport import fleet_pb2 as pb
 
 from .conftest import Client

@@ -12,12 +12,12 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from meadow.client.database import Database
-from meadow.client.enroll import enroll
-from meadow.client.identity_folder import IdentityFolder
-from meadow.client.lock import hold_lock
-from meadow.client.state import State
-from meadow.client_config import load_client_config
+from meadow.client.agent.lock import hold_lock
+from meadow.client.agent.state import State
+from meadow.client.owner.database import Database
+from meadow.client.owner.identity_folder import IdentityFolder
+from meadow.client.tools.enroll import enroll
+from meadow.config.client_config import load_client_config
 from meadow.errors import ConfigError, IdentityError, MeadowError, StoreError, UnreachableError
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.authority import Authority

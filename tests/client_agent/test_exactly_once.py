@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client.status import status_of
+from meadow.client.tools.status import status_of
 
 from .conftest import BLOB_VALUES, Client
 from .killed_agent import Step

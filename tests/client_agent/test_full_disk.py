@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client import agent as module
-from meadow.client.database import Database
+from meadow.client.agent import agent as module
+from meadow.client.owner.database import Database
 from meadow.errors import DamageError
 
 from .conftest import Client

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meadow.client import execution
+from meadow.client.agent import execution
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.entries import pack_entries
 from meadow.transport.fields import METADATA_CHARS_MAX, SITES_MAX

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client.identity_folder import IdentityFolder
+from meadow.client.owner.identity_folder import IdentityFolder
 from meadow.errors import IdentityError
 from meadow.transport.authority import Authority
 

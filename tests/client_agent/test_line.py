@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meadow.client.line import CHUNK_BYTES_MIN, UPLOAD_CHUNK_BYTES_MAX, Line
+from meadow.client.agent.line import CHUNK_BYTES_MIN, UPLOAD_CHUNK_BYTES_MAX, Line
 
 
 def test_chunks_shrink_with_losses_and_grow_again() -> None:

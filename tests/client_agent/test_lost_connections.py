@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from meadow.client import delivery
+from meadow.client.agent import delivery
 from meadow.transport.blobs import blob_path
 
 from .conftest import Client

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from meadow.apps import content_hash, pack
-from meadow.client import offers as offers_module
-from meadow.client.offers import OFFERS_MAX, Offers
-from meadow.client.owner import Owner
-from meadow.client_config import load_client_config
+from meadow.apps.folder import content_hash, pack
+from meadow.client.owner import offers as offers_module
+from meadow.client.owner.offers import OFFERS_MAX, Offers
+from meadow.client.owner.owner import Owner
+from meadow.config.client_config import load_client_config
 from meadow.errors import AppError, ConfigError, IdentityError, MeadowError, RefusedError
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.app_signature import (

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from meadow.client.secure_app import SECURE_SUM_FAILED
-from meadow.client.training import APP_CRASHED, APP_NOT_LOADED, APP_RAISED, failure
+from meadow.client.agent.training import APP_CRASHED, APP_NOT_LOADED, APP_RAISED, failure
 from meadow.errors import NOTHING_TO_EVALUATE, DataError, StoreError
+from meadow.privacy.secagg.client.app import SECURE_SUM_FAILED
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.entries import pack_entries
 

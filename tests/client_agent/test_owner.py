@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from meadow.apps import content_hash
-from meadow.client.owner import Owner
-from meadow.client.status import status_of
+from meadow.apps.folder import content_hash
+from meadow.client.owner.owner import Owner
+from meadow.client.tools.status import status_of
 
 from .conftest import Client
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client.database import Database
-from meadow.client.ledger import Ledger, content_of
-from meadow.client.policy import check, is_training
-from meadow.client_config import PolicyConfig
+from meadow.client.owner.database import Database
+from meadow.client.owner.ledger import Ledger, content_of
+from meadow.client.owner.policy import check, is_training
+from meadow.config.client_config import PolicyConfig
 from meadow.errors import RefusedError
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.entries import pack_entries

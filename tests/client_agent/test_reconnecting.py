@@ -11,12 +11,12 @@ import grpc
 import pytest
 from strange_listeners import closes, listener, web_server
 
-from meadow.client import reconnecting
-from meadow.client.clock import Clock, clock_fault
-from meadow.client.doctor import examine
-from meadow.client.events import Event
-from meadow.client.reconnecting import Outage
-from meadow.client.rpc_errors import rpc_errors
+from meadow.client.agent import reconnecting
+from meadow.client.agent.clock import Clock, clock_fault
+from meadow.client.agent.events import Event
+from meadow.client.agent.reconnecting import Outage
+from meadow.client.agent.rpc_errors import rpc_errors
+from meadow.client.tools.doctor import examine
 from meadow.errors import ProtocolError, UnreachableError
 
 from .conftest import Client

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client.database import Database
-from meadow.client.ledger import Ledger, content_of
-from meadow.client.status import spending_of
+from meadow.client.owner.database import Database
+from meadow.client.owner.ledger import Ledger, content_of
+from meadow.client.tools.status import spending_of
 from meadow.errors import StoreError
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.entries import pack_entries

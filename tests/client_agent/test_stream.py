@@ -12,8 +12,8 @@ from zlib import crc32
 import grpc
 import pytest
 
-from meadow.client.stream import Stream
-from meadow.client.transfer import Bulk
+from meadow.client.agent.stream import Stream
+from meadow.client.agent.transfer import Bulk
 from meadow.errors import IdentityError, UnreachableError
 from meadow.transport.fleet_pb2 import AgentMessage, Blob, Progress, ReplyAck, ServerMessage
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client.training import APP_RAISED
+from meadow.client.agent.training import APP_RAISED
 from meadow.transport import fleet_pb2 as pb
 
 from .conftest import Client
@@ -109,7 +109,7 @@ def test_stopped_in_training(client: Client) -> None:
 
 def test_cancelled_in_training(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work that goes on after it was cancelled is ended, so that the next can begin."""
-    monkeypatch.setattr("meadow.client.assignments.CANCEL_GRACE_S", 0.0)
+    monkeypatch.setattr("meadow.client.agent.assignments.CANCEL_GRACE_S", 0.0)
     client.configure(f'[data]\nwait = "{client.folder / "go"}"')
 
     async def scenario() -> None:

@@ -7,16 +7,10 @@ import pytest
 
 from meadow.compression import packet
 from meadow.compression.packet import PACKED, Packer, is_packed
-from meadow.compression.terms import (
-    FORMS,
-    UPLOADS,
-    CompressionTerms,
-    forms_in,
-    forms_text,
-)
+from meadow.compression.terms import FORMS, UPLOADS, CompressionTerms, forms_in, forms_text
 from meadow.errors import ProtocolError
-from meadow.flower import params_to_arrays, record_of
-from meadow.strategies.checks import forms_of
+from meadow.flower.messages import params_to_arrays, record_of
+from meadow.strategies.rounds.checks import forms_of
 
 
 @pytest.mark.parametrize("zstd", [False, True])

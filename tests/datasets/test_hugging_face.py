@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from meadow import datasets
-from meadow.batches import batches_of
 from meadow.errors import DataError
+from meadow.training.batches import batches_of
 
 Image = pytest.importorskip("PIL.Image")
 

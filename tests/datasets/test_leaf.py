@@ -15,11 +15,11 @@ from torch.utils.data import Subset
 
 import meadow
 from meadow import datasets
-from meadow.batches import batches_of
 from meadow.datasets import leaf_file
 from meadow.datasets.leaf_file import LeafFile
 from meadow.errors import DataError
-from meadow.simulations.partition import Partition
+from meadow.partitioning.partition import Partition
+from meadow.training.batches import batches_of
 
 USERS = {"ann": 3, "zoë": 1, 'the "user_data" of {x}': 2, "user_data": 2, "": 1}
 

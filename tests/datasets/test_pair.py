@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from meadow import datasets
-from meadow.batches import batches_of, samples_in
 from meadow.errors import DataError
+from meadow.training.batches import batches_of, samples_in
 
 X = np.arange(12, dtype=np.float64).reshape(6, 2)
 Y = np.array([0, 1, 2, 0, 1, 2], dtype=np.int32)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meadow.apps import App
+from meadow.apps.folder import App
 from meadow.simulations.run import simulate
 from meadow.transport.tensors import TensorFile
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from meadow.apps import pack
+from meadow.apps.folder import pack
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.tensors import TensorFile
 

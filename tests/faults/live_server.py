@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
-from meadow.server.home import ServerHome
-from meadow.server_config import server_config_to_toml
+from meadow.config.server_config import server_config_to_toml
+from meadow.server.daemon.server_dir import ServerHome
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import AdminStub, EnrollmentStub, FleetStub
 from meadow.transport.keys import KeyPair, create_request

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meadow.client.agent import Agent
-from meadow.client.events import Event
-from meadow.client.identity_folder import IdentityFolder
+from meadow.client.agent.agent import Agent
+from meadow.client.agent.events import Event
+from meadow.client.owner.identity_folder import IdentityFolder
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.blobs import blob_path, blobs_of
 from meadow.transport.fleet_pb2_grpc import EnrollmentStub

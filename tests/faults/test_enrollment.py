@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from meadow.process_limits import allow_many_files
-from meadow.server.fleet import RENEWALS_MAX
+from meadow.machine.process_limits import allow_many_files
+from meadow.server.daemon.fleet import RENEWALS_MAX
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import AdminStub, EnrollmentStub, FleetStub
 from meadow.transport.identity import identity_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from meadow.server.daemon import MESSAGE_BYTES_MAX
+from meadow.server.daemon.daemon import MESSAGE_BYTES_MAX
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import EnrollmentStub
 from meadow.transport.keys import create_request

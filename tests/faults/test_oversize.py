@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from meadow.config.server_config import REPLY_BYTES_MIN
 from meadow.errors import LimitError
-from meadow.server.daemon import MESSAGE_BYTES_MAX
-from meadow.server_config import REPLY_BYTES_MIN
+from meadow.server.daemon.daemon import MESSAGE_BYTES_MAX
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.codec import decode
 from meadow.transport.fleet_pb2_grpc import EnrollmentStub

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from meadow.cli.main import main
-from meadow.client.agent import Agent
-from meadow.client.enroll import enroll
-from meadow.client.events import Event
-from meadow.client.identity_folder import IdentityFolder
-from meadow.client.training import Trainer
+from meadow.client.agent.agent import Agent
+from meadow.client.agent.events import Event
+from meadow.client.agent.training import Trainer
+from meadow.client.owner.identity_folder import IdentityFolder
+from meadow.client.tools.enroll import enroll
 from meadow.transport import fleet_pb2 as pb
 
 from .arena import Arena, Played, write_app

@@ -13,25 +13,25 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from meadow.apps import App, content_hash, pack, unpack
-from meadow.client.database import Database
-from meadow.client.identity_folder import IdentityFolder
-from meadow.client.state import State
+from meadow.apps.folder import App, content_hash, pack, unpack
+from meadow.client.agent.state import State
+from meadow.client.owner.database import Database
+from meadow.client.owner.identity_folder import IdentityFolder
 from meadow.errors import MeadowError
-from meadow.flower import params_to_arrays
-from meadow.server.admin import AdminService
-from meadow.server.checkpoints import Checkpoints
-from meadow.server.dispatch import Dispatcher
-from meadow.server.home import ServerHome
-from meadow.server.journal import Journal
-from meadow.server.links import Links
-from meadow.server.run_folder import RunFolder
-from meadow.server.spool import Spool
-from meadow.server.supervisor import Supervisor
-from meadow.server.threads import JournalThread
-from meadow.server.worker import _require_same
-from meadow.strategies.algorithm import State as AlgorithmState
-from meadow.strategies.recorder import Checkpoint, RoundTable
+from meadow.flower.messages import params_to_arrays
+from meadow.run.checkpoints import Checkpoints
+from meadow.run.run_folder import RunFolder
+from meadow.server.daemon.admin import AdminService
+from meadow.server.daemon.agent_registry import Links
+from meadow.server.daemon.dispatch import Dispatcher
+from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.daemon.spool import Spool
+from meadow.server.daemon.supervisor import Supervisor
+from meadow.server.daemon.threads import JournalThread
+from meadow.server.journal.journal import Journal
+from meadow.server.worker.worker import _require_same
+from meadow.strategies.algorithms.algorithm import State as AlgorithmState
+from meadow.strategies.rounds.recorder import Checkpoint, RoundTable
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.authority import Authority
 from meadow.transport.blobs import Receiver, blob_path, chunks, new_blob_id

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from meadow.client.enroll import enroll
+from meadow.client.tools.enroll import enroll
 from meadow.errors import IdentityError
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import EnrollmentStub

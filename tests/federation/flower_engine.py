@@ -26,7 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from meadow.apps import App
+from meadow.apps.folder import App
 
 RUN_ID = TASK_ID = 1
 

@@ -235,11 +235,11 @@ class Federation:
 
     def workers(self) -> list[int]:
         """Return the process ids of the daemon's run workers."""
-        return children(self.server.pid, "meadow.server.worker")
+        return children(self.server.pid, "meadow.server.worker.worker")
 
     def trainers(self, index: int) -> list[int]:
         """Return the process ids of a client's training processes."""
-        return children(self.clients[index].pid, "meadow.client.training_process")
+        return children(self.clients[index].pid, "meadow.client.worker.training_process")
 
     def close(self) -> None:
         """End everything that was started."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meadow.apps import App
+from meadow.apps.folder import App
 from meadow.errors import ConfigError
 from meadow.simulations.run import simulate
 
@@ -246,7 +246,9 @@ def test_nobody_answered(tmp_path: Path) -> None:
 
 def test_nobody_was_there_to_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An app that finds no client, and goes on, has failed."""
-    monkeypatch.setattr("meadow.simulations.grid.SimulationGrid.get_node_ids", lambda grid: [])
+    monkeypatch.setattr(
+        "meadow.simulations.grids.simulation_grid.SimulationGrid.get_node_ids", lambda grid: []
+    )
     summary = simulate(failing_app(tmp_path / "empty", FAILING), out=tmp_path / "run", clients=2)
     assert summary["status"] == "failed"
     assert summary["cause"].startswith("no client was there")

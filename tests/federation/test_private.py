@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from meadow.privacy.dp.concentrated import epsilon_of_line
-from meadow.privacy.dp.gaussian import epsilon_of_cost
+from meadow.privacy.dp.accounting.concentrated import epsilon_of_line
+from meadow.privacy.dp.accounting.gaussian import epsilon_of_cost
 
 from .processes import Federation, federation, kill_9, meadow, wait_until
 

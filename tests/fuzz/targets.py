@@ -19,29 +19,29 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from google.protobuf.message import DecodeError
 
-from meadow.apps import pack, unpack
-from meadow.client.announcements import announced_steps, charged_noise
-from meadow.client.budget import check_budget
-from meadow.client.policy import check
-from meadow.client.secure_certificate import certify_key, require_certified
-from meadow.client.training_settings import TrainingSettings
-from meadow.client_config import PolicyConfig
+from meadow.apps.folder import pack, unpack
+from meadow.client.owner.announcements import announced_steps, charged_noise
+from meadow.client.owner.budget import check_budget
+from meadow.client.owner.policy import check
+from meadow.client.owner.secure_certificate import certify_key, require_certified
 from meadow.compression.packet import Packer
 from meadow.compression.terms import DOWNLOADS, UPLOADS, CompressionTerms, forms_in, forms_text
+from meadow.config.client_config import PolicyConfig
 from meadow.errors import MeadowError
-from meadow.flower import identify_process, params_to_arrays, tensor_of
-from meadow.privacy.dp.announced import AnnouncedNoise
-from meadow.privacy.dp.clipping import Clipping
+from meadow.flower.messages import identify_process, params_to_arrays, tensor_of
+from meadow.privacy.dp.mechanisms.clipping import Clipping
+from meadow.privacy.dp.noise_terms import AnnouncedNoise
 from meadow.privacy.dp.records import RecordTerms
-from meadow.privacy.secagg import Binding, ClientKeys, ClientSession, ServerSession
-from meadow.privacy.secure_announcement import Announcement
-from meadow.privacy.secure_kinds import ANSWERS
-from meadow.privacy.secure_member import Member
-from meadow.privacy.secure_terms import SecureTerms
-from meadow.strategies.algorithm import Params
-from meadow.strategies.checks import forms_of, read_reply
-from meadow.strategies.columns import column_of
-from meadow.strategies.tree_models import fault_in_model
+from meadow.privacy.secagg.protocol import Binding, ClientKeys, ClientSession, ServerSession
+from meadow.privacy.secagg.terms.announcement import Announcement
+from meadow.privacy.secagg.terms.kinds import ANSWERS
+from meadow.privacy.secagg.terms.member import Member
+from meadow.privacy.secagg.terms.terms import SecureTerms
+from meadow.strategies.algorithms.algorithm import Params
+from meadow.strategies.algorithms.columns import column_of
+from meadow.strategies.algorithms.tree_models import fault_in_model
+from meadow.strategies.rounds.checks import forms_of, read_reply
+from meadow.training.settings import TrainingSettings
 from meadow.transport.authority import Authority
 from meadow.transport.blobs import blob_path
 from meadow.transport.chunk_wire import Piece, pack_chunk, unpack_chunk, unpack_upload

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from meadow.apps import App
-from meadow.client.local_training import LocalTraining, Round
-from meadow.client.site_data import SiteData
-from meadow.client.training_settings import TrainingSettings
-from meadow.client.warm_module import WarmModule
-from meadow.flower import params_to_arrays
-from meadow.module_params import build_module, params_of_module
-from meadow.sections.device import DeviceConfig
+from meadow.apps.folder import App
+from meadow.config.sections.device import DeviceConfig
+from meadow.flower.messages import params_to_arrays
 from meadow.task import Site
+from meadow.training.local.training import LocalTraining, Round
+from meadow.training.module_params import build_module, params_of_module
+from meadow.training.settings import TrainingSettings
+from meadow.training.site_data import SiteData
+from meadow.training.warm_module import WarmModule
 
 SCANS = Path(__file__).parent / "scans"
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from meadow.client.local_site import LocalSite
-from meadow.client.local_training import LocalTraining
-from meadow.client.parallel import shared_sums
-from meadow.client.parallel.plan import ParallelPlan
-from meadow.client.training_settings import TrainingSettings
 from meadow.errors import DataError
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.module_params import build_module, params_of_module
-from meadow.strategies.companions import companion
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
+from meadow.strategies.algorithms.companions import companion
 from meadow.task import Site
+from meadow.training.local.site import LocalSite
+from meadow.training.local.training import LocalTraining
+from meadow.training.module_params import build_module, params_of_module
+from meadow.training.parallel import shared_sums
+from meadow.training.parallel.plan import ParallelPlan
+from meadow.training.settings import TrainingSettings
 
 from .conftest import Bench, distance
 

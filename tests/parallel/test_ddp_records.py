@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from meadow.client import local_training
-from meadow.client.local_training import LocalTraining
-from meadow.client.parallel.plan import ParallelPlan
 from meadow.errors import DataError
 from meadow.privacy.dp.records import RecordTerms
+from meadow.training.local import training as local_training
+from meadow.training.local.training import LocalTraining
+from meadow.training.parallel.plan import ParallelPlan
 
 from .conftest import Bench, distance
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meadow.client.local_training import LocalTraining
+from meadow.training.local.training import LocalTraining
 
 from .conftest import Bench, distance
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from meadow.client.parallel import local_barrier
-from meadow.client.parallel.local_barrier import LocalBarrier
+from meadow.training.parallel import local_barrier
+from meadow.training.parallel.local_barrier import LocalBarrier
 
 PATIENCE_S = 30.0
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from meadow.client.local_training import LocalTraining
-from meadow.client.micro_batch import MicroBatch
 from meadow.errors import DataError
+from meadow.training.local.training import LocalTraining
+from meadow.training.micro_batch import MicroBatch
 
 from .conftest import Bench, distance
 

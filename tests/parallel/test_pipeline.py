@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from meadow.client.local_training import LocalTraining
-from meadow.client.parallel.stages import cut
 from meadow.errors import DataError
+from meadow.training.local.training import LocalTraining
+from meadow.training.parallel.stages import cut
 
 from .conftest import Bench, distance
 

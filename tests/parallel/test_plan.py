@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from meadow.accelerators import accelerators
-from meadow.client.parallel.choice import choose
-from meadow.client.parallel.form import rows_of
-from meadow.client.parallel.plan import ParallelPlan
+from meadow.config.sections.device import DeviceConfig
 from meadow.errors import DataError
-from meadow.sections.device import DeviceConfig
+from meadow.machine.accelerators import accelerators
+from meadow.training.parallel.choice import choose
+from meadow.training.parallel.form import rows_of
+from meadow.training.parallel.plan import ParallelPlan
 
 
 def plan(gpus_there: int, **device: Any) -> ParallelPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meadow.privacy.entropy import system_entropy, words_from
+from meadow.randomness.entropy import system_entropy, words_from
 
 
 def test_as_many_bytes_as_asked_for_and_never_the_same():

@@ -11,9 +11,9 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from meadow.errors import ConfigError, SecureAggregationError
-from meadow.flower import params_to_arrays
-from meadow.privacy.secure_announcement import CERTIFICATE_BYTES_MAX, Announcement, bind
-from meadow.privacy.secure_terms import CLIENTS_MAX, METRIC_CHARS_MAX, SecureTerms
+from meadow.flower.messages import params_to_arrays
+from meadow.privacy.secagg.terms.announcement import CERTIFICATE_BYTES_MAX, Announcement, bind
+from meadow.privacy.secagg.terms.terms import CLIENTS_MAX, METRIC_CHARS_MAX, SecureTerms
 
 TERMS = SecureTerms(clip=0.25, weight_max=100, metrics=("accuracy", "loss"))
 KEYS = {node: bytes([place]) * 32 for place, node in enumerate((3, 7, 2**64 - 1))}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.privacy.dp.announced import SOURCES
+from meadow.privacy.dp.noise_terms import SOURCES
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "differential-privacy.md").read_text()

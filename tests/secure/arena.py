@@ -16,17 +16,17 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from meadow.client.secure_app import secure_app
-from meadow.client.secure_identity import simulated_identity
 from meadow.errors import NOTHING_TO_EVALUATE
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.privacy.secure_grid import SecureAggregationGrid
-from meadow.privacy.secure_kinds import ANSWERS, IDENTITY
-from meadow.privacy.secure_terms import SecureTerms
-from meadow.simulations.clients import SimulatedClients
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
+from meadow.privacy.secagg.client.app import secure_app
+from meadow.privacy.secagg.client.identity import simulated_identity
+from meadow.privacy.secagg.server.grid import SecureAggregationGrid
+from meadow.privacy.secagg.terms.kinds import ANSWERS, IDENTITY
+from meadow.privacy.secagg.terms.terms import SecureTerms
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.grid import SimulationGrid
-from meadow.strategies.broadcast import Broadcast
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.rounds.broadcast import Broadcast
 
 identify_process(run_id=1, node_id=0)
 

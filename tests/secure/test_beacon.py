@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message
 
-from meadow.client import secure_introduction
-from meadow.client.secure_identity import pinned_identity
-from meadow.privacy.secagg.topology import PRIVACY_BITS, choose_topology, ring_degree
-from meadow.privacy.secure_announcement import Announcement, bind
-from meadow.privacy.secure_kinds import IDENTITY
-from meadow.privacy.secure_terms import GRINDING_BITS, SecureTerms
+from meadow.privacy.secagg.client import introduction as secure_introduction
+from meadow.privacy.secagg.client.identity import pinned_identity
+from meadow.privacy.secagg.protocol.topology import PRIVACY_BITS, choose_topology, ring_degree
+from meadow.privacy.secagg.terms.announcement import Announcement, bind
+from meadow.privacy.secagg.terms.kinds import IDENTITY
+from meadow.privacy.secagg.terms.terms import GRINDING_BITS, SecureTerms
 
 from .arena import STEPS, Arena, combined, model, reasons, require_mean
 

@@ -18,14 +18,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricR
 from flwr.clientapp import ClientApp
 from google.protobuf.message import Message as Proto
 
-from meadow.client import installed_app
-from meadow.client.installed_app import InstalledApp
-from meadow.client.secure_identity import simulated_identity
+from meadow.client.worker import installed_app
+from meadow.client.worker.installed_app import InstalledApp
 from meadow.errors import ConfigError, MeadowError
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.privacy.secure_announcement import Announcement, bind
-from meadow.privacy.secure_grid import SecureAggregationGrid
-from meadow.privacy.secure_terms import SecureTerms
+from meadow.flower.messages import arrays_to_params, params_to_arrays
+from meadow.privacy.secagg.client.identity import simulated_identity
+from meadow.privacy.secagg.server.grid import SecureAggregationGrid
+from meadow.privacy.secagg.terms.announcement import Announcement, bind
+from meadow.privacy.secagg.terms.terms import SecureTerms
 from meadow.transport.codec import BlobWriter, decode, encode
 from meadow.transport.entries import pack_entries
 from meadow.transport.fleet_pb2 import Instruction, TrainingStart, TrainingWork

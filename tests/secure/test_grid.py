@@ -10,12 +10,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg, FedProx
 
 from meadow.errors import ConfigError, QuorumError, RunError
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.privacy.secure_kinds import IDENTITY
-from meadow.privacy.secure_terms import SecureTerms
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.plan import RoundPlan
+from meadow.flower.messages import arrays_to_params, params_to_arrays
+from meadow.privacy.secagg.terms.kinds import IDENTITY
+from meadow.privacy.secagg.terms.terms import SecureTerms
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 from .arena import Arena, model, plain_app, reasons
 
@@ -27,9 +27,9 @@ FLOATS = {name: values for name, values in model().items() if values.dtype.kind 
 
 def plain_result(clients: int, algorithm: Any, rounds: int, params: Any) -> Any:
     """Return what the same clients' updates give without secure aggregation."""
-    from meadow.simulations.clients import SimulatedClients
     from meadow.simulations.executors.sequential import SequentialExecutor
-    from meadow.simulations.grid import SimulationGrid
+    from meadow.simulations.grids.simulation_grid import SimulationGrid
+    from meadow.simulations.population.clients import SimulatedClients
 
     population = SimulatedClients(clients, run_id=1, run_config={})
     grid = SimulationGrid(SequentialExecutor(plain_app(), population), population)

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meadow.errors import ConfigError
-from meadow.flower import params_to_arrays
-from meadow.privacy.secure_announcement import Announcement
-from meadow.privacy.secure_grid import SecureAggregationGrid
-from meadow.privacy.secure_group import draw_groups
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.plan import RoundPlan
+from meadow.flower.messages import params_to_arrays
+from meadow.privacy.secagg.server.grid import SecureAggregationGrid
+from meadow.privacy.secagg.server.group import draw_groups
+from meadow.privacy.secagg.terms.announcement import Announcement
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 from .arena import STEPS, TERMS, Arena, model, plain_mean, reasons, require_mean
 

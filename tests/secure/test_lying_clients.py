@@ -10,12 +10,12 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from meadow.client.secure_identity import pinned_identity, simulated_identity
-from meadow.flower import params_to_arrays
-from meadow.privacy.secagg.keys import sign
-from meadow.privacy.secagg.steps import Purpose
-from meadow.privacy.secure_kinds import IDENTITY
-from meadow.privacy.secure_terms import MASKED
+from meadow.flower.messages import params_to_arrays
+from meadow.privacy.secagg.client.identity import pinned_identity, simulated_identity
+from meadow.privacy.secagg.protocol.keys import sign
+from meadow.privacy.secagg.protocol.steps import Purpose
+from meadow.privacy.secagg.terms.kinds import IDENTITY
+from meadow.privacy.secagg.terms.terms import MASKED
 
 from .arena import STEPS, Arena, combined, model, plain_app, reasons, require_mean
 

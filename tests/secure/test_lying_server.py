@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from meadow.client.secure_identity import pinned_identity, simulated_identity
 from meadow.errors import RefusedError
-from meadow.flower import params_to_arrays
-from meadow.privacy.secagg import Minimum
-from meadow.privacy.secure_announcement import Announcement
-from meadow.privacy.secure_kinds import ANSWERS
+from meadow.flower.messages import params_to_arrays
+from meadow.privacy.secagg.client.identity import pinned_identity, simulated_identity
+from meadow.privacy.secagg.protocol import Minimum
+from meadow.privacy.secagg.terms.announcement import Announcement
+from meadow.privacy.secagg.terms.kinds import ANSWERS
 
 from .arena import KINDS, STEPS, TERMS, Arena, combined, model, plain_app, reasons, require_mean
 

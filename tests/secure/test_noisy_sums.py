@@ -11,11 +11,11 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from meadow.errors import ConfigError
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.privacy.dp.integer_sum import Law
-from meadow.privacy.secure_kinds import ANSWERS
-from meadow.privacy.secure_terms import SecureTerms
-from meadow.strategies.broadcast import Broadcast
+from meadow.flower.messages import arrays_to_params, params_to_arrays
+from meadow.privacy.dp.mechanisms.integer_sum import Law
+from meadow.privacy.secagg.terms.kinds import ANSWERS
+from meadow.privacy.secagg.terms.terms import SecureTerms
+from meadow.strategies.rounds.broadcast import Broadcast
 
 from .arena import Arena, combined, reasons
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message
 
-from meadow.client import secure_session
-from meadow.client.secure_identity import SecureIdentity, simulated_identity
-from meadow.privacy.secure_grid import SecureAggregationGrid
-from meadow.privacy.secure_kinds import ANSWERS, IDENTITY
+from meadow.privacy.secagg.client import session as secure_session
+from meadow.privacy.secagg.client.identity import SecureIdentity, simulated_identity
+from meadow.privacy.secagg.server.grid import SecureAggregationGrid
+from meadow.privacy.secagg.terms.kinds import ANSWERS, IDENTITY
 
 from .arena import KINDS, TERMS, Arena, combined, model, require_mean
 

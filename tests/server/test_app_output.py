@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meadow.server import app_output
-from meadow.server.app_output import kept_output, show_output, taken_output
+from meadow.run import app_output
+from meadow.run.app_output import kept_output, show_output, taken_output
 
 
 def test_a_task_that_prints_nothing_has_no_file(tmp_path: Path) -> None:

@@ -13,15 +13,27 @@ import pytest
 from daemon_house import SERVICES, Code, House, in_a_house
 
 from meadow.errors import LimitError, UnreachableError
-from meadow.server import allowance, daemon, denials, event_table, failed_clients, slots, steps
-from meadow.server.admin import APP_ZIP_BYTES_MAX
-from meadow.server.allowance import Allowance
-from meadow.server.denials import Denials
-from meadow.server.failed_clients import FailedClients, causes_in
-from meadow.server.journal import Journal
-from meadow.server.links import OUTGOING_MAX, AgentLink
-from meadow.server.slots import Slots
-from meadow.server.threads import JournalThread
+from meadow.run import failed_clients
+from meadow.run.failed_clients import FailedClients, causes_in
+from meadow.server.daemon import (
+    allowance,
+    daemon,
+    steps,
+)
+from meadow.server.daemon import (
+    audit_limiter as denials,
+)
+from meadow.server.daemon import (
+    stream_limiter as slots,
+)
+from meadow.server.daemon.admin import APP_ZIP_BYTES_MAX
+from meadow.server.daemon.agent_registry import OUTGOING_MAX, AgentLink
+from meadow.server.daemon.allowance import Allowance
+from meadow.server.daemon.audit_limiter import Denials
+from meadow.server.daemon.stream_limiter import Slots
+from meadow.server.daemon.threads import JournalThread
+from meadow.server.journal import event_table
+from meadow.server.journal.journal import Journal
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport import pipe
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from meadow.apps import content_hash, pack, unpack
+from meadow.apps.folder import content_hash, pack, unpack
 from meadow.cli.server import app as commands
 from meadow.errors import DamageError, IdentityError, MeadowError
-from meadow.server.check import check_home, repair_journal
-from meadow.server.home import ServerHome
-from meadow.server.journal import Journal
-from meadow.server.run_folder import RunFolder
-from meadow.strategies.algorithm import State
-from meadow.strategies.recorder import Checkpoint, RoundTable
+from meadow.run.run_folder import RunFolder
+from meadow.server.daemon.check import check_home, repair_journal
+from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.journal.journal import Journal
+from meadow.strategies.algorithms.algorithm import State
+from meadow.strategies.rounds.recorder import Checkpoint, RoundTable
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 

@@ -12,15 +12,15 @@ from unittest import mock
 
 import pytest
 
-from meadow.apps import App
+from meadow.apps.folder import App
 from meadow.errors import MeadowError, StoreError
-from meadow.server import threads
-from meadow.server.dispatch import Dispatcher
-from meadow.server.journal import Journal
-from meadow.server.links import AgentLink, Links
-from meadow.server.run_table import RunRow
-from meadow.server.spool import Spool
-from meadow.server.threads import JournalThread
+from meadow.server.daemon import threads
+from meadow.server.daemon.agent_registry import AgentLink, Links
+from meadow.server.daemon.dispatch import Dispatcher
+from meadow.server.daemon.spool import Spool
+from meadow.server.daemon.threads import JournalThread
+from meadow.server.journal.journal import Journal
+from meadow.server.journal.run_table import RunRow
 from meadow.transport import fleet_pb2 as pb
 
 LEASE_S = 60.0
@@ -389,9 +389,9 @@ def test_a_row_that_cannot_be_changed_fails_its_run(tmp_path: Path) -> None:
 
 def test_clients_hear_of_the_configured_cohort_where_coins_drew_it() -> None:
     """How many were drawn is as secret as who they are; elsewhere it is as many as were asked."""
-    from meadow.server.run_table import RunRow
-    from meadow.server.step_table import InstructionRow
-    from meadow.server.steps import instruction_of
+    from meadow.server.daemon.steps import instruction_of
+    from meadow.server.journal.run_table import RunRow
+    from meadow.server.journal.step_table import InstructionRow
     from meadow.transport.run_sites import pack_sites
 
     row = InstructionRow(
@@ -413,8 +413,8 @@ def test_which_runs_keep_their_cohorts_secret() -> None:
     """Those whose cohorts are drawn by coins; the server waits for no number of them."""
     from types import SimpleNamespace
 
-    from meadow.config import make_config
-    from meadow.server.worker import _announced_cohort, _draws_coins
+    from meadow.config.load import make_config
+    from meadow.server.worker.worker import _announced_cohort, _draws_coins
 
     def app(**private: object) -> App:
         chosen = {"enabled": True, "noise_multiplier": 1.0, **private}

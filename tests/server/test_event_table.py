@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.server.journal import Journal
+from meadow.server.journal.journal import Journal
 
 
 def test_events_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,11 +14,11 @@ from daemon_house import SERVICES, Code, House, in_a_house
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from meadow.apps import pack
+from meadow.apps.folder import pack
 from meadow.errors import DamageError, StoreError
-from meadow.server.callers import Callers
-from meadow.server.calls import FirstMessages
-from meadow.server.threads import JournalThread
+from meadow.server.daemon.calls import FirstMessages
+from meadow.server.daemon.peer_auth import Callers
+from meadow.server.daemon.threads import JournalThread
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.keys import create_request
 
@@ -141,7 +141,7 @@ def test_an_app_that_the_disk_does_not_take(
     async def scenario(house: House) -> None:
         submit = SERVICES["Admin"].methods_by_name["Submit"]
         with monkeypatch.context() as disk:
-            disk.setattr("meadow.server.admin.unpack", no_room)
+            disk.setattr("meadow.server.daemon.admin.unpack", no_room)
             code, said = await house.call(submit, *request_of(submit, house, app))
         assert code == Code.RESOURCE_EXHAUSTED
         assert (
@@ -177,7 +177,7 @@ def test_enrolment_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise full()
 
         with monkeypatch.context() as disk:
-            disk.setattr("meadow.server.site_table.SiteTable.certify", no_room)
+            disk.setattr("meadow.server.journal.site_table.SiteTable.certify", no_room)
             code, said = await house.call(enroll, request)
         assert (code, said) == (
             Code.UNAVAILABLE, "the server cannot use its disk at present; try again later"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from meadow.server.floods import FRUITLESS_BYTES_PER_S_MAX, Floods
+from meadow.server.daemon.floods import FRUITLESS_BYTES_PER_S_MAX, Floods
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what has come")
 BOUND = 100_000

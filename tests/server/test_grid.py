@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from meadow.flower import identify_process, params_to_arrays, set_message_id
-from meadow.server.grid import FleetGrid
+from meadow.flower.messages import identify_process, params_to_arrays, set_message_id
+from meadow.server.worker.grid import FleetGrid
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, encode

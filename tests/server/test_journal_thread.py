@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from meadow.errors import StoreError
-from meadow.server.journal import Journal
-from meadow.server.threads import JournalThread
+from meadow.server.daemon.threads import JournalThread
+from meadow.server.journal.journal import Journal
 
 
 class Desk:

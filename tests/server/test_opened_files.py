@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.server.bulk import open_in_thread
+from meadow.server.daemon.blob_service import open_in_thread
 from meadow.transport.blobs import Receiver
 from meadow.transport.fleet_pb2 import Blob
 

@@ -12,18 +12,23 @@ import pytest
 
 from meadow.cli.main import main
 from meadow.errors import ConfigError, StoreError
-from meadow.privacy.dp.accountant import epsilon_of, epsilon_of_draws
-from meadow.privacy.dp.composition import Releases, epsilon_of_releases
-from meadow.privacy.dp.concentrated import epsilon_of_line
-from meadow.privacy.dp.correlation import Banded
-from meadow.privacy.dp.events import ConcentratedEvent, GaussianEvent, LaplaceEvent, PoissonEvent
-from meadow.privacy.dp.gaussian import epsilon_of_cost
+from meadow.privacy.dp.accounting.accountant import epsilon_of, epsilon_of_draws
+from meadow.privacy.dp.accounting.composition import Releases, epsilon_of_releases
+from meadow.privacy.dp.accounting.concentrated import epsilon_of_line
+from meadow.privacy.dp.accounting.events import (
+    ConcentratedEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonEvent,
+)
+from meadow.privacy.dp.accounting.gaussian import epsilon_of_cost
+from meadow.privacy.dp.correlated.correlation import Banded
 from meadow.privacy.dp.plan import PrivacyPlan
 from meadow.privacy.dp.record_plan import RecordPlan
 from meadow.privacy.dp.records import RecordTerms
-from meadow.server.population_ledger import PopulationLedger, RunShare, open_population
-from meadow.server.privacy_ledger import RunLedger
-from meadow.server.private_run import PrivateRun
+from meadow.run.population_ledger import PopulationLedger, RunShare, open_population
+from meadow.run.privacy_ledger import RunLedger
+from meadow.run.private_run import PrivateRun
 
 DELTA = 1e-6
 PLAN = PrivacyPlan(

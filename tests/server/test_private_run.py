@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from meadow.errors import ConfigError, RunStoppedError, StoreError
-from meadow.privacy.dp.accountant import epsilon_of
-from meadow.privacy.dp.correlation import Banded, Tree
-from meadow.privacy.dp.events import GaussianEvent, PoissonEvent
+from meadow.privacy.dp.accounting.accountant import epsilon_of
+from meadow.privacy.dp.accounting.events import GaussianEvent, PoissonEvent
+from meadow.privacy.dp.correlated.correlation import Banded, Tree
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.server.privacy_ledger import RELEASES_LAYOUT, RunLedger
-from meadow.server.private_run import PrivateRun
+from meadow.run.privacy_ledger import RELEASES_LAYOUT, RunLedger
+from meadow.run.private_run import PrivateRun
 from meadow.transport.database import Database
 
 PLAN = PrivacyPlan(
@@ -26,8 +26,8 @@ PLAN = PrivacyPlan(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from meadow.privacy.dp.events import GaussianEvent
-from meadow.server.privacy_ledger import RunLedger
+from meadow.privacy.dp.accounting.events import GaussianEvent
+from meadow.run.privacy_ledger import RunLedger
 RunLedger(Path(sys.argv[1])).write(1, GaussianEvent(noise_multiplier=4.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -15,12 +15,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from meadow.errors import StoreError
-from meadow.flower import arrays_to_params, tensors_of
-from meadow.server import run_folder
-from meadow.server.admin import _results
-from meadow.server.run_folder import RunFolder
-from meadow.strategies.algorithm import State
-from meadow.strategies.recorder import Checkpoint, RoundTable
+from meadow.flower.messages import arrays_to_params, tensors_of
+from meadow.run import run_folder
+from meadow.run.run_folder import RunFolder
+from meadow.server.daemon.admin import _results
+from meadow.strategies.algorithms.algorithm import State
+from meadow.strategies.rounds.recorder import Checkpoint, RoundTable
 from meadow.transport.tensors import FileTensor
 
 

@@ -12,11 +12,11 @@ from flwr.serverapp import ServerApp
 from torch import nn
 
 import meadow
-from meadow.flower import arrays_to_params, identify_process
-from meadow.server.app import initial_arrays, run_rounds
-from meadow.simulations.clients import SimulatedClients
+from meadow.flower.messages import arrays_to_params, identify_process
+from meadow.run.app import initial_arrays, run_rounds
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.grid import SimulationGrid
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
 
 identify_process(run_id=1, node_id=0)
 loads: list[int] = []

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from meadow.errors import UnreachableError
-from meadow.server import slots as slots_module
-from meadow.server.slots import Slots
+from meadow.server.daemon import stream_limiter as slots_module
+from meadow.server.daemon.stream_limiter import Slots
 
 
 def test_no_more_steps_at_once_than_slots() -> None:

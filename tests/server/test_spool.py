@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from meadow.errors import LimitError, UnreachableError
-from meadow.server.spool import ABANDONED_S, Spool
+from meadow.server.daemon.spool import ABANDONED_S, Spool
 from meadow.transport.blobs import blob_path
+from meadow.transport.file_pool import SPARE_BYTES_MIN
 from meadow.transport.fleet_pb2 import Blob
-from meadow.transport.spares import SPARE_BYTES_MIN
 
 RUN = 7
 LARGE = bytes(SPARE_BYTES_MIN)

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from meadow.errors import DamageError, StoreError
-from meadow.server import supervisor as module
-from meadow.server import threads
-from meadow.server.dispatch import Dispatcher
-from meadow.server.journal import Journal
-from meadow.server.links import Links
-from meadow.server.spool import Spool
-from meadow.server.supervisor import Supervisor
-from meadow.server.threads import JournalThread
+from meadow.server.daemon import supervisor as module
+from meadow.server.daemon import threads
+from meadow.server.daemon.agent_registry import Links
+from meadow.server.daemon.dispatch import Dispatcher
+from meadow.server.daemon.spool import Spool
+from meadow.server.daemon.supervisor import Supervisor
+from meadow.server.daemon.threads import JournalThread
+from meadow.server.journal.journal import Journal
 
 Outcome = tuple[str, str] | Exception
 

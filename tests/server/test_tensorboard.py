@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meadow.server.tensorboard import EventFile, crc32c
+from meadow.run.tensorboard import EventFile, crc32c
 
 
 @pytest.mark.parametrize(

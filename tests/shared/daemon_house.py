@@ -14,9 +14,9 @@ import grpc.aio
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from meadow.server.daemon import Daemon
-from meadow.server.home import ServerHome
-from meadow.server_config import server_config_to_toml
+from meadow.config.server_config import server_config_to_toml
+from meadow.server.daemon.daemon import Daemon
+from meadow.server.daemon.server_dir import ServerHome
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.keys import KeyPair
 from meadow.transport.tls import channel_credentials

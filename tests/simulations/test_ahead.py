@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from meadow.flower import identify_process
-from meadow.simulations.clients import SimulatedClients
-from meadow.simulations.grid import SimulationGrid
-from meadow.strategies.broadcast import Broadcast
+from meadow.flower.messages import identify_process
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.rounds.broadcast import Broadcast
 
 identify_process(run_id=1, node_id=0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from meadow.errors import ConfigError
 from meadow.simulations.run import simulate
-from meadow.strategies.catalogue import CATALOGUE
+from meadow.strategies.algorithms.catalogue import CATALOGUE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 APPS = Path(__file__).with_name("apps")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meadow.config import make_config
+from meadow.config.load import make_config
 from meadow.errors import ConfigError
 from meadow.simulations.run import resume, simulate
 

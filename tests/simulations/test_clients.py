@@ -12,10 +12,10 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from meadow.errors import ProtocolError, StoreError
-from meadow.simulations import state_store
-from meadow.simulations.clients import SimulatedClients
-from meadow.simulations.state_bytes import pack_state, unpack_state
-from meadow.simulations.state_store import StateStore
+from meadow.simulations.population import state_store
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.simulations.population.state_bytes import pack_state, unpack_state
+from meadow.simulations.population.state_store import StateStore
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_a_save_costs_what_has_changed(path: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from meadow.simulations.state_store import StateStore
+from meadow.simulations.population.state_store import StateStore
 store = StateStore(Path(sys.argv[1]), buffer_bytes_max=2000)
 number = 0
 while True:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from meadow.errors import StoreError
-from meadow.server.run_folder import RunFolder
+from meadow.run.run_folder import RunFolder
 from meadow.simulations.run import resume, simulate
 
 from .test_private import rows_of, written

@@ -11,20 +11,20 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from meadow.client.compressed_app import RESIDUAL, compressed_app
+from meadow.compression.client import RESIDUAL, compressed_app
 from meadow.compression.grid import CompressionGrid
 from meadow.compression.packet import PACKED
 from meadow.compression.terms import CompressionTerms
-from meadow.config import make_config
+from meadow.config.load import make_config
 from meadow.errors import ConfigError
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.simulations.clients import SimulatedClients
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.grid import SimulationGrid
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
 from meadow.simulations.run import resume, simulate
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.plan import RoundPlan
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 identify_process(run_id=1, node_id=0)
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from meadow import private_config
+from meadow.config.rules import privacy as private_config
 from meadow.errors import StoreError
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.server.run_folder import RunFolder
+from meadow.run.run_folder import RunFolder
 from meadow.simulations.run import resume, simulate
 
 TASK = """

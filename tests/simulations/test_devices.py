@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meadow.config.sections.simulation import DevicesConfig
 from meadow.errors import ConfigError
-from meadow.sections.simulation import DevicesConfig
-from meadow.simulations.devices import Devices, Work
+from meadow.simulations.devices.devices import Devices, Work
 
 MANY = np.arange(1, 20_001)
 

@@ -11,11 +11,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from meadow.flower import identify_process
-from meadow.simulations.clients import SimulatedClients
+from meadow.flower.messages import identify_process
 from meadow.simulations.executors.contract import Teller
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.grid import SimulationGrid
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
 
 identify_process(run_id=1, node_id=0)
 

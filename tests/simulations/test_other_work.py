@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from meadow.apps import App
-from meadow.config import make_config
+from meadow.apps.folder import App
+from meadow.config.load import make_config
 from meadow.errors import ConfigError
 from meadow.simulations.run import resume, simulate
 

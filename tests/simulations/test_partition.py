@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meadow.errors import ConfigError
-from meadow.simulations.partition import Partition, PartitionKind
+from meadow.partitioning.partition import Partition, PartitionKind
 
 KINDS: list[PartitionKind] = ["iid", "dirichlet", "shards", "size", "feature"]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from meadow.errors import ConfigError
-from meadow.simulations import partition_memory
-from meadow.simulations.partition import Partition
-from meadow.simulations.partition_memory import forget, share_of
+from meadow.partitioning import memory as partition_memory
+from meadow.partitioning.memory import forget, share_of
+from meadow.partitioning.partition import Partition
 
 LABELLED = Partition(kind="dirichlet", alpha=0.1)
 LABELS = np.arange(200) % 10

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from meadow.errors import ConfigError
-from meadow.simulations.partition_picture import check_picture, draw
-from meadow.simulations.partition_survey import Labels, Survey
+from meadow.reports.partition_picture import check_picture, draw
+from meadow.reports.partition_survey import Labels, Survey
 
 pytest.importorskip("matplotlib")
 

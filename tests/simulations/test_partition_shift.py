@@ -10,7 +10,7 @@ import torch
 
 import meadow
 from meadow.errors import DataError
-from meadow.simulations.partition import Partition
+from meadow.partitioning.partition import Partition
 
 ZEROS = np.zeros((400, 50), dtype=np.float32)
 

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import meadow
 from meadow.errors import ConfigError, DataError
-from meadow.simulations.partition import Partition
-from meadow.simulations.partition_survey import Survey, quantiles, survey
+from meadow.partitioning.partition import Partition
+from meadow.reports.partition_survey import Survey, quantiles, survey
 
 TARGETS = torch.tensor([0, 0, 0, 1, 2, 2])
 INPUTS = torch.zeros(6, 2)

@@ -27,18 +27,18 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 import meadow
-from meadow.config import Config, make_config
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.privacy.dp import mechanism as mechanism_module
+from meadow.config.load import Config, make_config
+from meadow.config.rules.privacy import build_privacy
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
 from meadow.privacy.dp import plan as plan_module
-from meadow.privacy.dp.correlation import Correlation
+from meadow.privacy.dp.correlated.correlation import Correlation
+from meadow.privacy.dp.mechanisms import mechanism as mechanism_module
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.private_config import build_privacy
-from meadow.server.app import initial_arrays, run_rounds
-from meadow.simulations.clients import SimulatedClients
-from meadow.simulations.executors.vectorized import VectorizedExecutor
-from meadow.simulations.grid import SimulationGrid
-from meadow.strategies.recorder import Checkpoint
+from meadow.run.app import initial_arrays, run_rounds
+from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.rounds.recorder import Checkpoint
 
 identify_process(run_id=1, node_id=0)
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from meadow.errors import StoreError
-from meadow.server.run_folder import RunFolder
+from meadow.run.run_folder import RunFolder
 from meadow.simulations.run import resume, simulate
 
 TASK = """
@@ -101,9 +101,9 @@ def test_the_change_of_a_round_is_bounded(tmp_path: Path) -> None:
     app = written(tmp_path / "app", SILENT, rounds=1)
     simulate(app, out=tmp_path / "free", overrides=["privacy.differential_privacy.clip=1000"])
     simulate(app, out=tmp_path / "bound", overrides=["privacy.differential_privacy.clip=0.001"])
-    from meadow.apps import App
-    from meadow.flower import arrays_to_params
-    from meadow.server.app import initial_arrays
+    from meadow.apps.folder import App
+    from meadow.flower.messages import arrays_to_params
+    from meadow.run.app import initial_arrays
 
     before = arrays_to_params(initial_arrays(App.load(app).load_task(), 3))
     norms = {}

@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from meadow.cli.main import main
-from meadow.client import record_training
-from meadow.privacy.dp import clipping as clipping_module
-from meadow.privacy.dp import local as local_module
-from meadow.privacy.dp import mechanism as mechanism_module
-from meadow.privacy.dp.adaptive import AdaptiveClip
-from meadow.privacy.dp.clipping import Clipping
-from meadow.privacy.dp.correlation import correlated
+from meadow.privacy.dp.correlated.correlation import correlated
+from meadow.privacy.dp.mechanisms import clipping as clipping_module
+from meadow.privacy.dp.mechanisms import local as local_module
+from meadow.privacy.dp.mechanisms import mechanism as mechanism_module
+from meadow.privacy.dp.mechanisms.adaptive import AdaptiveClip
+from meadow.privacy.dp.mechanisms.clipping import Clipping
 from meadow.privacy.dp.plan import PrivacyPlan
 from meadow.privacy.dp.record_plan import RecordPlan
 from meadow.privacy.dp.records import RecordTerms
-from meadow.privacy.secagg import noisy_encoding
-from meadow.simulations.executors import stacked_records
+from meadow.privacy.secagg.protocol import noisy_encoding
+from meadow.simulations.executors.vectorized import stacked_records
 from meadow.simulations.privacy_audit import Finding, audit
+from meadow.training.loop import record_training
 
 TRIALS = 1600
 COMMON: dict[str, Any] = {

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
-from meadow.config import make_config
+from meadow.config.load import make_config
 from meadow.errors import ConfigError
-from meadow.flower import identify_process, params_to_arrays
-from meadow.simulations.clients import SimulatedClients
-from meadow.simulations.grid import SimulationGrid
-from meadow.simulations.tags import Tagged, tagged_of
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.selection import Selection
+from meadow.flower.messages import identify_process, params_to_arrays
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.simulations.population.tags import Tagged, tagged_of
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.strategies.rounds.selection import Selection
 
 identify_process(run_id=1, node_id=0)
 

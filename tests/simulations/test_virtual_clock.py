@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from meadow.config.sections.simulation import DevicesConfig
 from meadow.errors import QuorumError
-from meadow.flower import identify_process
-from meadow.sections.simulation import DevicesConfig
-from meadow.simulations.available_cohort import draw_available
-from meadow.simulations.clients import SimulatedClients
-from meadow.simulations.devices import Devices
-from meadow.simulations.example_counts import ExampleCounts
+from meadow.flower.messages import identify_process
+from meadow.simulations.devices.available_cohort import draw_available
+from meadow.simulations.devices.devices import Devices
+from meadow.simulations.devices.timed_step import TimedStep
+from meadow.simulations.devices.virtual_clock import VirtualClock
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.timed_step import TimedStep
-from meadow.simulations.virtual_clock import VirtualClock
-from meadow.simulations.virtual_grid import VirtualGrid
-from meadow.strategies.broadcast import Broadcast
-from meadow.strategies.cohort import draw_cohort
+from meadow.simulations.grids.example_counts import ExampleCounts
+from meadow.simulations.grids.virtual_grid import VirtualGrid
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.rounds.broadcast import Broadcast
+from meadow.strategies.rounds.cohort import draw_cohort
 
 identify_process(run_id=1, node_id=0)
 

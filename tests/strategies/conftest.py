@@ -10,9 +10,9 @@ import pytest
 from flwr.app import ArrayRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.strategies.algorithm import Update
-from meadow.strategies.recorder import Checkpoint, RoundTable
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.rounds.recorder import Checkpoint, RoundTable
 
 identify_process(run_id=1, node_id=0)
 

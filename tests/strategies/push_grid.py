@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from meadow.flower import set_message_id
+from meadow.flower.messages import set_message_id
 
 from .conftest import MemoryGrid
 

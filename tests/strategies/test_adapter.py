@@ -12,12 +12,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, Result
 
 from meadow.errors import ConfigError, QuorumError, RunError
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.fedprox import fedprox
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.progress import EarlyStopping
+from meadow.flower.messages import arrays_to_params, params_to_arrays
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.fedprox import fedprox
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.strategies.rounds.progress import EarlyStopping
 
 
 def run(kit, grid, *, algorithm=None, recorder=None, rounds=3, model=None, plan=None, **arguments):

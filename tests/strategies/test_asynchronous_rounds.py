@@ -9,18 +9,18 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from meadow.errors import ConfigError, QuorumError
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.algorithm import State
-from meadow.strategies.catalogue import CATALOGUE
-from meadow.strategies.fedasync import fedasync
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.fedbuff import fedbuff
-from meadow.strategies.fedprox import fedprox
-from meadow.strategies.outstanding import OpenInstruction
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.staleness import constant, hinge, polynomial
-from meadow.strategies.update_buffer import UpdateBuffer
+from meadow.flower.messages import arrays_to_params, params_to_arrays
+from meadow.strategies.algorithms.algorithm import State
+from meadow.strategies.algorithms.catalogue import CATALOGUE
+from meadow.strategies.algorithms.fedasync import fedasync
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.fedbuff import fedbuff
+from meadow.strategies.algorithms.fedprox import fedprox
+from meadow.strategies.algorithms.staleness import constant, hinge, polynomial
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.in_flight import OpenInstruction
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.strategies.rounds.update_buffer import UpdateBuffer
 
 from .push_grid import PushGrid
 

@@ -11,10 +11,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from meadow.errors import NOTHING_TO_EVALUATE, QuorumError
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.plan import RoundPlan
+from meadow.flower.messages import arrays_to_params, params_to_arrays
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 BAD = 2
 

@@ -11,12 +11,12 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedXgbBagging
 
 from meadow.errors import RunError
-from meadow.flower import MemoryTensor, arrays_to_params, params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.algorithm import Update
-from meadow.strategies.boosted_trees import TREES, xgb_bagging, xgb_cyclic
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.tree_models import bagged
+from meadow.flower.messages import MemoryTensor, arrays_to_params, params_to_arrays
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.algorithms.boosted_trees import TREES, xgb_bagging, xgb_cyclic
+from meadow.strategies.algorithms.tree_models import bagged
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 
 def model(*leaves: float, outputs: int = 1) -> bytes:

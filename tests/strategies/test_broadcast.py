@@ -2,7 +2,7 @@
 
 from flwr.app import ConfigRecord, RecordDict
 
-from meadow.strategies.broadcast import Broadcast
+from meadow.strategies.rounds.broadcast import Broadcast
 
 
 def test_messages_are_made_once() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.strategies.cohort import draw_cohort, wait_for_clients
+from meadow.strategies.rounds.cohort import draw_cohort, wait_for_clients
 
 
 def draw(clients, *, cohort=0.5, at_least=1, seed=0, round_number=1):

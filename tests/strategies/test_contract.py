@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meadow.flower import params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.catalogue import CATALOGUE
-from meadow.strategies.companions import kind_of
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.fedprox import fedprox
-from meadow.strategies.plan import RoundPlan
+from meadow.flower.messages import params_to_arrays
+from meadow.strategies.algorithms.catalogue import CATALOGUE
+from meadow.strategies.algorithms.companions import kind_of
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.fedprox import fedprox
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 SERVERS = {
     "sgd": {},

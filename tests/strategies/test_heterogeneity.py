@@ -14,17 +14,17 @@ from torch import nn
 
 import meadow
 from meadow.errors import ConfigError, RunError
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.afl import afl
-from meadow.strategies.algorithm import Algorithm
-from meadow.strategies.catalogue import CATALOGUE
-from meadow.strategies.feddyn import feddyn
-from meadow.strategies.fedlion import fedlion
-from meadow.strategies.fednova import fednova
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.qfedavg import qfedavg
-from meadow.strategies.scaffold import scaffold
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
+from meadow.strategies.algorithms.afl import afl
+from meadow.strategies.algorithms.algorithm import Algorithm
+from meadow.strategies.algorithms.catalogue import CATALOGUE
+from meadow.strategies.algorithms.feddyn import feddyn
+from meadow.strategies.algorithms.fedlion import fedlion
+from meadow.strategies.algorithms.fednova import fednova
+from meadow.strategies.algorithms.qfedavg import qfedavg
+from meadow.strategies.algorithms.scaffold import scaffold
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 identify_process(run_id=1, node_id=0)
 
@@ -139,7 +139,7 @@ def test_a_part_of_the_clients_moves_scaffolds_control_by_its_share() -> None:
 
 
 def meadow_aggregate(mean: dict[str, Any]) -> Any:
-    from meadow.strategies.algorithm import Aggregate
+    from meadow.strategies.algorithms.algorithm import Aggregate
 
     return Aggregate(mean=mean, weight=4.0, clients=2)
 

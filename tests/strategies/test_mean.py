@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meadow.errors import ConfigError, RunError, StoreError
-from meadow.flower import MemoryTensor
-from meadow.strategies import mean as mean_module
-from meadow.strategies.algorithm import Update
-from meadow.strategies.mean import MeanAggregator
+from meadow.flower.messages import MemoryTensor
+from meadow.strategies.algorithms import mean as mean_module
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.algorithms.mean import MeanAggregator
 from meadow.transport.tensors import TensorFile, write_tensors
 
 
@@ -228,10 +228,10 @@ def test_updates_are_read_in_slices_and_memory_is_bounded(kit):
 
 THREADS = """
 import numpy as np
-from meadow.flower import MemoryTensor
-from meadow.strategies.algorithm import Update
-from meadow.strategies.algorithm import Update
-from meadow.strategies.mean import BLOCK, MeanAggregator
+from meadow.flower.messages import MemoryTensor
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.algorithms.mean import BLOCK, MeanAggregator
 generator = np.random.default_rng(0)
 size = 4 * BLOCK + 4321
 updates = [

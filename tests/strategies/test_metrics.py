@@ -8,7 +8,7 @@ from flwr.app import MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.strategies.metrics import MetricMeans, scalars_of
+from meadow.strategies.algorithms.metrics import MetricMeans, scalars_of
 
 
 def test_means_by_hand():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.strategies.norms import change_norm_l2, clip_change
+from meadow.strategies.algorithms.norms import change_norm_l2, clip_change
 
 
 def tensors(kit, params):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meadow.errors import ConfigError
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.progress import EarlyStopping
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.strategies.rounds.progress import EarlyStopping
 
 
 @pytest.mark.parametrize(

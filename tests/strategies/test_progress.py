@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meadow.strategies.progress import EarlyStopping, Progress
+from meadow.strategies.rounds.progress import EarlyStopping, Progress
 
 
 def row(number, **parts):

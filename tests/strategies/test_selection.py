@@ -11,17 +11,17 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.config import make_config
+from meadow.config.load import make_config
 from meadow.errors import ConfigError
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.algorithm import State
-from meadow.strategies.client_memory import ClientMemory, with_memory, without_memory
-from meadow.strategies.combined import ClientTable
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.scaffold import scaffold
-from meadow.strategies.selection import KINDS, Selection, select_cohort
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
+from meadow.strategies.algorithms.algorithm import State
+from meadow.strategies.algorithms.client_memory import ClientMemory, with_memory, without_memory
+from meadow.strategies.algorithms.combined import ClientTable
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.scaffold import scaffold
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.strategies.rounds.selection import KINDS, Selection, select_cohort
 
 identify_process(run_id=1, node_id=0)
 

@@ -9,12 +9,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import strategy as flower
 
 from meadow.errors import ConfigError
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.fedprox import fedprox
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.server_optimizers import adagrad, adam, sgd, yogi
+from meadow.flower.messages import arrays_to_params, params_to_arrays
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.fedprox import fedprox
+from meadow.strategies.algorithms.server_optimizers import adagrad, adam, sgd, yogi
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 ROUNDS = 5
 

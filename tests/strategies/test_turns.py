@@ -12,13 +12,13 @@ from flwr.app import Error, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meadow.config import make_config
+from meadow.config.load import make_config
 from meadow.errors import ConfigError, QuorumError
-from meadow.flower import params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.selection import KINDS, Selection
+from meadow.flower.messages import params_to_arrays
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.strategies.rounds.selection import KINDS, Selection
 
 
 def turns(kit: Any, plan: RoundPlan, *, rounds: int, stop: int, clients: int) -> dict[int, Any]:

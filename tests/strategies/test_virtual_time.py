@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
 
-from meadow.flower import params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.client_memory import ClientMemory
-from meadow.strategies.cohort import draw_cohort
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.plan import RoundPlan
-from meadow.strategies.virtual_time import begin_after, draw_on, late_on, virtual_time_of
+from meadow.flower.messages import params_to_arrays
+from meadow.strategies.algorithms.client_memory import ClientMemory
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.cohort import draw_cohort
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.strategies.rounds.virtual_time import begin_after, draw_on, late_on, virtual_time_of
 
 from .conftest import MemoryGrid, MemoryRecorder
 

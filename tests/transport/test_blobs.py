@@ -26,9 +26,9 @@ from meadow.transport.blobs import (
     new_blob_id,
 )
 from meadow.transport.durable import replacing, sweep
+from meadow.transport.file_pool import SPARE_BYTES_MIN, Spares
 from meadow.transport.fleet_pb2 import Blob, Chunk
 from meadow.transport.part import Part
-from meadow.transport.spares import SPARE_BYTES_MIN, Spares
 
 DATA = bytes(range(256)) * 40
 FOLDER_ONCE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

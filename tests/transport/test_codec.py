@@ -27,7 +27,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meadow.errors import LimitError, MeadowError, ProtocolError
-from meadow.flower import TensorArray, params_to_arrays, rebuild_message, record_of, tensors_of
+from meadow.flower.messages import (
+    TensorArray,
+    params_to_arrays,
+    rebuild_message,
+    record_of,
+    tensors_of,
+)
 from meadow.transport import codec
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client.database import AGENT_LAYOUT
+from meadow.client.owner.database import AGENT_LAYOUT
 from meadow.errors import DamageError, StoreError
-from meadow.server.database import JOURNAL_LAYOUT
-from meadow.server.privacy_ledger import RELEASES_LAYOUT
+from meadow.run.privacy_ledger import RELEASES_LAYOUT
+from meadow.server.journal.database import JOURNAL_LAYOUT
 from meadow.transport.database import Database, Layout
 
 LAYOUTS = {"journal": JOURNAL_LAYOUT, "agent": AGENT_LAYOUT, "releases": RELEASES_LAYOUT}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meadow.flower import params_to_arrays
+from meadow.flower.messages import params_to_arrays
 from meadow.transport.layout import Layout
 from meadow.transport.packed import PACKED_BYTES_MAX, pack_tensors, unpack_tensors
 from meadow.transport.tensors import write_tensors

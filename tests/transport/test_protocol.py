@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from google.protobuf.descriptor import Descriptor
 
-from meadow.flower import identify_process, params_to_arrays, set_message_id
+from meadow.flower.messages import identify_process, params_to_arrays, set_message_id
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.chunk_wire import Piece, pack_chunk, pack_upload_chunk, pack_upload_open
 from meadow.transport.codec import BlobWriter, encode

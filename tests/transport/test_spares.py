@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from meadow.errors import StoreError
-from meadow.transport import spares as module
-from meadow.transport.spares import SPARE_BYTES_MIN, Spares, open_held
+from meadow.transport import file_pool as module
+from meadow.transport.file_pool import SPARE_BYTES_MIN, Spares, open_held
 from meadow.transport.tensors import TensorFile, write_tensors
 
 SIZE = SPARE_BYTES_MIN
@@ -134,7 +134,7 @@ def test_a_link_is_not_followed(tmp_path: Path, spares: Spares) -> None:
 def test_another_process_reads(tmp_path: Path, spares: Spares) -> None:
     """The lock holds between processes, and goes with the process."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom meadow.transport.spares import open_held\n"
+        "import sys\nfrom pathlib import Path\nfrom meadow.transport.file_pool import open_held\n"
         "fd = open_held(Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.read()"
     )
     for reads in (True, False):

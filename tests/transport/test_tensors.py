@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meadow.errors import LimitError, MeadowError, ProtocolError, StoreError
-from meadow.flower import TensorArray
+from meadow.flower.messages import TensorArray
 from meadow.transport import header as header_module
 from meadow.transport.header import CODES, build_header, parse_header
 from meadow.transport.tensors import FileTensor, TensorFile, checksum, holds, write_tensors

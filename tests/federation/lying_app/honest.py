@@ -3,7 +3,7 @@
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from meadow.flower import arrays_to_params, params_to_arrays
+from meadow.flower.messages import arrays_to_params, params_to_arrays
 
 app = ClientApp()
 

@@ -17,11 +17,11 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.privacy.secure_announcement import Announcement
-from meadow.privacy.secure_grid import SecureAggregationGrid
-from meadow.privacy.secure_kinds import ANSWERS, IDENTITY
-from meadow.privacy.secure_terms import SecureTerms
+from meadow.flower.messages import arrays_to_params, params_to_arrays
+from meadow.privacy.secagg.server.grid import SecureAggregationGrid
+from meadow.privacy.secagg.terms.announcement import Announcement
+from meadow.privacy.secagg.terms.kinds import ANSWERS, IDENTITY
+from meadow.privacy.secagg.terms.terms import SecureTerms
 
 CLIENTS = 5
 TRAIN, (VECTOR, CONFIRM, UNMASK) = "train.secure", ANSWERS

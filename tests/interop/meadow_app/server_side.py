@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import meadow
-from meadow.server.run_folder import RunFolder
+from meadow.run.run_folder import RunFolder
 from task import task
 
 config = meadow.load_config(Path(__file__).with_name("meadow.toml"), environ={})

@@ -9,10 +9,15 @@ import pytest
 from dp_accounting import pld, rdp
 
 from meadow.errors import ConfigError
-from meadow.privacy.dp.accountant import Accountant, counted_as, epsilon_of, epsilon_of_many
-from meadow.privacy.dp.calibration import calibrate_noise, rounds_within
-from meadow.privacy.dp.events import Event, GaussianEvent, PoissonEvent
-from meadow.privacy.dp.gaussian import cost_of, delta_of_cost, epsilon_of_cost
+from meadow.privacy.dp.accounting.accountant import (
+    Accountant,
+    counted_as,
+    epsilon_of,
+    epsilon_of_many,
+)
+from meadow.privacy.dp.accounting.calibration import calibrate_noise, rounds_within
+from meadow.privacy.dp.accounting.events import Event, GaussianEvent, PoissonEvent
+from meadow.privacy.dp.accounting.gaussian import cost_of, delta_of_cost, epsilon_of_cost
 
 KINDS: tuple[Accountant, ...] = ("pld", "rdp", "least")
 EVENTS: list[Event] = [

@@ -12,15 +12,15 @@ import pytest
 from numpy.typing import NDArray
 
 from meadow.errors import ConfigError
-from meadow.privacy.dp.accountant import epsilon_of
-from meadow.privacy.dp.clipping import Clipping
-from meadow.privacy.dp.correlation import Banded, Correlation, Tree, correlated
-from meadow.privacy.dp.events import GaussianEvent, SeparatedEvent
-from meadow.privacy.dp.noise import generator_from
-from meadow.privacy.dp.noise_memory import NoiseMemory, seeds_in, seeds_slot
+from meadow.privacy.dp.accounting.accountant import epsilon_of
+from meadow.privacy.dp.accounting.events import GaussianEvent, SeparatedEvent
+from meadow.privacy.dp.correlated.correlation import Banded, Correlation, Tree, correlated
+from meadow.privacy.dp.correlated.noise_memory import NoiseMemory, seeds_in, seeds_slot
+from meadow.privacy.dp.correlated.toeplitz import best_coefficients, inverse_series
+from meadow.privacy.dp.mechanisms.clipping import Clipping
+from meadow.privacy.dp.mechanisms.noise import generator_from
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.privacy.dp.toeplitz import best_coefficients, inverse_series
-from meadow.strategies.fedavg import fedavg
+from meadow.strategies.algorithms.fedavg import fedavg
 
 CORRELATIONS: list[Correlation] = [
     Banded(rounds=12, bands=1),

@@ -9,14 +9,14 @@ import pytest
 from scipy import stats
 
 from meadow.errors import ConfigError
-from meadow.privacy.dp.discrete_gaussian import (
+from meadow.privacy.dp.mechanisms.discrete_gaussian import (
     discrete_gaussian,
     discrete_gaussian_renyi,
     discrete_gaussian_tail,
     discrete_gaussian_variance,
 )
-from meadow.privacy.dp.integer_sum import integer_sum
-from meadow.privacy.dp.inversion import STDDEV_MAX
+from meadow.privacy.dp.mechanisms.integer_sum import integer_sum
+from meadow.privacy.dp.mechanisms.inversion import STDDEV_MAX
 
 DRAWS = 60_000
 

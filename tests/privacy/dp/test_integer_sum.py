@@ -10,13 +10,13 @@ import pytest
 from scipy import stats
 
 from meadow.errors import ConfigError, UpdateError
-from meadow.privacy.dp.calibration import calibrate_noise
-from meadow.privacy.dp.concentrated import epsilon_of_line
-from meadow.privacy.dp.hadamard import rotate_back
-from meadow.privacy.dp.integer_sum import LAWS, IntegerSum, integer_sum
-from meadow.privacy.dp.skellam import skellam_renyi
-from meadow.privacy.entropy import system_entropy
-from meadow.privacy.secagg.noisy_encoding import NoisyEncoding
+from meadow.privacy.dp.accounting.calibration import calibrate_noise
+from meadow.privacy.dp.accounting.concentrated import epsilon_of_line
+from meadow.privacy.dp.mechanisms.hadamard import rotate_back
+from meadow.privacy.dp.mechanisms.integer_sum import LAWS, IntegerSum, integer_sum
+from meadow.privacy.dp.mechanisms.skellam import skellam_renyi
+from meadow.privacy.secagg.protocol.noisy_encoding import NoisyEncoding
+from meadow.randomness.entropy import system_entropy
 
 
 def encoding(**changes: Any) -> NoisyEncoding:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from meadow.privacy.dp.discrete_gaussian import _DiscreteGaussian, discrete_gaussian
-from meadow.privacy.dp.inversion import Law, first_bits
-from meadow.privacy.dp.skellam import _Skellam, skellam
+from meadow.privacy.dp.mechanisms.discrete_gaussian import _DiscreteGaussian, discrete_gaussian
+from meadow.privacy.dp.mechanisms.inversion import Law, first_bits
+from meadow.privacy.dp.mechanisms.skellam import _Skellam, skellam
 
 LAWS: dict[str, Callable[[float], Law]] = {"skellam": _Skellam, "gaussian": _DiscreteGaussian}
 DRAW = {"skellam": skellam, "gaussian": discrete_gaussian}

@@ -11,13 +11,13 @@ import pytest
 from scipy import stats
 
 from meadow.errors import ProtocolError, UpdateError
-from meadow.flower import MemoryTensor
-from meadow.privacy.dp.accountant import epsilon_of
-from meadow.privacy.dp.announced import AnnouncedNoise, NoiseSource
-from meadow.privacy.dp.clipping import Clipping
-from meadow.privacy.dp.events import LaplaceEvent
-from meadow.privacy.dp.local import noisy_update
-from meadow.privacy.entropy import system_entropy
+from meadow.flower.messages import MemoryTensor
+from meadow.privacy.dp.accounting.accountant import epsilon_of
+from meadow.privacy.dp.accounting.events import LaplaceEvent
+from meadow.privacy.dp.mechanisms.clipping import Clipping
+from meadow.privacy.dp.mechanisms.local import noisy_update
+from meadow.privacy.dp.noise_terms import AnnouncedNoise, NoiseSource
+from meadow.randomness.entropy import system_entropy
 
 LAWS = {"local_gaussian": stats.norm(scale=3.0), "local_laplace": stats.laplace(scale=3 / 2**0.5)}
 

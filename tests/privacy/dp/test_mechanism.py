@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from meadow.errors import UpdateError
-from meadow.flower import MemoryTensor
-from meadow.privacy.dp.clipping import WITHIN_KEY, Clipping, ClippingKind, clip_update
-from meadow.privacy.dp.mechanism import NoisyAggregate, PrivateMean
-from meadow.privacy.dp.parts import PART
-from meadow.privacy.entropy import system_entropy
-from meadow.strategies.algorithm import Params, Update
+from meadow.flower.messages import MemoryTensor
+from meadow.privacy.dp.mechanisms.clipping import WITHIN_KEY, Clipping, ClippingKind, clip_update
+from meadow.privacy.dp.mechanisms.mechanism import NoisyAggregate, PrivateMean
+from meadow.privacy.dp.mechanisms.parts import PART
+from meadow.randomness.entropy import system_entropy
+from meadow.strategies.algorithms.algorithm import Params, Update
 
 SILENT = 1e-12
 """A noise multiplier too small to be seen."""

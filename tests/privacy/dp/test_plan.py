@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from meadow.errors import ConfigError
-from meadow.privacy.dp.adaptive import AdaptiveClip
-from meadow.privacy.dp.announced import NOISE_KEY
-from meadow.privacy.dp.clipping import Clipping
-from meadow.privacy.dp.events import GaussianEvent, PoissonEvent
-from meadow.privacy.dp.mechanism import NoisyAggregate
+from meadow.privacy.dp.accounting.events import GaussianEvent, PoissonEvent
+from meadow.privacy.dp.mechanisms.adaptive import AdaptiveClip
+from meadow.privacy.dp.mechanisms.clipping import Clipping
+from meadow.privacy.dp.mechanisms.mechanism import NoisyAggregate
+from meadow.privacy.dp.mechanisms.sampling import draw_poisson
+from meadow.privacy.dp.noise_terms import NOISE_KEY
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.privacy.dp.sampling import draw_poisson
-from meadow.privacy.entropy import system_entropy
-from meadow.strategies.algorithm import Algorithm
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.fedprox import fedprox
+from meadow.randomness.entropy import system_entropy
+from meadow.strategies.algorithms.algorithm import Algorithm
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.fedprox import fedprox
 
 
 def plan_of(**changes: Any) -> PrivacyPlan:

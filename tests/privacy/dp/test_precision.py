@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from meadow.flower import MemoryTensor, identify_process, params_to_arrays
-from meadow.privacy.dp.clipping import Clipping, ClippingKind
-from meadow.privacy.dp.local import _bounded
-from meadow.privacy.dp.mechanism import PrivateMean
-from meadow.privacy.entropy import system_entropy
-from meadow.simulations.executors.partial import GroupSum, Total, clipping_by_server
-from meadow.strategies.algorithm import Update
-from meadow.strategies.checks import ReplyError, forms_of, read_reply
+from meadow.flower.messages import MemoryTensor, identify_process, params_to_arrays
+from meadow.privacy.dp.mechanisms.clipping import Clipping, ClippingKind
+from meadow.privacy.dp.mechanisms.local import _bounded
+from meadow.privacy.dp.mechanisms.mechanism import PrivateMean
+from meadow.randomness.entropy import system_entropy
+from meadow.simulations.executors.processes.partial import GroupSum, Total, clipping_by_server
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.rounds.checks import ReplyError, forms_of, read_reply
 
 identify_process(run_id=1, node_id=0)
 

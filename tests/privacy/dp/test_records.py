@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from meadow.client.record_budget import Release, record_epsilon
+from meadow.client.owner.record_budget import Release, record_epsilon
 from meadow.errors import ConfigError, ProtocolError
-from meadow.privacy.dp.accountant import epsilon_of
+from meadow.privacy.dp.accounting.accountant import epsilon_of
 from meadow.privacy.dp.record_plan import RecordPlan
 from meadow.privacy.dp.records import RECORD_ORDERS, RecordTerms, sampled_divergences
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.scaffold import scaffold
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.scaffold import scaffold
 
 dp = pytest.importorskip("dp_accounting")
 TERMS = RecordTerms(clip=1.0, noise_multiplier=1.1, rate=0.02)

@@ -10,9 +10,16 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from meadow.privacy.dp import rounded as module
-from meadow.privacy.dp.inversion import first_bits
-from meadow.privacy.dp.rounded import BITS, Kind, _is_kept, _proposed, _Whole, rounded_noise
+from meadow.privacy.dp.mechanisms import rounded as module
+from meadow.privacy.dp.mechanisms.inversion import first_bits
+from meadow.privacy.dp.mechanisms.rounded import (
+    BITS,
+    Kind,
+    _is_kept,
+    _proposed,
+    _Whole,
+    rounded_noise,
+)
 
 LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
 KINDS: tuple[Kind, ...] = ("gaussian", "laplace")

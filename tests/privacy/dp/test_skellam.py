@@ -13,10 +13,10 @@ from scipy import stats
 from scipy.special import ive
 
 from meadow.errors import ConfigError
-from meadow.privacy.dp.hadamard import padded, rotate, rotate_back
-from meadow.privacy.dp.inversion import STDDEV_MAX
-from meadow.privacy.dp.rounding import BETA, rounded_norm, rounded_within
-from meadow.privacy.dp.skellam import skellam, skellam_renyi, skellam_tail
+from meadow.privacy.dp.mechanisms.hadamard import padded, rotate, rotate_back
+from meadow.privacy.dp.mechanisms.inversion import STDDEV_MAX
+from meadow.privacy.dp.mechanisms.rounding import BETA, rounded_norm, rounded_within
+from meadow.privacy.dp.mechanisms.skellam import skellam, skellam_renyi, skellam_tail
 
 DRAWS = 60_000
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from meadow.privacy.dp.calibration import calibrate_noise
-from meadow.privacy.dp.integer_sum import Law
-from meadow.privacy.entropy import system_entropy
-from meadow.privacy.secagg.noisy_encoding import NoisyEncoding
+from meadow.privacy.dp.accounting.calibration import calibrate_noise
+from meadow.privacy.dp.mechanisms.integer_sum import Law
+from meadow.privacy.secagg.protocol.noisy_encoding import NoisyEncoding
+from meadow.randomness.entropy import system_entropy
 
 CLIENTS, ROUNDS, CLIP = 90, 8, 0.5
 Reals = NDArray[np.float64]

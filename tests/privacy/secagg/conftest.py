@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from meadow.privacy.secagg import (
+from meadow.privacy.secagg.protocol import (
     Binding,
     ClientKeys,
     ClientSession,
@@ -18,9 +18,9 @@ from meadow.privacy.secagg import (
     ServerSession,
     plan_secure_sum,
 )
-from meadow.privacy.secagg.binding import context_of
-from meadow.privacy.secagg.graph import Graph
-from meadow.privacy.secagg.steps import Step
+from meadow.privacy.secagg.protocol.binding import context_of
+from meadow.privacy.secagg.protocol.graph import Graph
+from meadow.privacy.secagg.protocol.steps import Step
 
 HEADER_BYTES = 21
 CLIP = 2.0**15 - 1

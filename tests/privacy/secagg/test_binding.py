@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from meadow.errors import ConfigError
-from meadow.privacy.secagg import ClientKeys, Roster, SecureAggregationError
-from meadow.privacy.secagg.binding import context_of
-from meadow.privacy.secagg.keys import KeyPair, commit, derive_key, seal, sign, unseal, verify
+from meadow.privacy.secagg.protocol import ClientKeys, Roster, SecureAggregationError
+from meadow.privacy.secagg.protocol.binding import context_of
+from meadow.privacy.secagg.protocol.keys import (
+    KeyPair,
+    commit,
+    derive_key,
+    seal,
+    sign,
+    unseal,
+    verify,
+)
 
 FRESH = (bytes(range(160)), bytes(range(1, 161)))
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meadow.errors import ConfigError, UpdateError
-from meadow.privacy.secagg.encoding import CLIP_MAX, LENGTH_MAX, Encoding
-from meadow.privacy.secagg.masks import BLOCK
+from meadow.privacy.secagg.protocol.encoding import CLIP_MAX, LENGTH_MAX, Encoding
+from meadow.privacy.secagg.protocol.masks import BLOCK
 
 
 def encoding(**fields) -> Encoding:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meadow.privacy.secagg import SecureAggregationError
-from meadow.privacy.secagg.graph import Graph
-from meadow.privacy.secagg.topology import choose_topology
+from meadow.privacy.secagg.protocol import SecureAggregationError
+from meadow.privacy.secagg.protocol.graph import Graph
+from meadow.privacy.secagg.protocol.topology import choose_topology
 
 
 def ring(clients: int = 200, beacon: bytes = b"b" * 32) -> Graph:

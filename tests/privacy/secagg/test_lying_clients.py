@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meadow.privacy.secagg import SecureAggregationError
-from meadow.privacy.secagg.recovery import recover
-from meadow.privacy.secagg.shamir import split
-from meadow.privacy.secagg.steps import Step
+from meadow.privacy.secagg.protocol import SecureAggregationError
+from meadow.privacy.secagg.protocol.recovery import recover
+from meadow.privacy.secagg.protocol.shamir import split
+from meadow.privacy.secagg.protocol.steps import Step
 
 LIAR = "site-003"
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from meadow.errors import ConfigError
-from meadow.privacy.secagg import SecureAggregationError, ServerSession
-from meadow.privacy.secagg.client_keys import ClientKeys
-from meadow.privacy.secagg.keys import sign
-from meadow.privacy.secagg.messages import Kind, members_bytes, write
-from meadow.privacy.secagg.steps import Purpose, Step
+from meadow.privacy.secagg.protocol import SecureAggregationError, ServerSession
+from meadow.privacy.secagg.protocol.client_keys import ClientKeys
+from meadow.privacy.secagg.protocol.keys import sign
+from meadow.privacy.secagg.protocol.messages import Kind, members_bytes, write
+from meadow.privacy.secagg.protocol.steps import Purpose, Step
 
 ME = "site-001"
 SET = 2

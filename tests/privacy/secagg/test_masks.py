@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from meadow.privacy.secagg.masks import (
+from meadow.privacy.secagg.protocol.masks import (
     BLOCK,
     KEYS_AT_ONCE,
     PART_VALUES,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.privacy.secagg.packing import pack, packed_bytes, unpack
+from meadow.privacy.secagg.protocol.packing import pack, packed_bytes, unpack
 
 
 @given(st.integers(1, 32), st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=200))

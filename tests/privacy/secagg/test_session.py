@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meadow.privacy.secagg import SecureAggregationError
-from meadow.privacy.secagg.steps import Step
+from meadow.privacy.secagg.protocol import SecureAggregationError
+from meadow.privacy.secagg.protocol.steps import Step
 
 COMPLETE = {"corrupt": 0.33, "dropout": 0.2}
 RING = {"corrupt": 0.05, "dropout": 0.05, "complete_max": 10}

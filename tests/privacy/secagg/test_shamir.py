@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.privacy.secagg import SecureAggregationError
-from meadow.privacy.secagg.shamir import PRIME, SHARE_BYTES, combine, evaluate, split
+from meadow.privacy.secagg.protocol import SecureAggregationError
+from meadow.privacy.secagg.protocol.shamir import PRIME, SHARE_BYTES, combine, evaluate, split
 
 secrets = st.binary(min_size=32, max_size=32)
 

@@ -8,9 +8,13 @@ from itertools import combinations
 import pytest
 
 from meadow.errors import ConfigError
-from meadow.privacy.secagg.plan import Minimum, plan_secure_sum
-from meadow.privacy.secagg.tails import disconnects, largest_rarely_below, smallest_rarely_above
-from meadow.privacy.secagg.topology import Topology, choose_topology, ring_degree
+from meadow.privacy.secagg.protocol.plan import Minimum, plan_secure_sum
+from meadow.privacy.secagg.protocol.tails import (
+    disconnects,
+    largest_rarely_below,
+    smallest_rarely_above,
+)
+from meadow.privacy.secagg.protocol.topology import Topology, choose_topology, ring_degree
 
 REFERENCE = [
     # clients, corrupt and lost, semi-honest k and t, semi-malicious k and t

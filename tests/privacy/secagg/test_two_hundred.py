@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from meadow.privacy.secagg import SecureAggregationError
-from meadow.privacy.secagg.steps import Step
+from meadow.privacy.secagg.protocol import SecureAggregationError
+from meadow.privacy.secagg.protocol.steps import Step
 
 CLIENTS = 200
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import meadow
-from meadow.config import make_config
+from meadow.config.load import make_config
+from meadow.config.sections.simulation import AdversariesConfig
 from meadow.errors import ConfigError
-from meadow.sections.simulation import AdversariesConfig
 from meadow.simulations.adversaries.attacks import ATTACKS
 from meadow.simulations.adversaries.poison import POISONS, attacked, with_trigger
 from meadow.simulations.run import simulate

@@ -16,14 +16,14 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-from meadow.apps import App
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays, tensors_of
-from meadow.server.execute import run_config_of
-from meadow.simulations.clients import SimulatedClients
-from meadow.strategies.algorithm import Update
-from meadow.strategies.broadcast import Broadcast
-from meadow.strategies.combined import clients_of
-from meadow.strategies.mean import MeanAggregator
+from meadow.apps.folder import App
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays, tensors_of
+from meadow.run.execute import run_config_of
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.algorithms.combined import clients_of
+from meadow.strategies.algorithms.mean import MeanAggregator
+from meadow.strategies.rounds.broadcast import Broadcast
 
 identify_process(run_id=1, node_id=0)
 
@@ -117,7 +117,7 @@ class Arena:
     @classmethod
     def of(cls, app: App) -> Arena:
         """Return an arena with clients that keep nothing yet."""
-        from meadow.module_params import build_module, params_of_module
+        from meadow.training.module_params import build_module, params_of_module
 
         clients = SimulatedClients(CLIENTS, run_id=1, run_config=run_config_of(app))
         params = params_of_module(build_module(app.load_object("app:task"), 0))

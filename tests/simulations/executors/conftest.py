@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.apps import App
+from meadow.apps.folder import App
 
 from .arena import write_app
 

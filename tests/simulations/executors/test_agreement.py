@@ -12,14 +12,14 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import meadow
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.module_params import build_module, params_of_module
-from meadow.simulations.clients import SimulatedClients
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
 from meadow.simulations.executors.contract import Teller
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.executors.vectorized import VectorizedExecutor
-from meadow.strategies.broadcast import Broadcast
-from meadow.strategies.combined import columns_in
+from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.algorithms.combined import columns_in
+from meadow.strategies.rounds.broadcast import Broadcast
+from meadow.training.module_params import build_module, params_of_module
 
 identify_process(run_id=1, node_id=0)
 

@@ -13,18 +13,18 @@ from flwr.app import ConfigRecord
 from torch import nn
 
 import meadow
-from meadow.client.local_work import WORKS
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays
-from meadow.module_params import build_module, params_of_module
-from meadow.simulations.clients import SimulatedClients
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
 from meadow.simulations.executors.contract import Teller
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.executors.vectorized import VectorizedExecutor
-from meadow.simulations.grid import SimulationGrid
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.algorithm import Algorithm
-from meadow.strategies.catalogue import CATALOGUE
-from meadow.strategies.plan import RoundPlan
+from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
+from meadow.simulations.grids.simulation_grid import SimulationGrid
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.algorithms.algorithm import Algorithm
+from meadow.strategies.algorithms.catalogue import CATALOGUE
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
+from meadow.training.algorithms.work import WORKS
+from meadow.training.module_params import build_module, params_of_module
 
 identify_process(run_id=1, node_id=0)
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, MessageType, RecordDict
 
-from meadow.apps import App
-from meadow.flower import arrays_to_params, params_to_arrays
-from meadow.module_params import build_module, params_of_module
-from meadow.simulations.clients import SimulatedClients
+from meadow.apps.folder import App
+from meadow.flower.messages import arrays_to_params, params_to_arrays
 from meadow.simulations.executors.contract import Executor, Teller
-from meadow.simulations.executors.processes import ProcessesExecutor
-from meadow.simulations.executors.ray import RayExecutor
-from meadow.strategies.broadcast import Broadcast
+from meadow.simulations.executors.processes.executor import ProcessesExecutor
+from meadow.simulations.executors.ray.executor import RayExecutor
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.rounds.broadcast import Broadcast
+from meadow.training.module_params import build_module, params_of_module
 
 from .model_zoo import FLAT, SIZES, ZOO, cross_entropy
 from .test_model_zoo import Updates, executor_of, task_of

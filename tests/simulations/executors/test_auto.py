@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
-from meadow.apps import App
+from meadow.apps.folder import App
 from meadow.errors import AgreementError
-from meadow.flower import identify_process
+from meadow.flower.messages import identify_process
 from meadow.simulations.executors import auto
 from meadow.simulations.executors.auto import Candidate, Choice, choose_executor
 from meadow.simulations.executors.contract import Executor, Teller

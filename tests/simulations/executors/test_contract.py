@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from meadow.apps import App
+from meadow.apps.folder import App
 from meadow.simulations.executors.choice import client_app_of
 from meadow.simulations.executors.contract import Executor, Teller
-from meadow.simulations.executors.processes import ProcessesExecutor
-from meadow.simulations.executors.ray import RayExecutor
+from meadow.simulations.executors.processes.executor import ProcessesExecutor
+from meadow.simulations.executors.ray.executor import RayExecutor
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.strategies.combined import clients_of
+from meadow.strategies.algorithms.combined import clients_of
 
 from .arena import CLIENTS, FAILS, Arena, same_bits, values_of
 

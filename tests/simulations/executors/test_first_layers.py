@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from meadow.simulations.executors.batch_layout import layout_of
-from meadow.simulations.executors.first_layers import FirstOnce
+from meadow.simulations.executors.vectorized.batch_layout import layout_of
+from meadow.simulations.executors.vectorized.first_layers import FirstOnce
 
 
 @pytest.mark.parametrize(

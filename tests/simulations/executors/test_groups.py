@@ -10,13 +10,13 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.flower import params_to_arrays
-from meadow.simulations.clients import SimulatedClients
-from meadow.simulations.executors import group_round
+from meadow.flower.messages import params_to_arrays
 from meadow.simulations.executors.contract import Teller
-from meadow.simulations.executors.group_round import GroupRound
-from meadow.simulations.executors.groups import ClientTimes, Schedule, cut
-from meadow.strategies.broadcast import Broadcast
+from meadow.simulations.executors.processes import group_round
+from meadow.simulations.executors.processes.group_round import GroupRound
+from meadow.simulations.executors.processes.groups import ClientTimes, Schedule, cut
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.rounds.broadcast import Broadcast
 
 
 @given(

@@ -11,17 +11,17 @@ import pytest
 from flwr.app import Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from meadow.flower import arrays_to_params, identify_process, params_to_arrays, tensors_of
-from meadow.simulations.executors.partial import (
+from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays, tensors_of
+from meadow.simulations.executors.processes.partial import (
     GroupSum,
     Partial,
     Total,
     partial_content,
     sums_in,
 )
-from meadow.strategies.algorithm import Update
-from meadow.strategies.combined import clients_of, columns_in
-from meadow.strategies.mean import MeanAggregator
+from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.algorithms.combined import clients_of, columns_in
+from meadow.strategies.algorithms.mean import MeanAggregator
 
 identify_process(run_id=1, node_id=0)
 

@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from meadow.apps import App
+from meadow.apps.folder import App
 from meadow.errors import AppError, RunError
-from meadow.simulations import shared_folder
+from meadow.machine import shared_folder
 from meadow.simulations.executors.contract import Teller
-from meadow.simulations.executors.processes import ProcessesExecutor
+from meadow.simulations.executors.processes.executor import ProcessesExecutor
 
 from .arena import CLIENTS, Arena, same_bits, values_of
 
@@ -119,10 +119,10 @@ def test_close_leaves_nothing(arena: Arena, begun: Path, memory: Path) -> None:
 RUN = """
 import sys
 from pathlib import Path
-from meadow.apps import App
-from meadow.simulations import shared_folder
+from meadow.apps.folder import App
+from meadow.machine import shared_folder
 from meadow.simulations.executors.contract import Teller
-from meadow.simulations.executors.processes import ProcessesExecutor
+from meadow.simulations.executors.processes.executor import ProcessesExecutor
 sys.path.insert(0, {tests!r})
 from executors.arena import Arena
 shared_folder.MEMORY = Path({memory!r})

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from meadow.apps import App, pack
+from meadow.apps.folder import App, pack
 from meadow.errors import AppError, ConfigError
 from meadow.simulations.executors.contract import Teller
-from meadow.simulations.executors.group_executor import settings_of
-from meadow.simulations.executors.ray import RayExecutor
-from meadow.simulations.executors.ray_actor import GroupActor
+from meadow.simulations.executors.processes.group_executor import settings_of
+from meadow.simulations.executors.ray.actor import GroupActor
+from meadow.simulations.executors.ray.executor import RayExecutor
 
 from .arena import Arena, same_bits
 

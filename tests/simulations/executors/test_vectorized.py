@@ -11,13 +11,14 @@ from flwr.app import Message, MessageType
 from torch import nn
 
 import meadow
-from meadow.flower import arrays_to_params
-from meadow.simulations.clients import SimulatedClients
-from meadow.simulations.executors import linear_training, vectorized
+from meadow.flower.messages import arrays_to_params
 from meadow.simulations.executors.contract import Teller
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.executors.vectorized import VectorizedExecutor
-from meadow.strategies.combined import columns_in
+from meadow.simulations.executors.vectorized import executor as vectorized
+from meadow.simulations.executors.vectorized import linear_training
+from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
+from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.algorithms.combined import columns_in
 
 from .test_agreement import CLIENTS, INPUTS, TARGETS, order_of, share, task_of
 

@@ -12,14 +12,14 @@ from torch import nn
 
 import meadow
 from meadow.errors import AgreementError
-from meadow.flower import identify_process, params_to_arrays
-from meadow.module_params import build_module, params_of_module
-from meadow.simulations.clients import SimulatedClients
+from meadow.flower.messages import identify_process, params_to_arrays
 from meadow.simulations.executors import auto
 from meadow.simulations.executors.sequential import SequentialExecutor
-from meadow.simulations.executors.vectorized import VectorizedExecutor
+from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
+from meadow.simulations.population.clients import SimulatedClients
 from meadow.simulations.run import simulate
-from meadow.strategies.broadcast import Broadcast
+from meadow.strategies.rounds.broadcast import Broadcast
+from meadow.training.module_params import build_module, params_of_module
 
 identify_process(run_id=1, node_id=0)
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meadow.errors import ConfigError, RunError
-from meadow.flower import params_to_arrays
-from meadow.strategies.adapter import FederatedStrategy
-from meadow.strategies.fedavg import fedavg
-from meadow.strategies.fedprox import fedprox
-from meadow.strategies.plan import RoundPlan
+from meadow.flower.messages import params_to_arrays
+from meadow.strategies.algorithms.fedavg import fedavg
+from meadow.strategies.algorithms.fedprox import fedprox
+from meadow.strategies.algorithms.scaffold import scaffold
 from meadow.strategies.robust.aggregator import RobustAggregator, robust
 from meadow.strategies.robust.coordinates import mean_around_median
 from meadow.strategies.robust.rules import AGGREGATIONS, PREAGGREGATIONS, robust_rule
-from meadow.strategies.scaffold import scaffold
+from meadow.strategies.rounds.adapter import FederatedStrategy
+from meadow.strategies.rounds.plan import RoundPlan
 
 ARGUMENTS = {"clip_norm": 2.0, "trusted": 1}
 

@@ -1,0 +1,1 @@
+"""Apps: folders with a meadow.toml or a plain Flower app, loaded and hashed."""

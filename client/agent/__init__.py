@@ -1,0 +1,1 @@
+"""The agent: the device's network process, from the connection to the reply's delivery."""

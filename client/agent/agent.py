@@ -1,0 +1,275 @@
+"""The agent: a client's network process, which runs for as long as the device does.
+
+    DIR/client.toml     the owner's: apps, data, device, policy
+    DIR/identity/       who this client is
+    DIR/agent.sqlite    what was answered and counted
+    DIR/blobs/          tensors from the server, the last few
+    DIR/runs/           tensors of replies, and what apps keep between rounds
+    DIR/spare/          files that nobody needs any more, to be written over
+    DIR/ranks/          where a group of training processes meets
+    DIR/training.log    what the training process prints
+    DIR/agent.lock      held while an agent runs
+
+It imports neither torch nor an app. It holds one stream to the server; what is to be done arrives
+on it, is done one after another, and is answered exactly once, whatever dies in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ...apps.folder import content_hash
+from ...errors import IdentityError, MeadowError
+from ...transport.fleet_pb2 import Welcome
+from ..owner.database import Database
+from ..owner.identity_folder import ClientIdentity, IdentityFolder
+from ..owner.ledger import Ledger
+from ..owner.owner import Owner
+from .assignments import Assignments
+from .clock import Clock, clock_fault
+from .connection import Connection
+from .delivery import Deliveries
+from .events import Event, Report
+from .execution import Execution
+from .line import Line
+from .lock import hold_lock
+from .reconnecting import Outage
+from .state import State
+from .training import Trainer
+from .uplink import Uplink, retry_delay_s
+from .version import VERSION
+from .warm_process import WarmProcess
+
+__all__ = ["Agent"]
+
+RENEWAL_CHECK_S = 3600.0
+LEASE_S_MIN = 1.0
+LEASE_S_MAX = 3600.0
+STEADY_S = 15.0
+"""After a connection that lasted this long, or carried something, the next is tried at once."""
+
+
+class Agent:
+    """One client's agent; many of them may run in one process."""
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        trainer: Trainer | None = None,
+        report: Report = lambda event: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare an agent on its folder; without `trainer`, it has a training process."""
+        self._directory = Path(directory)
+        self._trainer = trainer
+        self._report = report
+        self._clock = clock
+        self._identities = IdentityFolder(self._directory)
+        self._uplink = Uplink()
+        self._line = Line()
+        self._stopping = asyncio.Event()
+        self._renewed = False
+        self._server_clock = Clock()
+        self._clock_told: str | None = None
+
+    def stop(self) -> None:
+        """Let `run` return soon; what is not finished goes on after the next start."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            IdentityError: the server has revoked this client, or its certificate is not usable.
+            ConfigError: it is not enrolled, or client.toml is wrong.
+            StoreError: another agent runs on the folder, its disk fails, or its ledger is gone.
+        """
+        identity = self._identities.load()
+        with hold_lock(self._directory):
+            owner = Owner(self._directory, content_hash)
+            for app, found in owner.apps().items():
+                if isinstance(found, MeadowError):
+                    self._report(Event(kind="warning", text=f"app {app}: {found}"))
+            (self._directory / "blobs").mkdir(exist_ok=True)
+            database = Database(self._directory / "agent.sqlite")
+            log = self._directory / "training.log"
+            trainer = self._trainer or WarmProcess(
+                owner, node_id=identity.node_id, log=log, report=self._report
+            )
+            try:
+                await asyncio.to_thread(database.check)
+                ledger = Ledger(database)
+                ledger.claim(self._identities.folder)
+                await self._serve(owner, database, ledger, trainer)
+            finally:
+                await trainer.close()
+                database.close()
+
+    async def _serve(
+        self, owner: Owner, database: Database, ledger: Ledger, trainer: Trainer
+    ) -> None:
+        state = State(database, self._directory)
+        state.spares.clear()
+        deliveries = Deliveries(self._uplink, state, self._report)
+        execution = Execution(
+            owner=owner,
+            ledger=ledger,
+            state=state,
+            trainer=trainer,
+            uplink=self._uplink,
+            blob_dir=self._directory / "blobs",
+            report=self._report,
+            clock=self._clock,
+        )
+        assignments = Assignments(execution, deliveries, state, self._uplink, self._report)
+        tasks = [
+            asyncio.create_task(self._stay_connected(assignments)),
+            asyncio.create_task(assignments.work()),
+            asyncio.create_task(assignments.redeliver()),
+            asyncio.create_task(_prepare(owner, trainer)),
+        ]
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await _until_first_failure(tasks, stopping)
+        finally:
+            for task in (*tasks, stopping):
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            await deliveries.close()
+            state.close()
+
+    # ------------------------------------------------------------------ the connection
+
+    async def _stay_connected(self, assignments: Assignments) -> None:
+        attempt, outage = 0, Outage(self._report)
+        while True:
+            identity = self._identities.load()
+            welcomed = False
+            since_s, carried = time.monotonic(), self._line.carried_bytes
+            self._renewed = False
+            try:
+                address, credentials = identity.fleet_address, identity.credentials()
+                async with Connection(address, credentials, self._line) as connection:
+                    sent_s = self._clock()
+                    welcome = await connection.hello(identity.name, VERSION)
+                    welcomed = True
+                    outage.end()
+                    self._compare_clocks(welcome, sent_s)
+                    await self._converse(connection, identity, welcome, assignments)
+            except IdentityError:
+                raise
+            except MeadowError as error:
+                self._check_certificate(identity)
+                if not self._renewed:
+                    await outage.tell(error, identity, welcomed=welcomed, now_s=self._clock())
+            finally:
+                self._uplink.detach()
+            useful = self._renewed or self._line.carried_bytes > carried
+            steady = useful or time.monotonic() - since_s > STEADY_S
+            attempt = 0 if steady else attempt + 1
+            await asyncio.sleep(0.0 if self._renewed else retry_delay_s(attempt))
+
+    async def _converse(
+        self,
+        connection: Connection,
+        identity: ClientIdentity,
+        welcome: Welcome,
+        assignments: Assignments,
+    ) -> None:
+        """Take what the server says until the stream ends, which raises why."""
+        assignments.lease_s = bounded_lease_s(welcome.lease_s)
+        self._uplink.attach(connection)
+        text = f"connected to {connection.address} as {identity.name} (node {welcome.node_id})"
+        self._report(Event(kind="connected", text=text, detail={"node_id": welcome.node_id}))
+        renewing = asyncio.create_task(self._keep_certificate(connection))
+        try:
+            while True:
+                message = await connection.receive()
+                kind = message.WhichOneof("kind")
+                if kind == "instruction":
+                    await assignments.accept(message.instruction)
+                elif kind == "ack":
+                    assignments.confirm(message.ack.instruction_id)
+                elif kind == "cancel":
+                    await assignments.cancel(message.cancel)
+        finally:
+            renewing.cancel()
+
+    # ------------------------------------------------------------------ the certificate
+
+    def _compare_clocks(self, welcome: Welcome, sent_s: float) -> None:
+        self._server_clock.compare(welcome.server_time_s, sent_s=sent_s, received_s=self._clock())
+        fault = clock_fault(self._server_clock.skew_s)
+        if fault is not None and fault != self._clock_told:
+            self._report(Event(kind="warning", text=fault))
+        self._clock_told = fault
+
+    def _server_now(self) -> datetime:
+        """Return the time by the server's clock, as far as that is known: it is the one that counts."""
+        return datetime.fromtimestamp(self._server_clock.server_s(self._clock()), UTC)
+
+    def _check_certificate(self, identity: ClientIdentity) -> None:
+        """Pass if a server that did not let us in may yet do so.
+
+        Raises:
+            IdentityError: it will not: the certificate has expired.
+        """
+        now = self._server_now()
+        until = identity.certificate.not_after
+        if now > until:
+            raise IdentityError(
+                f"the certificate of {identity.name} expired on {until:%Y-%m-%d %H:%M} UTC, and this "
+                f"machine's clock says {now:%Y-%m-%d %H:%M} UTC; if that is right, ask the server's "
+                "operator for a token and enrol again"
+            )
+
+    async def _keep_certificate(self, connection: Connection) -> None:
+        """Renew the certificate in time; then hang up, to come back with the new one."""
+        while True:
+            identity = self._identities.load()
+            if identity.certificate.needs_renewal(self._server_now()):
+                try:
+                    await self._renew(connection, identity)
+                    return
+                except MeadowError as error:
+                    text = f"the certificate was not renewed: {error}; trying again in an hour"
+                    self._report(Event(kind="warning", text=text))
+            await asyncio.sleep(RENEWAL_CHECK_S)
+
+    async def _renew(self, connection: Connection, identity: ClientIdentity) -> None:
+        request_pem = await asyncio.to_thread(self._identities.begin_renewal, identity.name)
+        certificate = await connection.renew(request_pem)
+        await asyncio.to_thread(self._identities.finish_renewal, certificate.certificate_pem)
+        self._report(Event(kind="renewed", text="the certificate was renewed"))
+        self._renewed = True
+        connection.hang_up()
+
+
+async def _prepare(owner: Owner, trainer: Trainer) -> None:
+    """Where only one app is installed, have it loaded before it is asked for."""
+    with suppress(MeadowError, OSError):
+        apps = list(owner.config().apps)
+        if len(apps) == 1:
+            await trainer.prepare(apps[0])
+
+
+async def _until_first_failure(
+    tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]
+) -> None:
+    """Wait until a task fails, which is raised, or it is time to stop."""
+    waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
+    while not stopping.done():
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+
+def bounded_lease_s(told: float) -> float:
+    """Return how long a lease is, whatever a server says; the longest where that is no number."""
+    return max(LEASE_S_MIN, min(LEASE_S_MAX, told))

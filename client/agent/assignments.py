@@ -1,0 +1,156 @@
+"""What the server wants from this client now: a bounded queue, worked off in order of arrival."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...errors import LimitError
+from ...transport.fields import ID_CHARS_MAX
+from ...transport.fleet_pb2 import AgentMessage, Cancel, Instruction, Progress, Reply
+from .delivery import Deliveries
+from .events import Event, Report
+from .execution import Execution, label_of
+from .state import State
+from .uplink import Uplink
+
+__all__ = ["INSTRUCTIONS_MAX", "Assignments"]
+
+INSTRUCTIONS_MAX = 64
+CANCEL_GRACE_S = 2.0
+"""Work that ends this soon after it was cancelled is let end: a new process takes longer."""
+LEASE_BEATS = 4
+"""How often a lease is renewed in its length."""
+
+
+class Assignments:
+    """Takes instructions, has them executed one by one and their replies delivered.
+
+    An instruction is *in hand* from its arrival until its reply is confirmed. In that time a
+    second delivery of it changes nothing, and its lease at the server is renewed - except while
+    a training process that should report progress does not.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        deliveries: Deliveries,
+        state: State,
+        uplink: Uplink,
+        report: Report,
+    ) -> None:
+        self._execution = execution
+        self._deliveries = deliveries
+        self._state = state
+        self._uplink = uplink
+        self._report = report
+        self._queued: dict[str, Instruction] = {}
+        self._arrived = asyncio.Event()
+        self._busy = asyncio.Event()
+        self._current: Instruction | None = None
+        self._task: asyncio.Task[Reply | None] | None = None
+        self._unwanted: set[str] = set()
+        self._stepped = True
+        self.lease_s = 60.0
+
+    async def accept(self, instruction: Instruction) -> None:
+        """Take an instruction, unless it is in hand already.
+
+        Raises:
+            LimitError: its id is none, or too long to be kept.
+        """
+        id_ = instruction.id
+        if not 0 < len(id_) <= ID_CHARS_MAX:
+            raise LimitError(f"an instruction's id of {len(id_)} characters, not 1-{ID_CHARS_MAX}")
+        current = self._current is not None and self._current.id == id_
+        if current or id_ in self._queued or id_ in self._deliveries:
+            return
+        if len(self._queued) >= INSTRUCTIONS_MAX:
+            reply = Reply(
+                instruction_id=id_, refused=f"{INSTRUCTIONS_MAX} instructions are waiting already"
+            )
+            await self._uplink.try_to_send(AgentMessage(reply=reply))
+            return
+        self._queued[id_] = instruction
+        self._arrived.set()
+        self._busy.set()
+
+    def confirm(self, instruction_id: str) -> None:
+        """The server has the reply to an instruction."""
+        self._deliveries.confirm(instruction_id)
+
+    async def cancel(self, cancel: Cancel) -> None:
+        """Drop an instruction: from the queue, from execution, or its reply on its way."""
+        id_ = cancel.instruction_id
+        self._queued.pop(id_, None)
+        if id_ in self._deliveries:
+            self._deliveries.withdraw(id_)
+            self._state.acknowledge(id_)
+        if self._current is not None and self._current.id == id_ and id_ not in self._unwanted:
+            self._unwanted.add(id_)
+            text = f"{label_of(self._current.envelope)}: cancelled: {cancel.reason[:200]}"
+            detail: dict[str, str | int | float] = {
+                "run": self._current.run_id,
+                "instruction": id_,
+            }
+            self._report(Event(kind="cancelled", text=text, detail=detail))
+            if self._task is not None:
+                asyncio.get_running_loop().call_later(CANCEL_GRACE_S, self._task.cancel)
+
+    async def redeliver(self) -> None:
+        """Send the replies that an earlier agent process recorded and did not get confirmed."""
+        for recorded in await asyncio.to_thread(self._state.unacknowledged):
+            if recorded.instruction_id not in self._deliveries:
+                reply = Reply(instruction_id=recorded.instruction_id, envelope=recorded.envelope)
+                await self._deliver(reply, recorded.run_id, label_of(recorded.envelope))
+
+    async def work(self) -> None:
+        """Work off the queue, for ever."""
+        renewing = asyncio.create_task(self._renew_leases())
+        try:
+            while True:
+                self._arrived.clear()
+                while self._queued:
+                    instruction = self._queued.pop(next(iter(self._queued)))
+                    await self._do(instruction)
+                await self._arrived.wait()
+        finally:
+            renewing.cancel()
+
+    async def _do(self, instruction: Instruction) -> None:
+        self._current = instruction
+        self._task = task = asyncio.create_task(self._execution.perform(instruction, self._step))
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        reply = None if task.cancelled() else task.result()
+        if instruction.id in self._unwanted:
+            self._state.acknowledge(instruction.id)
+        elif reply is not None:
+            await self._deliver(reply, instruction.run_id, label_of(instruction.envelope))
+        self._current = self._task = None
+        self._unwanted.discard(instruction.id)
+
+    async def _deliver(self, reply: Reply, run_id: int, label: str) -> None:
+        self._busy.set()
+        await self._deliveries.begin(reply, run_id=run_id, label=label)
+
+    def _step(self) -> None:
+        self._stepped = True
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await self._busy.wait()
+            await asyncio.sleep(self.lease_s / LEASE_BEATS)
+            ids = [*self._queued, *self._deliveries.ids()]
+            silent = self._execution.training and not self._stepped
+            if self._current is not None and not silent:
+                ids.append(self._current.id)
+            self._stepped = False
+            if not ids and self._current is None:
+                self._busy.clear()
+            for id_ in ids:
+                progress = AgentMessage(progress=Progress(instruction_id=id_))
+                await self._uplink.try_to_send(progress)

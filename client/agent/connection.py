@@ -1,0 +1,152 @@
+"""One connection to the server: a stream of small messages, and calls beside it for tensors."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+
+from ...errors import ProtocolError, UnreachableError
+from ...transport.file_pool import Spares
+from ...transport.fleet_pb2 import (
+    AgentMessage,
+    Blob,
+    Certificate,
+    Hello,
+    RenewRequest,
+    ServerMessage,
+    Welcome,
+)
+from ...transport.fleet_pb2_grpc import FleetStub
+from ...transport.protocol import PROTOCOL_VERSION
+from ...transport.proxy import proxy_options
+from .line import Line
+from .rpc_errors import rpc_errors
+from .stream import Stream
+from .transfer import Bulk
+
+__all__ = ["MESSAGE_BYTES_MAX", "Connection", "channel_options"]
+
+MESSAGE_BYTES_MAX = 16 << 20
+BLOB_BYTES_MAX = 64 << 30
+ANSWER_WAIT_S = 20.0
+
+_OPTIONS: Final[list[tuple[str, int | str]]] = [
+    ("SingleThreadedUnaryStream", 1),
+    ("grpc.http2.max_frame_size", 1 << 20),
+    ("grpc.http2.bdp_probe", 0),
+]
+"""Large steps: a chunk a frame."""
+LOOKAHEAD_BYTES_MAX = 4 << 20
+LOOKAHEAD_CHUNKS = 4
+"""So many are on the line before they are asked for; what nobody has taken is lost with it."""
+
+
+def channel_options() -> list[tuple[str, int | str]]:
+    """Return how a channel behaves: it notices a dead line, and shares nothing with another."""
+    return [
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.use_local_subchannel_pool", 1),  # else an old attempt's backoff delays a new one
+        ("grpc.enable_retries", 0),
+    ]
+
+
+class Connection:
+    """An open stream, and what goes beside it on the same connection; a context manager.
+
+    Attributes:
+        lost: done once the stream has ended.
+    """
+
+    def __init__(
+        self, address: str, credentials: grpc.ChannelCredentials, line: Line | None = None
+    ) -> None:
+        """Open it; `line` is what earlier connections have found out about the way."""
+        self.address = address
+        self._line = line or Line()
+        lookahead = LOOKAHEAD_CHUNKS * self._line.chunk_bytes
+        if self._line.is_steady:
+            lookahead = LOOKAHEAD_BYTES_MAX
+        options = [*channel_options(), *_OPTIONS, ("grpc.http2.lookahead_bytes", lookahead)]
+        options += proxy_options(address)
+        self._channel = grpc.secure_channel(address, credentials, options)
+        self._stub = FleetStub(self._channel)
+        self._bulk = Bulk(self._channel, address, self._line, blob_bytes_max=BLOB_BYTES_MAX)
+        self._stream = Stream(self._stub.Connect, address)
+        self.lost = self._stream.lost
+
+    async def hello(self, client: str, version: str) -> Welcome:
+        """Introduce ourselves and return the server's welcome.
+
+        Raises:
+            UnreachableError: no server answers there.
+            IdentityError: the server does not know, or has revoked, this client.
+            ProtocolError: it answers something else.
+        """
+        greeting = Hello(protocol=PROTOCOL_VERSION, client=client, version=version)
+        try:
+            async with asyncio.timeout(ANSWER_WAIT_S):
+                with suppress(UnreachableError):  # why it ended is what `receive` says
+                    await self.send(AgentMessage(hello=greeting))
+                answer = await self.receive()
+        except TimeoutError:
+            text = f"{self.address} did not answer within {ANSWER_WAIT_S:.0f} s"
+            raise UnreachableError(text) from None
+        if not answer.HasField("welcome"):
+            raise ProtocolError(f"{self.address} did not begin with a welcome")
+        self._line.allow_chunks(answer.welcome.chunk_bytes)
+        return answer.welcome
+
+    async def send(self, message: AgentMessage) -> None:
+        """As `Stream.send`."""
+        await self._stream.send(message)
+
+    async def receive(self) -> ServerMessage:
+        """As `Stream.receive`."""
+        return await self._stream.receive()
+
+    async def download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
+        """As `Bulk.download`."""
+        return await self._bulk.download(blob, folder, spares)
+
+    async def upload(self, instruction_id: str, blob: Blob, path: Path) -> None:
+        """As `Bulk.upload`."""
+        await self._bulk.upload(instruction_id, blob, path)
+
+    async def renew(self, csr_pem: bytes) -> Certificate:
+        """Ask for the next certificate.
+
+        Raises:
+            UnreachableError, IdentityError, ProtocolError: there is none.
+        """
+        with rpc_errors(self.address):
+            request = RenewRequest(csr_pem=csr_pem)
+            return await asyncio.to_thread(
+                partial(self._stub.Renew, request, timeout=ANSWER_WAIT_S)
+            )
+
+    def hang_up(self) -> None:
+        """End the stream; whoever waits for a message gets an `UnreachableError`."""
+        self._stream.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.hang_up()
+        self._channel.close()

@@ -1,0 +1,280 @@
+"""One instruction's way on the client: recorded already? allowed? counted, fetched, executed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from ...config.client_config import PolicyConfig
+from ...errors import (
+    NOTHING_TO_EVALUATE,
+    AppError,
+    ConfigError,
+    MeadowError,
+    ProtocolError,
+    RefusedError,
+    StoreError,
+    UnreachableError,
+)
+from ...privacy.secagg.terms.kinds import is_talk
+from ...transport.blobs import blob_path, blobs_of, check_blob_id
+from ...transport.fields import check_fields
+from ...transport.file_pool import Spares
+from ...transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
+from ..owner.announcements import charged_noise, charged_steps, hides_from_server
+from ..owner.budget import check_budget
+from ..owner.ledger import Ledger, content_of
+from ..owner.offers import Offers
+from ..owner.owner import Owner
+from ..owner.policy import NotInstalledError, check, is_training
+from .events import Event, Report
+from .rpc_errors import GoneError
+from .state import State
+from .training import APP_NOT_LOADED, APP_RAISED, REASON_CHARS_MAX, Trainer, failure
+from .uplink import Uplink
+
+__all__ = ["Execution", "label_of"]
+
+BLOBS_KEPT = 4
+NOT_TOLD = "this client has no result; its owner's log says why"
+CORRUPT_MAX = 3
+
+
+class Execution:
+    """Turns instructions into replies, one at a time."""
+
+    def __init__(
+        self,
+        *,
+        owner: Owner,
+        ledger: Ledger,
+        state: State,
+        trainer: Trainer,
+        uplink: Uplink,
+        blob_dir: Path,
+        report: Report,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._owner = owner
+        self._ledger = ledger
+        self._state = state
+        self._trainer = trainer
+        self._uplink = uplink
+        self._blob_dir = blob_dir
+        self._report = report
+        self._clock = clock
+        self._offers = Offers(owner.directory)
+        self._verified: dict[str, tuple[int, int]] = {}
+        self.training = False
+        """Whether the trainer is at work now."""
+
+    async def perform(self, instruction: Instruction, step: Callable[[], None]) -> Reply | None:
+        """Return the reply to an instruction, None if the server does not want one any more.
+
+        Guarantees: an instruction whose reply was recorded is not executed again, also after the
+            reply was given up; one that trains is counted in the ledger before it is executed.
+            An instruction that cannot be executed is answered as failed, whatever that raises.
+        """
+        try:
+            check_fields(instruction)
+            recorded = self._state.recorded(instruction.id)
+            envelope = recorded.envelope if recorded else await self._execute(instruction, step)
+            return Reply(instruction_id=instruction.id, envelope=envelope)
+        except NotInstalledError as error:
+            return await self._offered(instruction, str(error), step)
+        except RefusedError as error:
+            return await self._refuse(instruction, str(error))
+        except GoneError:
+            return None
+        except Exception as error:  # whatever a server's words bring about, the agent goes on
+            ours = isinstance(error, MeadowError | OSError)
+            reason = str(error) if ours else f"it raised {type(error).__name__}: {error}"
+            text = f"{label_of(instruction.envelope)}: {reason[:REASON_CHARS_MAX]}"
+            self._report(Event(kind="failed", text=text, detail={"run": instruction.run_id}))
+            envelope = _as_told(instruction, failure(instruction, APP_NOT_LOADED, reason))
+            return Reply(instruction_id=instruction.id, envelope=envelope)
+
+    async def _offered(
+        self, instruction: Instruction, reason: str, step: Callable[[], None]
+    ) -> Reply | None:
+        """Take what the server offers for its owner to approve; go on if its author is trusted."""
+        app = instruction.app
+        if not app.HasField("archive"):
+            return await self._refuse(instruction, reason)
+        try:
+            archive = None
+            if await asyncio.to_thread(self._offers.wants, app):
+                archive = await self._download(app.archive, self._offers.incoming)
+            await asyncio.to_thread(
+                self._offers.receive, app, archive, run_id=instruction.run_id, now_s=self._clock()
+            )
+            if self._owner.sha256(app.name) != app.sha256.removeprefix("sha256:"):
+                raise RefusedError("what was installed is not that version")
+        except GoneError:
+            return None
+        except (MeadowError, OSError) as error:
+            return await self._refuse(instruction, f"{reason}; {error}")
+        text = f"app {app.name} sha256:{app.sha256[:12]}... of a trusted author is installed"
+        self._report(Event(kind="warning", text=text, detail={"run": instruction.run_id}))
+        return await self.perform(instruction, step)
+
+    async def _execute(self, instruction: Instruction, step: Callable[[], None]) -> Envelope:
+        policy = self._allow(instruction)
+        if is_training(instruction):
+            now_s = self._clock()
+            await asyncio.to_thread(
+                self._ledger.participate,
+                instruction,
+                now_s=now_s,
+                noise=charged_noise(instruction, policy),
+                steps=charged_steps(instruction, policy),
+            )
+        blobs = blobs_of(instruction.envelope)
+        needed = {blob.id for blob in blobs}
+        self._prune(needed, policy.received_bytes_max)
+        for blob in blobs:
+            await self._fetch(blob)
+        self._prune(needed, policy.received_bytes_max)
+        label = label_of(instruction.envelope)
+        detail: dict[str, str | int | float] = {
+            "run": instruction.run_id,
+            "instruction": instruction.id,
+        }
+        if not is_talk(instruction.envelope.metadata.message_type):
+            verb = "training" if is_training(instruction) else "evaluating"
+            text = f"{label}: {verb} app {instruction.app.name}"
+            self._report(Event(kind="training", text=text, detail=detail))
+        done = await self._train(instruction, step)
+        error = done.envelope.error
+        if done.envelope.HasField("error") and error.code != NOTHING_TO_EVALUATE:
+            text = f"{label}: {error.reason}"
+            self._report(Event(kind="failed", text=text, detail=detail))
+        envelope = _as_told(instruction, done.envelope)
+        await _carried_through(
+            asyncio.to_thread(self._state.record, instruction, envelope, done.state)
+        )
+        return envelope
+
+    async def _train(self, instruction: Instruction, step: Callable[[], None]) -> TrainingDone:
+        run_id = instruction.run_id
+        reply_dir = self._state.reply_dir(run_id, instruction.id)
+        state_dir = self._state.state_dir(run_id)
+        state = self._state.state_of(run_id)
+        step()
+        self.training = True
+        try:
+            return await self._trainer.execute(
+                instruction, self._blob_dir, reply_dir, state_dir, state, step
+            )
+        finally:
+            self.training = False
+
+    def _allow(self, instruction: Instruction) -> PolicyConfig:
+        """Return the owner's policy if it allows the instruction.
+
+        Raises:
+            RefusedError: no.
+        """
+        try:
+            policy = self._owner.config().policy
+            installed = self._owner.sha256(instruction.app.name)
+        except (ConfigError, AppError) as error:
+            self._report(Event(kind="warning", text=str(error)))
+            raise RefusedError("this client's client.toml or app needs its owner") from error
+        if is_training(instruction):
+            self._ledger.require_unanswered(instruction)
+        rounds_today = 0
+        if policy.rounds_per_day is not None:
+            now_s = self._clock()
+            rounds_today = self._ledger.rounds_today(now_s=now_s, besides=content_of(instruction))
+        check(instruction, policy, installed=installed, rounds_today=rounds_today)
+        if policy.has_budget:
+            check_budget(
+                instruction,
+                policy,
+                spent=self._ledger.spent(besides=content_of(instruction)),
+                rounds=self._ledger.rounds_of_run(instruction),
+            )
+        return policy
+
+    async def _refuse(self, instruction: Instruction, reason: str) -> Reply:
+        now_s = self._clock()
+        try:
+            await asyncio.to_thread(self._ledger.refuse, instruction, reason, now_s=now_s)
+        except StoreError as error:
+            self._report(Event(kind="warning", text=str(error)))
+        reason = reason[:REASON_CHARS_MAX]
+        text = f"{label_of(instruction.envelope)}: refused: {reason}"
+        detail: dict[str, str | int | float] = {
+            "run": instruction.run_id,
+            "app": instruction.app.name,
+        }
+        self._report(Event(kind="refused", text=text, detail=detail))
+        return Reply(instruction_id=instruction.id, refused=reason)
+
+    async def _fetch(self, blob: Blob) -> None:
+        """See that a blob is in the folder of blobs, whole."""
+        path = blob_path(self._blob_dir, check_blob_id(blob.id))
+        if self._verified.get(blob.id) == (blob.size_bytes, blob.crc32) and path.is_file():
+            path.touch()
+            return
+        await self._download(blob, self._blob_dir, self._state.spares)
+        path.touch()
+        self._verified[blob.id] = (blob.size_bytes, blob.crc32)
+
+    async def _download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
+        """Fetch a blob, over as many connections as that takes."""
+        check_blob_id(blob.id)
+        attempt = corrupt = 0
+        while True:
+            connection = await self._uplink.online()
+            try:
+                return await connection.download(blob, folder, spares)
+            except UnreachableError:
+                attempt = await self._uplink.pause(connection, attempt)
+            except ProtocolError:
+                corrupt += 1
+                if corrupt == CORRUPT_MAX:
+                    raise
+
+    def _prune(self, needed: set[str], bytes_max: int) -> None:
+        """Keep what is needed now, and of the files used last a few that are not too large together."""
+        files = sorted(self._blob_dir.iterdir(), key=lambda path: -path.stat().st_mtime_ns)
+        kept_bytes = 0
+        for index, path in enumerate(files):
+            if path.name.split(".")[0] in needed:
+                continue
+            kept_bytes += path.stat().st_size
+            if index >= BLOBS_KEPT or kept_bytes > bytes_max:
+                self._state.spares.keep(path)
+                self._verified.pop(path.stem, None)
+
+
+def _as_told(instruction: Instruction, answer: Envelope) -> Envelope:
+    """Return an answer as the server gets it: where nothing leaves without the client's own noise,
+    all failures are the same one, whatever brought it about and wherever."""
+    if answer.HasField("error") and hides_from_server(instruction):
+        return failure(instruction, APP_RAISED, NOT_TOLD)
+    return answer
+
+
+async def _carried_through(work: Coroutine[Any, Any, Any]) -> None:
+    """Wait for work in a thread to its end, cancelled or not: what comes next must find it done."""
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def label_of(envelope: Envelope) -> str:
+    """Return what to call the work for people: the round, or the run if it has none."""
+    group = envelope.metadata.group_id[:20]
+    return f"round {group}" if group.isdigit() else f"run {envelope.metadata.run_id}"

@@ -1,0 +1,53 @@
+"""One agent a folder: a lock that goes away with its process, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...errors import StoreError
+
+__all__ = ["hold_lock", "lock_holder"]
+
+NAME = "agent.lock"
+
+
+@contextmanager
+def hold_lock(directory: Path) -> Iterator[None]:
+    """Be the only agent on `directory` for the length of the block.
+
+    Raises:
+        StoreError: another agent is; the text says which process.
+    """
+    fd = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 20, 0).decode(errors="replace").strip()
+            text = f"{directory}: an agent is running on it already, process {holder}"
+            raise StoreError(text) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def lock_holder(directory: Path) -> int | None:
+    """Return the process of the agent that runs on `directory`, None if there is none."""
+    try:
+        fd = os.open(directory / NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        holder = os.pread(fd, 20, 0).decode(errors="replace").strip()
+        return int(holder) if holder.isdigit() else 0
+    finally:
+        os.close(fd)

@@ -1,0 +1,161 @@
+"""What makes work count exactly once: each answer, and an app's memory, in one durable record.
+
+An instruction may arrive twice: its acknowledgement was lost, or a process died. Its reply and the
+`Context.state` that the app left behind are committed together before the reply is sent, so that
+a second delivery finds both or neither.
+
+    DIR/runs/<run id>/reply-<digest>/   files of tensors that a reply refers to
+    DIR/runs/<run id>/state/            files of tensors that the app keeps between rounds
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+from ...transport.blobs import blob_path, blobs_of
+from ...transport.file_pool import Spares
+from ...transport.fleet_pb2 import Envelope, Instruction
+from ..owner.database import Database
+from ..owner.ledger import content_of
+
+__all__ = ["Recorded", "State"]
+
+RUNS_MAX = 64
+"""How many runs are remembered; the one used longest ago is forgotten first."""
+
+REPLIES_MAX = 64
+"""How many replies wait for their acknowledgement; the oldest is given up first."""
+
+ACKNOWLEDGE = "UPDATE replies SET acknowledged = 1 WHERE instruction_id = ?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """An instruction's reply as it was committed."""
+
+    instruction_id: str
+    run_id: int
+    envelope: Envelope
+    acknowledged: bool
+
+
+class State:
+    """The agent's memory of its runs, in its database and the folder `runs`.
+
+    Attributes:
+        spares: the agent's files that nobody needs any more.
+    """
+
+    def __init__(self, database: Database, directory: Path) -> None:
+        """Of the agent on the folder `directory`."""
+        self._database = database
+        self._runs = directory / "runs"
+        self.spares = Spares(directory / "spare")
+        self._acknowledged: deque[str] = deque(maxlen=REPLIES_MAX)
+        """Noted, but not written yet; of refusals too, which are not in the database."""
+
+    def reply_dir(self, run_id: int, instruction_id: str) -> Path:
+        """Return where the files of a reply live; the id, a peer's word, is never a file name."""
+        digest = sha256(instruction_id.encode()).hexdigest()[:24]
+        return self._runs / str(run_id) / f"reply-{digest}"
+
+    def state_dir(self, run_id: int) -> Path:
+        """Return where the files of an app's state live."""
+        return self._runs / str(run_id) / "state"
+
+    def state_of(self, run_id: int) -> bytes:
+        """Return what the app of a run left behind, empty at first."""
+        rows = self._database.sealed("runs", "WHERE run_id = ?", (str(run_id),))
+        return cast(bytes, rows[0]["state"]) if rows else b""
+
+    def recorded(self, instruction_id: str) -> Recorded | None:
+        """Return the reply to an instruction that was executed already."""
+        found = self._select("WHERE instruction_id = ?", (instruction_id,))
+        return found[0] if found else None
+
+    def unacknowledged(self) -> list[Recorded]:
+        """Return the replies that the server has not confirmed, oldest first."""
+        return self._select("WHERE acknowledged = 0 ORDER BY number")
+
+    def last(self) -> Recorded | None:
+        """Return the newest reply."""
+        found = self._select("ORDER BY number DESC LIMIT 1")
+        return found[0] if found else None
+
+    def record(self, instruction: Instruction, reply: Envelope, state: bytes) -> Recorded:
+        """Commit a reply together with the state that its execution left.
+
+        Guarantees: durable on return. A run keeps its newest reply and those that are not yet
+            acknowledged; older ones go, with their files.
+        """
+        run_id, key = instruction.run_id, str(instruction.run_id)
+        acknowledged, self._acknowledged = self._acknowledged, deque(maxlen=REPLIES_MAX)
+        with self._database.transaction() as rows:
+            rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in acknowledged])
+            rows.execute(
+                "UPDATE spent SET answered = 1 WHERE content = ?", (content_of(instruction),)
+            )
+            rows.execute(
+                "INSERT INTO replies (instruction_id, run_id, envelope) VALUES (?, ?, ?)",
+                (instruction.id, key, reply.SerializeToString()),
+            )
+            rows.execute(
+                "INSERT OR REPLACE INTO runs SELECT ?, ?, coalesce(max(used), 0) + 1 FROM runs",
+                (key, state),
+            )
+            dropped = rows.execute(
+                "DELETE FROM replies WHERE instruction_id <> ? AND run_id = ? AND"
+                " (acknowledged = 1 OR number <= (SELECT max(number) FROM replies) - ?)"
+                " RETURNING run_id, instruction_id",
+                (instruction.id, key, REPLIES_MAX),
+            ).fetchall()
+            forgotten = rows.execute(
+                "DELETE FROM runs WHERE used <= (SELECT max(used) FROM runs) - ? RETURNING run_id",
+                (RUNS_MAX,),
+            ).fetchall()
+            rows.executemany("DELETE FROM replies WHERE run_id = ?", forgotten)
+        for run, instruction_id in dropped:
+            self.spares.keep_all(self.reply_dir(int(run), instruction_id))
+        for (run,) in forgotten:
+            shutil.rmtree(self._runs / run, ignore_errors=True)
+        self._sweep(run_id, Envelope.FromString(state))
+        return Recorded(
+            instruction_id=instruction.id, run_id=run_id, envelope=reply, acknowledged=False
+        )
+
+    def acknowledge(self, instruction_id: str) -> None:
+        """Note that the server has a reply, or no longer wants it; durable with the next record.
+
+        A reply whose acknowledgement is lost is sent once more by the next agent process, and
+        acknowledged again.
+        """
+        self._acknowledged.append(instruction_id)
+
+    def close(self) -> None:
+        """Write what was noted."""
+        with self._database.transaction() as rows:
+            rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in self._acknowledged])
+
+    def _select(self, condition: str, values: tuple[object, ...] = ()) -> list[Recorded]:
+        return [
+            Recorded(
+                instruction_id=row["instruction_id"],
+                run_id=int(row["run_id"]),
+                envelope=Envelope.FromString(row["envelope"]),
+                acknowledged=bool(row["acknowledged"]),
+            )
+            for row in self._database.sealed("replies", condition, values)
+        ]
+
+    def _sweep(self, run_id: int, state: Envelope) -> None:
+        """Delete the files of earlier states, and of attempts that did not get to a commit."""
+        folder = self.state_dir(run_id)
+        kept = {blob_path(folder, blob.id).name for blob in blobs_of(state)}
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)

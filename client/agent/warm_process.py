@@ -1,0 +1,174 @@
+"""The trainer that agents use: a training process that stays warm from round to round."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ...config.sections.device import DeviceConfig
+from ...errors import AppError
+from ...transport.entries import pack_entries
+from ...transport.fleet_pb2 import (
+    Inspection,
+    Instruction,
+    TrainingDone,
+    TrainingStart,
+    TrainingWork,
+)
+from ..owner.owner import Owner
+from .events import Event, Report
+from .process import ProcessDiedError, TrainingProcess
+from .training import APP_CRASHED, APP_NOT_LOADED, Trainer, failure
+
+__all__ = ["ATTEMPTS_MAX", "WarmProcess", "training_environment"]
+
+ATTEMPTS_MAX = 3
+"""How often an instruction is tried when the process dies of it."""
+
+
+class WarmProcess(Trainer):
+    """Executes instructions in one process a time: of one app, with the owner's present settings.
+
+    The process is replaced when the app or the owner's settings change, when it dies (the
+    instruction is then executed again), and when it holds more memory than the owner allows.
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        *,
+        node_id: int,
+        log: Path,
+        report: Report = lambda event: None,
+    ) -> None:
+        self._owner = owner
+        self._node_id = node_id
+        self._log = log
+        self._report = report
+        self._one = asyncio.Lock()
+        self._process: TrainingProcess | None = None
+        self._started_as: tuple[bytes, Mapping[str, str], DeviceConfig, bool] | None = None
+
+    async def execute(
+        self,
+        instruction: Instruction,
+        blob_dir: Path,
+        reply_dir: Path,
+        state_dir: Path,
+        state: bytes,
+        step: Callable[[], None],
+    ) -> TrainingDone:
+        """As `Trainer.execute`; an instruction of which the process dies is tried again."""
+        work = TrainingWork(
+            instruction=instruction,
+            blob_dir=str(blob_dir),
+            reply_dir=str(reply_dir),
+            state_dir=str(state_dir),
+            state=state,
+        )
+        async with self._one:
+            code, reason = APP_CRASHED, ""
+            for _ in range(ATTEMPTS_MAX):
+                shutil.rmtree(reply_dir, ignore_errors=True)  # of an earlier attempt
+                try:
+                    process = await self._running(instruction.app.name, step)
+                    if process.ready.problem:
+                        code, reason = APP_NOT_LOADED, process.ready.problem
+                        await self._stop()
+                        break
+                    done = await process.execute(work, step)
+                    if process.outgrown():
+                        await self._stop()
+                    return done
+                except ProcessDiedError as error:
+                    self._report(Event(kind="warning", text=str(error)))
+                    reason = f"{ATTEMPTS_MAX} times in a row, {error}"
+                    await self._stop()
+                except BaseException:
+                    await self._stop()
+                    raise
+        envelope = failure(instruction, code, reason)
+        return TrainingDone(instruction_id=instruction.id, envelope=envelope, state=state)
+
+    async def prepare(self, app: str) -> None:
+        """Start the process of an app, so that its first instruction does not have to wait."""
+        async with self._one:
+            try:
+                process = await self._running(app, lambda: None)
+                if process.ready.problem:
+                    await self._stop()
+            except ProcessDiedError:
+                await self._stop()
+
+    async def inspect(self, app: str) -> tuple[str, Inspection]:
+        """Return the device that an app would use, and what of the owner's data it loads.
+
+        Raises:
+            AppError: the app does not load.
+            ProcessDiedError: its process died.
+        """
+        async with self._one:
+            process = await self._running(app, lambda: None)
+            if process.ready.problem:
+                raise AppError(process.ready.problem)
+            return process.ready.device, await process.inspect()
+
+    async def close(self) -> None:
+        """Stop the process."""
+        await self._stop()
+
+    async def _running(self, app: str, step: Callable[[], None]) -> TrainingProcess:
+        """Return the process if it is of this app and these settings, or start one that is."""
+        config = self._owner.config()
+        folder, sha256 = self._owner.folder(app), self._owner.sha256(app)
+        if folder is None or sha256 is None:
+            raise AppError(f"app {app!r} is not installed here any more")
+        node_config = dict(config.data.config)
+        for key, value in (("site-index", config.data.index), ("site-count", config.data.count)):
+            if value is not None:
+                node_config[key] = value
+        order = TrainingStart(
+            app_dir=str(folder),
+            sha256=sha256,
+            node_config=pack_entries(node_config),
+            device=config.device.device,
+            node_id=self._node_id,
+            client_dir=str(self._owner.directory.absolute()),
+        )
+        environment = training_environment(config.device)
+        wanted = (
+            order.SerializeToString(),
+            environment,
+            config.device,
+            config.policy.report_device,
+        )
+        if self._process is not None and self._process.alive and wanted == self._started_as:
+            return self._process
+        await self._stop()
+        memory_mb_max = config.device.memory_mb_max
+        self._process = await TrainingProcess.start(
+            order,
+            environment=environment,
+            log=self._log,
+            memory_bytes_max=None if memory_mb_max is None else memory_mb_max * 1_000_000,
+            step=step,
+        )
+        self._started_as = wanted
+        return self._process
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+
+
+def training_environment(config: DeviceConfig) -> dict[str, str]:
+    """Return the variables that processes begin with which train as an owner says."""
+    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        **dict.fromkeys(threads, str(config.threads)),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -1,0 +1,1 @@
+"""What the data's owner decides and keeps: policy, budget, ledger, identity."""

@@ -1,0 +1,106 @@
+"""What an instruction announces of its round's noise, as the client's agent reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...config.client_config import PolicyConfig
+from ...errors import MeadowError
+from ...privacy.dp.accounting.events import StepsEvent
+from ...privacy.dp.mechanisms.clipping import Clipping
+from ...privacy.dp.noise_terms import AnnouncedNoise
+from ...privacy.dp.records import RecordTerms
+from ...privacy.secagg.terms.announcement import NODE_BYTES
+from ...privacy.secagg.terms.kinds import is_secure
+from ...privacy.secagg.terms.terms import RECORD
+from ...training.settings import TrainingSettings
+from ...transport.entries import unpack_entries
+from ...transport.fleet_pb2 import Instruction
+
+__all__ = [
+    "announced_noise",
+    "announced_steps",
+    "announcement_of",
+    "charged_noise",
+    "charged_steps",
+    "hides_from_server",
+]
+
+CONFIG_RECORD = "config"
+
+
+def announced_noise(instruction: Instruction) -> AnnouncedNoise | None:
+    """Return the noise that an instruction announces, None if its round has none.
+
+    Noise that clients add within secure sums is none in an instruction without such a sum.
+    """
+    said = announcement_of(instruction)
+    try:
+        noise = AnnouncedNoise.of(said) if Clipping.of(said) is not None else None
+    except MeadowError:
+        return None
+    secure = is_secure(instruction.envelope.metadata.message_type)
+    if noise is not None and noise.is_distributed != secure:
+        return None
+    return noise
+
+
+def announced_steps(instruction: Instruction) -> StepsEvent | None:
+    """Return the steps of DP-SGD that an instruction asks for, None if it asks for none."""
+    said = announcement_of(instruction)
+    try:
+        terms = RecordTerms.of(said)
+        return None if terms is None else terms.event(TrainingSettings.of(said).epochs)
+    except MeadowError:
+        return None
+
+
+def charged_steps(instruction: Instruction, policy: PolicyConfig) -> StepsEvent | None:
+    """Return the steps of DP-SGD that the owner's ledger presumes; as `charged_noise`."""
+    trusted = not policy.noise or "client" in policy.noise
+    return announced_steps(instruction) if trusted else None
+
+
+def announcement_of(instruction: Instruction) -> Mapping[str, Any]:
+    """Return what a private run's instruction says, nothing if it cannot be read."""
+    return _record(instruction, CONFIG_RECORD) if instruction.differential_privacy else {}
+
+
+def _record(instruction: Instruction, name: str) -> Mapping[str, Any]:
+    """Return an instruction's ConfigRecord, empty if there is not one of this name."""
+    records = [each for each in instruction.envelope.records if each.name == name]
+    try:
+        return unpack_entries(records[0].configs.entries) if len(records) == 1 else {}
+    except MeadowError:
+        return {}
+
+
+def hides_from_server(instruction: Instruction) -> bool:
+    """Return whether clients add the noise themselves: then no text about data leaves, either."""
+    noise = announced_noise(instruction)
+    return announced_steps(instruction) is not None or (
+        noise is not None and noise.place != "server"
+    )
+
+
+def charged_noise(instruction: Instruction, policy: PolicyConfig) -> AnnouncedNoise | None:
+    """Return the noise that the owner's ledger presumes, None if there is none, or none where the owner
+    wants it: an instruction may announce several, and what others add is not believed then.
+
+    Noise within secure sums is the sum of its clients' shares, and a server can be all the others.
+    Unless the owner has listed `known_peers`, or says in `min_colluders` how many may collude, only
+    this client's own share counts: `multiplier` / sqrt(clients).
+    """
+    noise = announced_noise(instruction)
+    if noise is None or (policy.noise and noise.place not in policy.noise):
+        return None
+    if not noise.is_distributed or policy.known_peers or policy.min_colluders:
+        return noise
+    nodes = _record(instruction, RECORD).get("nodes")
+    clients = len(nodes) // NODE_BYTES if isinstance(nodes, bytes) else 0
+    if not clients:
+        return None
+    return replace(noise, multiplier=noise.multiplier / math.sqrt(clients))

@@ -1,0 +1,162 @@
+"""The owner's budget of privacy: what was spent on this data, and whether a round still fits.
+
+A round costs what its noise says (`privacy.dp.gaussian`), and costs add up over all runs and
+servers. The client counts the rounds that it takes part in, and presumes nothing of how it was
+drawn: this is never less than what the run accounts for, round by round. It trusts the server to
+add the noise that it announced, and the app to clip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ...config.client_config import PolicyConfig
+from ...errors import RefusedError
+from ...privacy.dp.accounting.concentrated import epsilon_of_line
+from ...privacy.dp.accounting.events import GaussianEvent
+from ...privacy.dp.accounting.gaussian import epsilon_of_cost
+from ...privacy.dp.private_algorithm import REACH_KEY
+from ...privacy.secagg.terms.kinds import is_talk
+from ...transport.fleet_pb2 import Instruction
+from .announcements import announcement_of, charged_noise, charged_steps
+from .policy import is_training
+from .record_budget import Release, record_epsilon
+
+__all__ = ["Spending", "check_budget", "epsilon_spent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """What some rounds cost; infinite if one was without noise.
+
+    `gaussian` is whether all of them were Gaussian: then a closed form gives their epsilon.
+    """
+
+    app: str
+    run_id: str
+    rounds: int
+    cost: float
+    gaussian: bool = True
+    releases: tuple[Release, ...] = ()
+    """The same rounds by kind, for records as the unit."""
+
+
+def epsilon_spent(spent: Sequence[Spending], delta: float) -> float:
+    """Return the epsilon of all these rounds together."""
+    cost = math.fsum(each.cost for each in spent)
+    if all(each.gaussian for each in spent):
+        return epsilon_of_cost(cost, delta)
+    return epsilon_of_line(cost, delta)
+
+
+def check_budget(
+    instruction: Instruction,
+    policy: PolicyConfig,
+    *,
+    spent: Sequence[Spending],
+    rounds: Collection[int] = (),
+) -> None:
+    """Return if an instruction stays within the owner's budgets; `spent` is without it.
+
+    `rounds` are those of the same run that this client took part in.
+
+    Raises:
+        RefusedError: it does not; the text has the numbers.
+    """
+    if policy.epsilon_max is not None or policy.record_epsilon_max is not None:
+        _check_reach(instruction, rounds)
+    if policy.epsilon_max is not None:
+        _check_client(instruction, policy, policy.epsilon_max, spent)
+    if policy.record_epsilon_max is not None:
+        _check_records(instruction, policy, policy.record_epsilon_max, spent)
+
+
+def _check_records(
+    instruction: Instruction, policy: PolicyConfig, budget: float, spent: Sequence[Spending]
+) -> None:
+    """Return if an instruction stays within the budget of each record."""
+    delta = policy.delta
+    asked_for = instruction.envelope.metadata.message_type
+    if not is_training(instruction) and is_talk(asked_for):
+        return
+    noise, steps = charged_noise(instruction, policy), charged_steps(instruction, policy)
+    if not is_training(instruction) or (noise is None and steps is None):
+        raise RefusedError(
+            f"policy.record_epsilon_max is {budget:g}, and what this {asked_for[:40]!r} message "
+            "asks for carries no noise"
+        )
+    cost = None if noise is None else noise.event.cost
+    this = Release(rounds=1, cost=cost, steps=steps)
+    before = [release for each in spent for release in each.releases]
+    already, after = record_epsilon(before, delta), record_epsilon([*before, this], delta)
+    if after > budget:
+        rounds = sum(each.rounds for each in before)
+        raise RefusedError(
+            f"policy.record_epsilon_max is {budget:g} at delta = {delta:g}: {already:.4g} was spent "
+            f"in {rounds} rounds, and this one would make it {after:.4g}"
+        )
+
+
+def _check_client(
+    instruction: Instruction, policy: PolicyConfig, budget: float, spent: Sequence[Spending]
+) -> None:
+    """Return if an instruction stays within the budget of the client with all its data."""
+    delta = policy.delta
+    asked_for = instruction.envelope.metadata.message_type
+    if not is_training(instruction) and is_talk(asked_for):
+        return  # of a round that was counted when it began; whether it is allowed is decided there
+    if not is_training(instruction):
+        raise RefusedError(
+            f"policy.epsilon_max is {budget:g}, and what a "
+            f"{asked_for[:40]!r} message asks for carries no noise"
+        )
+    noise = charged_noise(instruction, policy)
+    if noise is None:
+        hides = "only single records" if charged_steps(instruction, policy) else "nothing"
+        raise RefusedError(
+            f"policy.epsilon_max is {budget:g}, and this round adds no noise for a client with all "
+            f"its data: it hides {hides}"
+        )
+    rounds, before = sum(each.rounds for each in spent), epsilon_spent(spent, delta)
+    if math.isinf(before):
+        raise RefusedError(
+            f"policy.epsilon_max is {budget:g}, and this data was trained on without noise before"
+        )
+    this = Spending(
+        app=instruction.app.name,
+        run_id="",
+        rounds=1,
+        cost=noise.event.cost,
+        gaussian=isinstance(noise.event, GaussianEvent),
+    )
+    after = epsilon_spent([*spent, this], delta)
+    if after > budget:
+        raise RefusedError(
+            f"policy.epsilon_max is {budget:g} at delta = {delta:g}: {before:.4g} was spent in "
+            f"{rounds} rounds, and this one, with noise multiplier {noise.multiplier:.4g}, would make it "
+            f"{after:.4g}"
+        )
+
+
+def _check_reach(instruction: Instruction, rounds: Collection[int]) -> None:
+    """Return if correlated noise hides this participation beside the earlier ones.
+
+    Raises:
+        RefusedError: an earlier one is too near.
+    """
+    reach, said = (
+        announcement_of(instruction).get(REACH_KEY),
+        instruction.envelope.metadata.group_id,
+    )
+    if reach is None:
+        return
+    if not isinstance(reach, int) or not said.isdecimal():
+        raise RefusedError("this round's noise is correlated with that of rounds it does not name")
+    near = [each for each in rounds if abs(each - int(said)) < reach]
+    if near:
+        raise RefusedError(
+            f"this is round {said}, its noise is correlated over {reach} rounds, and this data was "
+            f"in round {near[-1]}: the two would cost more than their noise says"
+        )

@@ -1,0 +1,211 @@
+"""What the owner's data took part in, and what was refused: a record that never under-counts."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+
+from ...errors import RefusedError, StoreError
+from ...privacy.dp.accounting.events import GaussianEvent, StepsEvent
+from ...privacy.dp.noise_terms import AnnouncedNoise
+from ...randomness.entropy import system_entropy
+from ...transport.durable import write_file
+from ...transport.fleet_pb2 import Instruction
+from .budget import Spending
+from .database import Database
+from .record_budget import Release, steps_of
+
+__all__ = ["REFUSALS_MAX", "Ledger", "content_of"]
+
+REFUSALS_MAX = 10_000
+APP_CHARS_MAX = 100
+LEDGER_FILE = "ledger"
+ID_BYTES = 16
+
+
+class Ledger:
+    """Participations and refusals, in the agent's database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def claim(self, identity: Path) -> None:
+        """Bind the ledger to the identity in a folder, if neither is bound yet.
+
+        Raises:
+            StoreError: as `require`.
+        """
+        file = identity / LEDGER_FILE
+        if not file.exists():
+            with self._database.transaction() as rows:
+                known = rows.execute("SELECT id FROM ledger").fetchone()
+                id_ = known[0] if known else system_entropy(ID_BYTES).hex()
+                if not known:
+                    rows.execute("INSERT INTO ledger VALUES (?)", (id_,))
+            write_file(file, id_.encode(), mode=0o600)
+        self.require(identity)
+
+    def require(self, identity: Path) -> None:
+        """Return if this is the whole ledger of the identity in a folder, or it has none yet.
+
+        Edge cases: a copy of the database of an earlier day is not noticed.
+        Raises:
+            StoreError: the ledger is another one, or rows of it are gone: what was spent is not
+                known.
+        """
+        file, found = identity / LEDGER_FILE, self._database.rows("SELECT id FROM ledger")
+        if file.exists() and [file.read_text()] != [str(id_) for (id_,) in found]:
+            raise StoreError(
+                f"agent.sqlite is not the ledger that {file} names: it was deleted, emptied or "
+                "replaced, and what was spent on this data is not known; restore it from a backup"
+            )
+        (row,) = self._database.rows(
+            "SELECT count(*), (SELECT seq FROM sqlite_sequence WHERE name = 'spent') FROM spent"
+        )
+        if row[0] != (row[1] or 0):
+            raise StoreError(
+                f"agent.sqlite has {row[0]} of the {row[1]} rounds that it counted: the others were "
+                "deleted, and what was spent on this data is not known; restore it from a backup"
+            )
+
+    def participate(
+        self,
+        instruction: Instruction,
+        *,
+        now_s: float,
+        noise: AnnouncedNoise | None = None,
+        steps: StepsEvent | None = None,
+    ) -> None:
+        """Count an instruction before it is executed, and the noise that its round will have: for
+        the client as the unit, or in the `steps` of its training, for its records.
+
+        Guarantees: durable on return; counted once, however often it is delivered, until it is
+            answered. It is known by its content: an id that comes again with other params, or
+            another configuration of the run, costs again.
+        """
+        content = content_of(instruction)
+        with self._database.transaction() as rows:
+            if rows.execute("SELECT 1 FROM spent WHERE content = ?", (content,)).fetchone():
+                return
+            rows.execute(
+                "INSERT INTO spent (content, answered, run_id, round, app, day, cost,"
+                " gaussian, record_multiplier, record_rate, record_steps)"
+                " VALUES (?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    content,
+                    str(instruction.run_id),
+                    instruction.envelope.metadata.group_id,
+                    instruction.app.name,
+                    _day(now_s),
+                    None if noise is None else noise.event.cost,
+                    noise is not None and isinstance(noise.event, GaussianEvent),
+                    None if steps is None else steps.event.event.noise_multiplier,
+                    None if steps is None else steps.event.probability,
+                    None if steps is None else steps.steps,
+                ),
+            )
+
+    def require_unanswered(self, instruction: Instruction) -> None:
+        """Return unless an instruction was answered before: to execute it again is to release
+        something else than what was counted.
+
+        Raises:
+            RefusedError: it was.
+        """
+        found = self._database.rows(
+            "SELECT 1 FROM spent WHERE content = ? AND answered", (content_of(instruction),)
+        )
+        if found:
+            raise RefusedError(
+                "this instruction was answered before, and its reply is no longer kept; a round "
+                "that is to be repeated needs an instruction of its own"
+            )
+
+    def spent(self, *, besides: str = "") -> list[Spending]:
+        """Return what this data was spent on, app by app and run by run.
+
+        `besides` is the content of an instruction that is not counted: a round that was begun and
+        is begun again is one.
+        """
+        found = self._database.rows(
+            "SELECT app, run_id, count(*), count(cost), sum(cost), min(gaussian) FROM spent"
+            " WHERE content <> ? GROUP BY app, run_id ORDER BY max(number)",
+            (besides,),
+        )
+        stepped = self._steps(besides)
+        return [
+            Spending(
+                app=str(app),
+                run_id=str(run_id),
+                rounds=int(str(rounds)),
+                cost=float(str(cost)) if rounds == noisy else math.inf,
+                gaussian=bool(gaussian),
+                releases=stepped[str(app), str(run_id)],
+            )
+            for app, run_id, rounds, noisy, cost, gaussian in found
+        ]
+
+    def _steps(self, besides: str) -> dict[tuple[str, str], tuple[Release, ...]]:
+        """Return the kinds of rounds of each app and run, and how many there were of each."""
+        found = self._database.rows(
+            "SELECT app, run_id, cost, record_multiplier, record_rate, record_steps, count(*)"
+            " FROM spent WHERE content <> ?"
+            " GROUP BY app, run_id, cost, record_multiplier, record_rate, record_steps",
+            (besides,),
+        )
+        made: dict[tuple[str, str], tuple[Release, ...]] = {}
+        for app, run_id, cost, multiplier, rate, steps, rounds in found:
+            release = Release(
+                rounds=int(str(rounds)),
+                cost=None if cost is None else float(str(cost)),
+                steps=steps_of(multiplier, rate, steps),
+            )
+            key = str(app), str(run_id)
+            made[key] = (*made.get(key, ()), release)
+        return made
+
+    def rounds_of_run(self, instruction: Instruction) -> list[int]:
+        """Return which rounds of an instruction's run were taken part in, not counting its own."""
+        found = self._database.rows(
+            "SELECT round FROM spent WHERE run_id = ? AND content <> ?",
+            (str(instruction.run_id), content_of(instruction)),
+        )
+        return sorted(int(str(said)) for (said,) in found if str(said).isdecimal())
+
+    def rounds_today(self, *, now_s: float, besides: str = "") -> int:
+        """Return how many instructions were counted this UTC day; `besides` as in `spent`."""
+        (row,) = self._database.rows(
+            "SELECT count(*) FROM spent WHERE day = ? AND content <> ?",
+            (_day(now_s), besides),
+        )
+        return int(str(row[0]))
+
+    def refuse(self, instruction: Instruction, reason: str, *, now_s: float) -> None:
+        """Record what was refused, and why; the newest `REFUSALS_MAX` are kept."""
+        with self._database.transaction() as rows:
+            rows.execute(
+                "INSERT INTO refusals (instruction_id, app, at_s, reason) VALUES (?, ?, ?, ?)",
+                (instruction.id, instruction.app.name[:APP_CHARS_MAX], now_s, reason),
+            )
+            rows.execute(
+                "DELETE FROM refusals WHERE number <= (SELECT max(number) FROM refusals) - ?",
+                (REFUSALS_MAX,),
+            )
+
+    def refusals(self, limit: int = 10) -> list[tuple[float, str, str]]:
+        """Return the newest refusals: when, which app, why."""
+        found = self._database.rows(
+            "SELECT at_s, app, reason FROM refusals ORDER BY number DESC LIMIT ?", (limit,)
+        )
+        return [(float(str(at_s)), str(app), str(reason)) for at_s, app, reason in found]
+
+
+def content_of(instruction: Instruction) -> str:
+    """Return the digest of an instruction: of all its fields, so of all that it makes of the data."""
+    return sha256(instruction.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _day(now_s: float) -> str:
+    return datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")

@@ -1,0 +1,1 @@
+"""What an owner does without a server: enrol, examine, measure, look."""

@@ -1,0 +1,169 @@
+"""What a client's folder says about it, without asking a server."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...apps.folder import content_hash
+from ...errors import MeadowError
+from ..agent.lock import lock_holder
+from ..agent.state import State
+from ..owner.budget import epsilon_spent
+from ..owner.database import Database
+from ..owner.identity_folder import IdentityFolder
+from ..owner.ledger import Ledger
+from ..owner.owner import Owner
+from ..owner.record_budget import record_epsilon
+
+__all__ = [
+    "AppStatus",
+    "ClientSpending",
+    "ClientStatus",
+    "Refusal",
+    "RunSpending",
+    "spending_of",
+    "status_of",
+]
+
+REFUSALS_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppStatus:
+    """An app that the owner has installed."""
+
+    name: str
+    sha256: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Something that the owner's policy refused."""
+
+    at_s: float
+    app: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStatus:
+    """A client, as far as its folder tells."""
+
+    name: str
+    node_id: int
+    server: str
+    certificate_until_s: float
+    apps: tuple[AppStatus, ...]
+    last_instruction: str
+    rounds_today: int
+    refusals: tuple[Refusal, ...]
+    process: int | None
+    """The process of the running agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpending:
+    """What one run cost, for the client and for one of its records; None for the epsilon of
+    rounds without such noise."""
+
+    app: str
+    run_id: str
+    rounds: int
+    epsilon: float | None
+    record_epsilon: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSpending:
+    """What the privacy of a client's data was spent on, and the owner's budget.
+
+    `epsilon` is that of all runs together: less than the sum of theirs.
+    """
+
+    epsilon: float | None
+    epsilon_max: float | None
+    record_epsilon: float | None
+    record_epsilon_max: float | None
+    delta: float
+    runs: tuple[RunSpending, ...]
+
+
+def spending_of(directory: Path) -> ClientSpending:
+    """Read what was spent from a client's folder.
+
+    Raises:
+        ConfigError: client.toml is missing or wrong.
+        StoreError: the database is damaged, or not the whole ledger of this client.
+    """
+    policy = Owner(directory, content_hash).config().policy
+    database = Database(directory / "agent.sqlite")
+    try:
+        ledger = Ledger(database)
+        ledger.require(IdentityFolder(directory).folder)
+        spent = ledger.spent()
+    finally:
+        database.close()
+    return ClientSpending(
+        epsilon=_bounded(epsilon_spent(spent, policy.delta)),
+        epsilon_max=policy.epsilon_max,
+        record_epsilon=_bounded(
+            record_epsilon([release for each in spent for release in each.releases], policy.delta)
+        ),
+        record_epsilon_max=policy.record_epsilon_max,
+        delta=policy.delta,
+        runs=tuple(
+            RunSpending(
+                app=each.app,
+                run_id=each.run_id,
+                rounds=each.rounds,
+                epsilon=_bounded(epsilon_spent([each], policy.delta)),
+                record_epsilon=_bounded(record_epsilon(each.releases, policy.delta)),
+            )
+            for each in spent
+        ),
+    )
+
+
+def _bounded(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def status_of(directory: Path, *, now_s: float) -> ClientStatus:
+    """Read a client's folder.
+
+    Raises:
+        ConfigError: it is not enrolled, or client.toml is wrong.
+        IdentityError, StoreError: its files are damaged.
+    """
+    identity = IdentityFolder(directory).load()
+    apps = [
+        AppStatus(
+            name=name,
+            sha256="" if isinstance(found, MeadowError) else found,
+            problem=str(found) if isinstance(found, MeadowError) else "",
+        )
+        for name, found in Owner(directory, content_hash).apps().items()
+    ]
+    database = Database(directory / "agent.sqlite")
+    try:
+        ledger = Ledger(database)
+        last = State(database, directory).last()
+        return ClientStatus(
+            name=identity.name,
+            node_id=identity.node_id,
+            server=identity.fleet_address,
+            certificate_until_s=identity.certificate.not_after.timestamp(),
+            apps=tuple(apps),
+            last_instruction=last.instruction_id if last else "",
+            rounds_today=ledger.rounds_today(now_s=now_s),
+            refusals=tuple(
+                Refusal(at_s=at_s, app=app, reason=reason)
+                for at_s, app, reason in ledger.refusals(REFUSALS_SHOWN)
+            ),
+            process=lock_holder(directory),
+        )
+    finally:
+        database.close()

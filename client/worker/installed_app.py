@@ -1,0 +1,218 @@
+"""An app at work in the training process: messages in, messages and the app's memory out."""
+
+from __future__ import annotations
+
+import uuid
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.app import Context, Message, Metadata, RecordDict
+from flwr.clientapp import ClientApp
+
+from ...apps.folder import App
+from ...compression.client import compressed_app
+from ...config.app_options import OPTIONS_KEY, options_from_text, options_to_text
+from ...config.client_config import load_client_config
+from ...errors import AppError
+from ...flower.messages import identify_process, rebuild_message, set_message_id
+from ...privacy.secagg.client.app import secure_app
+from ...transport.blobs import blob_path, blobs_of, require_intact
+from ...transport.codec import decode, encode
+from ...transport.content import pack_content, unpack_content
+from ...transport.entries import unpack_entries
+from ...transport.file_pool import Spares
+from ...transport.fleet_pb2 import (
+    Envelope,
+    Inspection,
+    Instruction,
+    TrainingDone,
+    TrainingStart,
+    TrainingWork,
+)
+from ...transport.run_sites import index_of, pack_sites
+from ...transport.writer import BlobWriter
+from ..owner.secure_owner import owned_identity
+
+__all__ = ["OF_ONE_CLIENT", "InstalledApp", "setup_of"]
+
+OF_ONE_CLIENT = ("id", "envelope", "cohort_clients")
+"""The fields of an instruction that may differ within a secure sum. The app sees neither its id nor
+the number of clients of a step, which is the policy's: the cohort of a sum is its roster. The message
+in its envelope is bound by itself."""
+
+
+class InstalledApp:
+    """One app, loaded, with the owner's settings for it."""
+
+    def __init__(self, app: App, client_app: ClientApp, start: TrainingStart, device: str) -> None:
+        self._app = app
+        self._setup = b""
+        self._client_app = secure_app(
+            compressed_app(client_app),
+            identify=owned_identity(Path(start.client_dir), node=start.node_id),
+            setup=lambda _: self._setup,
+            required=False,  # the agent refuses plain instructions where its owner wants none
+        )
+        self._node_id = start.node_id
+        self._spares = Spares(Path(start.client_dir) / "spare")
+        self._node_config = cast(dict[str, Any], unpack_entries(start.node_config))
+        self.device = device
+
+    @classmethod
+    def load(cls, start: TrainingStart) -> InstalledApp:
+        """Load the app's code, if its content is what the agent has allowed.
+
+        Raises:
+            AppError: the content is another, or the code does not load.
+        """
+        app = App.load(start.app_dir, environ={})
+        if app.sha256 != start.sha256:
+            raise AppError(f"{start.app_dir} was changed since the agent looked at it")
+        identify_process(run_id=0, node_id=start.node_id, quiet=app.flower is None)
+        if app.flower is not None:
+            client_app = app.load_object(app.flower.client_app)
+            if not isinstance(client_app, ClientApp):
+                raise AppError(
+                    f"{app.flower.client_app!r} is a {type(client_app).__name__}, not a ClientApp"
+                )
+            return cls(app, client_app, start, "as the app chooses")
+        made = _TaskApp(app, start)
+        return cls(app, made, start, made.device)
+
+    def execute(self, work: TrainingWork) -> TrainingDone:
+        """Execute one instruction.
+
+        Guarantees: the files of the reply and of the state are durable on return.
+        Raises:
+            Exception: whatever the app raises.
+        """
+        instruction = work.instruction
+        blobs, states = Path(work.blob_dir), Path(work.state_dir)
+        message = decode(instruction.envelope, lambda blob: blob_path(blobs, blob.id))
+        state = _unpacked(work.state, states)
+        context = self._context(instruction, state)
+        self._setup = setup_of(instruction)
+        reply = self._client_app(message, context)
+        if not isinstance(reply, Message):
+            raise AppError(f"the app answered with a {type(reply).__name__}, not a Message")
+        set_message_id(reply, uuid.uuid4().hex)
+        return TrainingDone(
+            instruction_id=instruction.id,
+            envelope=encode(reply, BlobWriter(Path(work.reply_dir), spares=self._spares)),
+            state=_packed(context.state, states),
+        )
+
+    def explain(self, error: BaseException) -> str:
+        """Return one line on what the app raised, and where."""
+        return self._app.explain(error)
+
+    def inspect(self) -> Inspection:
+        """Load the owner's data and count it, where the app says how.
+
+        Raises:
+            Exception: whatever the app raises.
+        """
+        if self._app.flower is not None:
+            return Inspection(counted=False)
+        metadata = Metadata(0, "inspect", 0, self._node_id, "", "", 0.0, 600.0, "query")
+        sites = pack_sites(range(1, self._node_id + 1))  # it is in no run
+        alone = Instruction(sites=sites.count, site_nodes=sites.bitmap)
+        context = self._context(alone, RecordDict())
+        reply = self._client_app(rebuild_message(metadata, RecordDict()), context)
+        counts = reply.content.metric_records["metrics"]
+        return Inspection(
+            train_samples=int(cast(int, counts["num-examples"])),
+            test_samples=int(cast(int, counts["num-test-examples"])),
+            counted=True,
+        )
+
+    def _context(self, instruction: Instruction, state: RecordDict) -> Context:
+        quiet = self._app.flower is None
+        identify_process(run_id=instruction.run_id, node_id=self._node_id, quiet=quiet)
+        node_config = {"site-count": instruction.sites, **self._node_config}
+        index = index_of(self._node_id, instruction.site_nodes, instruction.joined_nodes)
+        if index is not None:
+            node_config.setdefault("site-index", index)
+        for ours, flowers in (("site-index", "partition-id"), ("site-count", "num-partitions")):
+            if ours in node_config:
+                node_config.setdefault(flowers, node_config[ours])
+        return Context(
+            run_id=instruction.run_id,
+            node_id=self._node_id,
+            node_config=node_config,
+            state=state,
+            run_config=cast(dict[str, Any], unpack_entries(instruction.run_config)),
+        )
+
+
+class _TaskApp(ClientApp):
+    """A task's app. It is made anew where a run has other free keys under [app] than the one before:
+    the code is what the owner has installed, and its keyword arguments come with the run."""
+
+    def __init__(self, app: App, start: TrainingStart) -> None:
+        super().__init__()
+        assert app.config is not None
+        self._app, self._start = app, start
+        self._own = self._text = options_to_text(app.config.app.options, str(app.config.source))
+        self._made, self.device = self._make(self._text)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        text = str(context.run_config.get(OPTIONS_KEY, self._own))
+        if text != self._text:
+            self._made, self.device = self._make(text)
+            self._text = text
+        return self._made(message, context)
+
+    def _make(self, text: str) -> tuple[ClientApp, str]:
+        from ...training.local.app import client_app
+        from ...training.local.training import (
+            LocalTraining,  # torch, which a plain Flower app may do without
+        )
+
+        task = self._app.load_task(options_from_text(text))
+        config = load_client_config(self._start.client_dir)
+        if text != self._own and (config.device.parallel != "none" or config.device.gpus):
+            raise AppError(
+                f"{self._app.name}: the run sets free keys under [app], which the processes of "
+                "several GPUs do not get; write them into the app's meadow.toml"
+            )
+        training = LocalTraining.owned(
+            task,
+            config.device,
+            report=config.policy.report_device,
+            app_dir=self._start.app_dir,
+            sha256=self._start.sha256,
+            client_dir=Path(self._start.client_dir),
+        )
+        return client_app(task, copies=False, training=training), training.text
+
+
+def setup_of(instruction: Instruction) -> bytes:
+    """Return the hash of all that an instruction says beside its message: it must be the same for
+    all clients of a secure sum.
+
+    Guarantees: of every field but those of `OF_ONE_CLIENT`, in later versions too.
+    """
+    said = Instruction()
+    said.CopyFrom(instruction)
+    for name in OF_ONE_CLIENT:
+        said.ClearField(name)
+    return sha256(b"meadow secure setup 2\0" + said.SerializeToString(deterministic=True)).digest()
+
+
+def _unpacked(packed: bytes, folder: Path) -> RecordDict:
+    """Return what an app kept between rounds.
+
+    Raises:
+        DamageError: its files have changed on the disk.
+    """
+    if not packed:
+        return RecordDict()
+    for blob in blobs_of(Envelope.FromString(packed)):
+        require_intact(blob_path(folder, blob.id), blob)
+    return unpack_content(packed, folder)
+
+
+def _packed(state: RecordDict, folder: Path) -> bytes:
+    return pack_content(state, BlobWriter(folder)) if state else b""

@@ -1,0 +1,99 @@
+"""`compressed_app(app)`: a Flower ClientApp that answers compressed where the server asks for it.
+
+Any ClientApp: it gets the params and answers with params, as always. `compression_mod` is the same
+as a Flower mod, `ClientApp(mods=[compression_mod])`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+
+from ..errors import ProtocolError
+from ..flower.messages import arrays_to_params, params_to_arrays
+from ..strategies.algorithms.algorithm import Params
+from ..strategies.rounds.checks import forms_of
+from .grid import upload_seed
+from .numbers import Row
+from .packet import Packer, is_packed
+from .terms import RECORD, CompressionTerms, forms_in
+
+__all__ = ["compressed_app", "compression_mod"]
+
+RESIDUAL = "compression-residual"
+"""In the Context's state: what a client's last reply left out."""
+
+
+def compressed_app(app: ClientApp) -> ClientApp:
+    """Return `app` behind `compression_mod`."""
+    return _CompressedApp(app)
+
+
+class _CompressedApp(ClientApp):
+    """Hands messages to another app, through the mod."""
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self._app = app
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return compression_mod(message, context, self._app)
+
+
+def compression_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Unpack an instruction's params, and pack the change that the reply makes of them.
+
+    Messages without the terms of compression pass through.
+
+    Raises:
+        ProtocolError: the terms or the params cannot be read.
+    """
+    found = message.content.config_records.get(RECORD)
+    if found is None:
+        return call_next(message, context)
+    terms = CompressionTerms.read(found)
+    del message.content[RECORD]
+    (name,) = message.content.array_records
+    arrays = message.content.array_records[name]
+    if is_packed(arrays):
+        packer = Packer(forms_in(found), terms, terms.download)
+        row, others = packer.unpack(arrays, 0)
+        sent = packer.params_of(row, others, None)
+        message.content[name] = params_to_arrays(sent)
+    else:
+        sent = arrays_to_params(arrays)
+    sent = {key: np.array(values) for key, values in sent.items()}  # an app may write into its own
+    reply = call_next(message, context)
+    if terms.upload != "none" and reply.has_content() and reply.content.array_records:
+        _pack(reply, message, context, terms, sent)
+    return reply
+
+
+def _pack(
+    reply: Message, message: Message, context: Context, terms: CompressionTerms, sent: Params
+) -> None:
+    (name,) = reply.content.array_records
+    params = arrays_to_params(reply.content.array_records[name])
+    if forms_of(params) != forms_of(sent):
+        raise ProtocolError("the app answers with other tensors than it was sent")
+    packer = Packer(forms_of(sent), terms, terms.upload)
+    row = packer.row_of(params) - packer.row_of(sent)
+    if packer.feeds_back:
+        row += _residual(context, len(row))
+    seed = upload_seed(terms, message.metadata.group_id, context.node_id)
+    packed, taken_for = packer.pack(row, params, seed)
+    if packer.feeds_back:
+        context.state[RESIDUAL] = params_to_arrays({"row": row - taken_for})
+    reply.content[name] = packed
+
+
+def _residual(context: Context, size: int) -> Row:
+    """Return what earlier replies left out; zeros if there is none of this size."""
+    kept = context.state.get(RESIDUAL)
+    if isinstance(kept, ArrayRecord):
+        row = arrays_to_params(kept)["row"]
+        if row.shape == (size,):
+            return np.asarray(row, np.float32)
+    return np.zeros(size, np.float32)

@@ -1,0 +1,1 @@
+"""Configuration: meadow.toml, client.toml and server.toml as frozen dataclasses."""

@@ -1,0 +1,153 @@
+"""What a config stands for: the objects and the records that are made of its sections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...partitioning.partition import Partition
+from .rounds import asynchrony_of
+from .strategy import strategy_algorithm
+
+if TYPE_CHECKING:
+    from ...compression.terms import CompressionTerms
+    from ...privacy.dp.noise_terms import AnnouncedNoise
+    from ...privacy.secagg.terms.terms import SecureTerms
+    from ...strategies.algorithms.algorithm import Algorithm
+    from ...strategies.algorithms.asynchrony import Asynchrony
+    from ...strategies.robust.rules import Rule
+    from ..load import Config
+    from ..sections.robust import RobustConfig
+
+__all__ = [
+    "build_algorithm",
+    "build_asynchrony",
+    "build_compression_terms",
+    "build_partition",
+    "build_rule",
+    "build_secure_terms",
+    "evaluation_record",
+    "training_record",
+]
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """Return the algorithm that [strategy] names, with its arguments, and with [robust]'s rule."""
+    from ...strategies.robust.aggregator import robust
+
+    run, simulated = config.run, config.simulation.clients
+    share = run.cohort if isinstance(run.cohort, float) else run.cohort / simulated
+    algorithm = strategy_algorithm(config.strategy, seed=run.seed, share=min(1.0, share))
+    if config.robust is None:
+        return algorithm
+    return robust(algorithm, rule=build_rule(config.robust))
+
+
+def build_asynchrony(config: Config) -> Asynchrony | None:
+    """Return what [rounds] says of asynchronous rounds; None if rounds are synchronous."""
+    return asynchrony_of(config.rounds)
+
+
+def build_rule(chosen: RobustConfig) -> Rule:
+    """Return the rule that [robust] names."""
+    from ...strategies.robust.rules import robust_rule
+
+    return robust_rule(
+        chosen.aggregation,
+        byzantine=chosen.byzantine,
+        preaggregation=chosen.preaggregation,
+        clip_norm=chosen.clip_norm,
+        bucket_size=chosen.bucket_size,
+        iterations=chosen.iterations,
+        trusted=chosen.trusted,
+    )
+
+
+def build_secure_terms(
+    config: Config, *, metrics: Sequence[str], noise: AnnouncedNoise | None = None
+) -> SecureTerms:
+    """Return the public numbers of a run's secure sums, and which metrics are in them.
+
+    With `noise`, the clients add it to the sums, and there are no metrics.
+    """
+    from ...privacy.secagg.terms.terms import SecureTerms
+
+    chosen = config.privacy.secure_aggregation
+    return SecureTerms(
+        corrupt=chosen.corrupt_fraction,
+        dropout=chosen.dropout_fraction,
+        bits=chosen.bits,
+        value_bits=chosen.value_bits,
+        clip=chosen.clip,
+        weight_max=chosen.weight_max,
+        metrics=() if noise is not None else tuple(sorted(metrics)),
+        metrics_max=chosen.metrics_max,
+        group_size=chosen.group_size,
+        clip_norm=None if noise is None else config.privacy.differential_privacy.clip,
+        noise_multiplier=None if noise is None else noise.multiplier,
+        noise_law="skellam" if noise is None else noise.law,
+    )
+
+
+def build_compression_terms(config: Config) -> CompressionTerms | None:
+    """Return how [compression] says that messages are compressed; None if it is not there."""
+    from ...compression.terms import CompressionTerms
+
+    chosen = config.compression
+    if chosen is None:
+        return None
+    return CompressionTerms(
+        upload=chosen.upload,
+        download=chosen.download,
+        fraction=chosen.fraction,
+        rank=chosen.rank,
+        zstd=chosen.zstd,
+        seed=config.run.seed,
+    )
+
+
+def build_partition(config: Config) -> Partition:
+    """Return the division of a data set that [simulation] names."""
+    chosen = config.simulation
+    return Partition(
+        kind=chosen.partition,
+        alpha=chosen.alpha,
+        classes_per_client=chosen.classes_per_client,
+        min_samples=chosen.min_samples,
+        noise_variance=chosen.noise_variance,
+    )
+
+
+def evaluation_record(config: Config) -> dict[str, int | float | str]:
+    """Return the entries of an evaluate instruction's ConfigRecord that the configuration decides."""
+    if epochs := config.evaluation.tuning_epochs:
+        return {**training_record(config), "tuning-epochs": epochs}
+    return {"batch-size": config.training.batch_size, "seed": config.run.seed}
+
+
+def training_record(config: Config) -> dict[str, int | float | str]:
+    """Return the entries of a train instruction's ConfigRecord that [training] decides.
+
+    The strategy adds "server-round" and what its algorithm tells clients ("proximal-mu").
+    """
+    training = config.training
+    return {
+        "epochs": training.epochs,
+        "batch-size": training.batch_size,
+        "optimizer": training.optimizer,
+        "learning-rate": training.learning_rate,
+        "momentum": training.momentum,
+        "weight-decay": training.weight_decay,
+        "beta-1": training.beta_1,
+        "beta-2": training.beta_2,
+        "epsilon": training.epsilon,
+        "schedule": training.schedule,
+        "schedule-rounds": config.run.rounds,
+        "warmup-rounds": training.warmup_rounds,
+        "step-rounds": training.step_rounds,
+        "decay": training.decay,
+        "gradient-clip-norm": training.gradient_clip_norm,
+        "accumulation-steps": training.accumulation_steps,
+        "precision": training.precision,
+        "seed": config.run.seed,
+    }

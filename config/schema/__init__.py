@@ -1,0 +1,1 @@
+"""The schema of settings: types, bounds, sources, and errors."""

@@ -1,0 +1,122 @@
+"""[device] of client.toml: what training may use of this machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from ..schema.settings import refuse, setting
+
+__all__ = ["DeviceConfig", "check_device"]
+
+SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid")
+PIPELINES = ("pipeline", "hybrid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """[device]: what training may use of this machine."""
+
+    device: str = setting(
+        "auto",
+        'where training runs: "auto", "cpu", or an accelerator as torch names it: "cuda:0", "mps", "xpu:1"',
+    )
+    gpus: str | int | tuple[int, ...] | None = setting(
+        None, 'instead of device, the GPUs to use: "all", a number, a list of them, or "cpu"'
+    )
+    parallel: Literal[
+        "none", "data_parallel", "ddp", "fsdp", "tensor", "pipeline", "hybrid", "auto"
+    ] = setting("none", "how a round is spread over the GPUs, or over processes of the CPU")
+    processes: int | None = setting(
+        None,
+        "how many processes train together; one a GPU if absent",
+        at_least=1,
+        at_most=64,
+        only={"parallel": SPREAD},
+    )
+    copies: int = setting(
+        2,
+        "how many copies of the model train together, each spread over its share of the processes",
+        at_least=2,
+        at_most=32,
+        only={"parallel": ("hybrid",)},
+    )
+    copy_parallel: Literal["fsdp", "pipeline"] = setting(
+        "fsdp", "how each copy is spread over its processes", only={"parallel": ("hybrid",)}
+    )
+    pipeline_schedule: Literal["1f1b", "gpipe"] = setting(
+        "1f1b",
+        'the order of a pipeline\'s passes: "1f1b" holds fewer activations; "gpipe" has all forward '
+        "passes first",
+        only={"parallel": PIPELINES},
+    )
+    rank_timeout_s: float = setting(
+        300.0,
+        "a process for which the others wait longer than this is replaced",
+        at_least=1,
+        at_most=86_400,
+        only={"parallel": SPREAD},
+    )
+    precision: Literal["run", "fp32", "bf16", "fp16"] = setting(
+        "run", 'what the forward pass computes in, whatever the run says; "run" is what it says'
+    )
+    checkpoint_activations: bool = setting(
+        False, "compute blocks again in the backward pass instead of keeping their activations"
+    )
+    channels_last: bool = setting(
+        False, "lay out images and convolutions with the channels last, as tensor cores want it"
+    )
+    compile: bool = setting(
+        False, "have torch compile the model, at the first batches of each size"
+    )
+    loader_processes: int = setting(
+        0,
+        "how many more processes load the items of a Dataset; tensors need none",
+        at_least=0,
+        at_most=64,
+    )
+    pin_memory: bool = setting(
+        False, "copy batches to the GPU from pinned memory, while it still computes"
+    )
+    save_steps: int = setting(
+        500,
+        "steps of the optimizer after which an unfinished round is saved; 0 is never",
+        at_least=0,
+        at_most=10**9,
+    )
+    threads: int = setting(1, "CPU threads of a process", at_least=1, at_most=4096)
+    memory_mb_max: int | None = setting(
+        None,
+        "training is stopped beyond this much memory, of all its processes; no limit if absent",
+        at_least=64,
+    )
+
+
+def check_device(config: DeviceConfig, where: str) -> None:
+    """Return if the keys fit together.
+
+    Raises:
+        ConfigError: one does not.
+    """
+
+    def wrong(key: str, what: str) -> NoReturn:
+        refuse(where, f"device.{key}", what)
+
+    if not re.fullmatch(r"(?!gpu)[a-z][a-z0-9_]{1,31}(:\d{1,3})?", config.device):
+        wrong("device", 'must be "auto", "cpu", or an accelerator as torch names it, as "cuda", '
+              f'"cuda:1" or "mps", got {config.device!r}')  # fmt: skip
+    gpus = config.gpus
+    if isinstance(gpus, str) and gpus not in ("all", "cpu"):
+        wrong("gpus", f'must be "all", "cpu", a number or a list of numbers, got {gpus!r}')
+    numbers = (gpus,) if isinstance(gpus, int) else gpus if isinstance(gpus, tuple) else ()
+    if gpus == () or any(number < 0 for number in numbers) or len({*numbers}) < len(numbers):
+        wrong("gpus", f"must be different numbers >= 0, got {list(numbers)}; GPUs count from 0")
+    if gpus is not None and config.device != "auto":
+        wrong("gpus", f'= {gpus!r} says again what device = "{config.device}" says; remove one')
+    if config.parallel != "none" and config.device not in ("auto", "cpu"):
+        wrong("parallel", f'= "{config.parallel}" is for several processes, and device = '
+              f'"{config.device}" is for one; say gpus = "all" instead of device')  # fmt: skip
+    if numbers and config.processes not in (None, len(numbers)):
+        wrong("processes", f"= {config.processes} must be the number of device.gpus, "
+              f"{len(numbers)}: one process a GPU; remove it")  # fmt: skip

@@ -1,0 +1,160 @@
+"""server.toml: where the server listens, and its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ..transport.address import Address, host_of
+from .schema.settings import refuse, setting
+from .schema.sources import given_by_table, read_toml
+from .schema.text import settings_to_toml
+from .schema.values import build
+
+__all__ = ["ServerConfig", "load_server_config", "make_server_config", "server_config_to_toml"]
+
+FILE_NAME = "server.toml"
+REPLY_BYTES_MIN = 64 << 20
+CLIENT_BYTES_MAX = 32 << 30
+SPOOL_BYTES_MAX = 256 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Everything that server.toml says; its keys are in no section."""
+
+    hosts: tuple[str, ...] = setting(
+        ("localhost", "127.0.0.1"),
+        "names and addresses that clients reach the server by; the certificate is made for them",
+    )
+    listen: str = setting("0.0.0.0", "the address of this machine that is listened on")
+    fleet_port: int = setting(
+        9443, "where enrolled clients connect (mutual TLS); 0 is any", at_least=0, at_most=65535
+    )
+    enroll_port: int = setting(
+        9444, "where clients enrol with a token; 0 is any", at_least=0, at_most=65535
+    )
+    fleet_address: str | None = setting(
+        None,
+        "HOST:PORT that enrolled clients are told to connect to, where that is another than the "
+        "first of hosts with fleet_port: behind NAT, or a forwarded port",
+    )
+    enroll_address: str | None = setting(
+        None, "likewise, HOST:PORT where clients enrol, which `meadow server token` shows"
+    )
+    blob_bytes_max: int = setting(
+        16 << 30, "the largest file of tensors that is taken", at_least=1 << 10, at_most=1 << 50
+    )
+    reply_bytes_min: int = setting(
+        REPLY_BYTES_MIN,
+        "a reply may have files of so many bytes however small what was sent to its client; "
+        "else 8 times what was sent",
+        at_least=0,
+        at_most=1 << 50,
+    )
+    client_bytes_max: int = setting(
+        CLIENT_BYTES_MAX,
+        "files of one client's replies at once, in bytes; more of them wait",
+        at_least=1 << 10,
+        at_most=1 << 50,
+    )
+    spool_bytes_max: int = setting(
+        SPOOL_BYTES_MAX,
+        "files of all clients' replies at once, in bytes; more of them wait",
+        at_least=1 << 10,
+        at_most=1 << 60,
+    )
+    certificate_days: int = setting(
+        7, "how long a client's certificate is good; clients renew it", at_least=1, at_most=3650
+    )
+    lease_s: float = setting(
+        60.0, "a client that shows no progress for this time is given up", at_least=1, at_most=86400
+    )
+    epsilon_max: float | None = setting(
+        None,
+        "refuse a run that would make the epsilon of a client which takes part in all runs of this "
+        "server larger; no limit if absent",
+        above=0,
+        at_most=1e4,
+    )
+    record_epsilon_max: float | None = setting(
+        None,
+        "likewise of a single record",
+        above=0,
+        at_most=1e4,
+    )
+    delta: float = setting(1e-6, "the delta at which these epsilons are meant", above=0, below=1)
+    source: Path | None = field(default=None, compare=False)
+    """The file it was read from."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name and address that clients may reach the server by."""
+        told = [each for each in (self.fleet_address, self.enroll_address) if each]
+        return tuple(dict.fromkeys([*self.hosts, *(Address.parse(each).host for each in told)]))
+
+    def fleet_told(self, port: int) -> str:
+        """Return where clients are told that the fleet is, whose listener has this port."""
+        return self.fleet_address or str(Address(self.hosts[0], port))
+
+    def enroll_told(self, port: int) -> str:
+        """Return where clients are told to enrol."""
+        return self.enroll_address or str(Address(self.hosts[0], port))
+
+
+def load_server_config(path: Path | str) -> ServerConfig:
+    """Read server.toml, or the one in a folder.
+
+    Raises:
+        ConfigError: anything at all is wrong; the text names the file, the key and the remedy.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / FILE_NAME
+    table = read_toml(file, remedy='"meadow server init" makes one')
+    return replace(make_server_config(table, where=str(file)), source=file)
+
+
+def make_server_config(values: Mapping[str, Any], *, where: str = "settings") -> ServerConfig:
+    """Return the config of a mapping, as `{"hosts": ["fl.example.org"]}`, checked.
+
+    Raises:
+        ConfigError: as `load_server_config`.
+    """
+    config = build(ServerConfig, given_by_table(ServerConfig, values, where))
+    if not config.hosts:
+        refuse(where, "hosts", "must name at least one host, got none")
+    config = _with_addresses(config, where)
+    if config.fleet_port == config.enroll_port != 0:
+        raise ConfigError(
+            f"{where}: fleet_port and enroll_port are both {config.fleet_port}; "
+            "the two listeners need different ports"
+        )
+    return config
+
+
+def _with_addresses(config: ServerConfig, where: str) -> ServerConfig:
+    """Return the config with every name and address in its usual form."""
+
+    def host(key: str, text: str) -> str:
+        return host_of(text, what=f"{where}: {key}")
+
+    def address(key: str) -> str | None:
+        text: str | None = getattr(config, key)
+        return None if text is None else str(Address.parse(text, what=f"{where}: {key}"))
+
+    return replace(
+        config,
+        hosts=tuple(host("hosts", each) for each in config.hosts),
+        listen=host("listen", config.listen),
+        fleet_address=address("fleet_address"),
+        enroll_address=address("enroll_address"),
+    )
+
+
+def server_config_to_toml(config: ServerConfig) -> str:
+    """Return the text of a server.toml that says all of `config`."""
+    return settings_to_toml(config)

@@ -1,0 +1,1 @@
+"""The bridge to Flower: its messages, its grids, and what its public API leaves out."""

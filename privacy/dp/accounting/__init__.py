@@ -1,0 +1,1 @@
+"""Accounting: what was released, and the epsilon that it comes to."""

@@ -1,0 +1,1 @@
+"""Correlated noise (DP-FTRL): a round takes back some of the noise of earlier ones."""

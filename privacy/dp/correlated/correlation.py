@@ -1,0 +1,185 @@
+"""Noise of a round that takes back some of the noise of earlier rounds (DP-FTRL).
+
+Round t releases x_t + w_t with w = C^-1 z, of independent normals z: the same as releasing
+C x + z, and multiplying by C^-1. So what a client costs is the norm of what it adds to C x. Each
+time that it takes part it adds a column of C; columns here have a norm of at most 1, and those of
+rounds that are `separation` apart share no row. Then k participations cost what k independent
+releases cost, and sums over many rounds, which is what a model is, have far less noise.
+
+Sources: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning
+without sampling or shuffling" (2021): trees with restarts; Choquette-Choo et al., "(Amplified)
+banded matrix factorization" (2023), sensitivity under bands and min-separation; Denisov et al., "Improved differential privacy for SGD via optimal private linear
+operators on adaptive streams" (2022), theorem 2.1: it holds for inputs chosen in the light of
+earlier releases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....strategies.algorithms.bounds import require_choice, require_whole
+from .toeplitz import best_coefficients, inverse_series
+
+__all__ = ["KINDS", "Banded", "Correlation", "Step", "Terms", "Tree", "correlated"]
+
+KINDS = ("none", "banded", "tree")
+BANDS = 32
+"""Without bands: as many at most, for each is a copy of the params in memory."""
+
+Terms = tuple[tuple[int, float], ...]
+"""Rounds, and what their kept values are multiplied by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """How a round's noise is made: keep `fresh` * z + `made_of`; release that plus `beside`.
+
+    Attributes:
+        kept: the rounds whose kept values are needed later, this one perhaps among them.
+    """
+
+    fresh: float
+    made_of: Terms
+    beside: Terms
+    kept: tuple[int, ...]
+
+
+class Correlation(Protocol):
+    """How the noise of rounds 1, 2, ... hangs together.
+
+    Guarantees: as a matrix C with w = C^-1 z, every column's L2 norm is at most 1, no entry is
+        larger than 1, and columns `separation` apart have no row in common.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def separation(self) -> int: ...
+    def step(self, number: int) -> Step: ...
+    def begins(self, number: int) -> int:
+        """Return the first round that this round's noise depends on."""
+
+    def sum_variances(self, rounds: int) -> NDArray[np.float64]:
+        """Return the variances of w_1 + ... + w_t, for t = 1 ... `rounds`, of unit normals z."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Banded:
+    """A banded Toeplitz matrix, the best for so many rounds.
+
+    Attributes:
+        bands: how many rounds a column reaches over: so many rows of noise, less one, are kept.
+        rounds: what it is best for; it holds for others too.
+    """
+
+    rounds: int
+    bands: int
+
+    def __post_init__(self) -> None:
+        require_whole("bands", self.bands, at_least=1)
+        require_whole("rounds", self.rounds, at_least=1)
+
+    @property
+    def kind(self) -> str:
+        return "banded"
+
+    @property
+    def separation(self) -> int:
+        return self.bands
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        return best_coefficients(self.rounds, self.bands)
+
+    def step(self, number: int) -> Step:
+        first, *others = self.coefficients
+        made_of = tuple(
+            (number - back, -factor / first)
+            for back, factor in enumerate(others, start=1)
+            if back < number
+        )
+        kept = tuple(range(max(1, number - len(others) + 1), number + 1))
+        return Step(fresh=1 / first, made_of=made_of, beside=(), kept=kept)
+
+    def begins(self, number: int) -> int:
+        return 1
+
+    def sum_variances(self, rounds: int) -> NDArray[np.float64]:
+        inverse = inverse_series(np.array(self.coefficients), rounds)
+        return np.asarray(np.cumsum(np.cumsum(inverse) ** 2), np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A binary tree over rounds, begun anew every `restart` rounds.
+
+    The sum of the first t rounds of a tree is that of the nodes that the binary digits of t name.
+    So every round adds one node, over as many rounds as the lowest digit of its number says, and
+    the nodes that no sum needs are never made.
+    """
+
+    restart: int
+
+    def __post_init__(self) -> None:
+        require_whole("min_separation", self.restart, at_least=1)
+
+    @property
+    def kind(self) -> str:
+        return "tree"
+
+    @property
+    def separation(self) -> int:
+        return self.restart
+
+    @property
+    def height(self) -> int:
+        """How many nodes the first round of a tree is in; no other is in more."""
+        return self.restart.bit_length()
+
+    def step(self, number: int) -> Step:
+        start = self.begins(number) - 1
+        place = number - start
+        parts = [start + part for part in _ancestors(place)]
+        made_of = tuple((part, 1.0) for part in parts[1:2])
+        beside = ((number - 1, -1.0),) if place > 1 else ()
+        kept = tuple(parts) if place < self.restart else ()
+        return Step(fresh=self.height**0.5, made_of=made_of, beside=beside, kept=kept)
+
+    def begins(self, number: int) -> int:
+        return (number - 1) // self.restart * self.restart + 1
+
+    def sum_variances(self, rounds: int) -> NDArray[np.float64]:
+        full = self.height * self.restart.bit_count()
+        return np.array(
+            [
+                done // self.restart * full + self.height * (done % self.restart).bit_count()
+                for done in range(1, rounds + 1)
+            ],
+            np.float64,
+        )
+
+
+def correlated(kind: str, *, rounds: int, separation: int, bands: int | None) -> Correlation | None:
+    """Return the correlation of this kind, None for "none".
+
+    Without `bands` they are as many as the clients' separation allows, but not over 32.
+    """
+    require_choice("correlation", kind, KINDS)
+    if kind == "tree":
+        return Tree(restart=separation)
+    if kind == "banded":
+        return Banded(rounds=rounds, bands=bands or min(separation, BANDS))
+    return None
+
+
+def _ancestors(place: int) -> list[int]:
+    """Return a number, and it without its lowest binary digit, without its lowest two, ..."""
+    found = []
+    while place:
+        found.append(place)
+        place &= place - 1
+    return found

@@ -1,0 +1,1 @@
+"""Mechanisms: clipping on the clients, noise on either side."""

@@ -1,0 +1,138 @@
+"""The clients' half: no client changes the params by more than the sum's sensitivity.
+
+Only floating-point tensors count and are released: others stay as they were. Tensors are named,
+and what is known of each is the square of its change's L2 norm; a square may be an array, with one
+value a client.
+
+Sources: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language
+models" (2018): flat and per-layer clipping; Andrew, Thakkar, McMahan, Ramaswamy, "Differentially
+private learning with adaptive clipping" (2021).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....errors import ProtocolError, UpdateError
+from ....flower.messages import FlatTensor, MemoryTensor
+from ....strategies.algorithms.algorithm import Params
+from ....strategies.algorithms.bounds import require_choice, require_number
+from ....strategies.algorithms.norms import ScaledChange, change_squares
+from ....strategies.algorithms.server_optimizers import is_floating
+from ..announced_numbers import require_announced
+
+__all__ = [
+    "WITHIN_KEY",
+    "Clipping",
+    "ClippingKind",
+    "Reals",
+    "clip_update",
+    "reported_metrics",
+]
+
+ClippingKind = Literal["fixed", "adaptive", "per_layer"]
+KINDS = ("fixed", "adaptive", "per_layer")
+Reals = NDArray[np.float64]
+NORM_KEY = "dp-clip-norm"
+KIND_KEY = "dp-clipping"
+MARGIN = 2.0**-22
+WITHIN_KEY = "dp-within-clip"
+"""The metric of a client whose change was within the norm (1) or was clipped (0)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clipping:
+    """How a client's change of the params is bounded, in one round.
+
+    Attributes:
+        norm: the largest L2 norm of a client's change, over all tensors: the sensitivity of the
+            sum. "per_layer" bounds each of L tensors by norm / sqrt(L).
+    """
+
+    kind: ClippingKind = "fixed"
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_choice("clipping", self.kind, KINDS)
+        require_number("clip", self.norm, above=0)
+
+    def factors(self, squares: Mapping[str, Reals]) -> dict[str, Reals]:
+        """Return what each tensor's change is multiplied by, in (0, 1].
+
+        A change that is clipped ends a hair below the norm, so that it is within it also after it
+        was rounded to float32 (if its params are not much larger), and nobody clips it again.
+
+        Edge cases: 1 for a change of nothing.
+        Raises:
+            UpdateError: a change is not finite.
+        """
+        if not squares:
+            return {}
+        total: Reals = sum(squares.values(), start=np.zeros(()))
+        if not np.isfinite(total).all():
+            raise UpdateError("the update has values that are not finite: it cannot be clipped")
+        if self.kind != "per_layer":
+            return dict.fromkeys(squares, _factor(total, self.norm))
+        bound = self.norm / math.sqrt(len(squares))
+        return {name: _factor(square, bound) for name, square in squares.items()}
+
+    def record(self) -> dict[str, float | str]:
+        """Return what clients are told."""
+        return {NORM_KEY: self.norm, KIND_KEY: self.kind}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Clipping | None:
+        """Return what an instruction's ConfigRecord asks for, None if it does not.
+
+        Raises:
+            ProtocolError: it asks for what there is not.
+        """
+        if NORM_KEY not in record:
+            return None
+        kind = record.get(KIND_KEY)
+        if kind not in KINDS:
+            raise ProtocolError(f"{KIND_KEY} must be one of {KINDS}, got {kind!r:.80}")
+        return cls(kind=kind, norm=require_announced(NORM_KEY, record[NORM_KEY]))
+
+
+def clip_update(
+    params: Params, tensors: Mapping[str, FlatTensor], clipping: Clipping, *, exact: bool = False
+) -> tuple[dict[str, FlatTensor], bool]:
+    """Return a client's tensors with a bounded change, and whether it was within the bound.
+
+    Guarantees: the change is that of the exact arithmetic. Where the tensors are read it is rounded
+        to the params' dtype, and may exceed the bound by that: by nearly as much again in 16 bits.
+        `exact` tensors are float64 (complex128), and what is read is within the bound. Tensors that
+        are not floating-point are those of `params`.
+    Raises:
+        UpdateError: a value is not finite.
+    """
+    squares = change_squares(params, tensors)
+    factors = clipping.factors({name: np.array(square) for name, square in squares.items()})
+    clipped: dict[str, FlatTensor] = {}
+    for name, tensor in tensors.items():
+        if not is_floating(tensor.dtype):
+            clipped[name] = MemoryTensor(np.ascontiguousarray(params[name]))
+        elif factors[name] < 1:
+            clipped[name] = ScaledChange(params[name], tensor, float(factors[name]), exact=exact)
+        else:
+            clipped[name] = tensor
+    return clipped, all(factor == 1 for factor in factors.values())
+
+
+def reported_metrics(clipping: Clipping, within: bool) -> dict[str, float]:
+    """Return what a client says beside its params: what an adaptive clip has to know, or nothing."""
+    return {WITHIN_KEY: float(within)} if clipping.kind == "adaptive" else {}
+
+
+def _factor(square: Reals, bound: float) -> Reals:
+    norm = np.sqrt(square)
+    kept: Reals = np.ones_like(norm)
+    np.divide(bound * (1 - MARGIN), norm, out=kept, where=norm > bound)
+    return kept

@@ -1,0 +1,101 @@
+"""A client's own noise: its change is private before it leaves, whoever sees it.
+
+Gaussian noise is for a change of bounded L2 norm, Laplace noise for one of bounded L1 norm.
+
+Source: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis"
+(2006), proposition 1, for Laplace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from ....errors import UpdateError
+from ....flower.messages import FlatTensor, MemoryTensor
+from ....randomness.entropy import Entropy, words_from
+from ....strategies.algorithms.algorithm import Params
+from ....strategies.algorithms.server_optimizers import is_floating
+from ..noise_terms import AnnouncedNoise
+from .clipping import Clipping, Reals, clip_update
+from .inversion import Words
+from .parts import BLOCK
+from .rounded import BITS, Kind, rounded_noise
+
+__all__ = ["noisy_update"]
+
+WHOLE_BITS = 60
+"""Of a clipped value on the grid."""
+ROUNDING = 2.0**-40
+"""More than computing with float64 makes of a value."""
+
+
+def noisy_update(
+    params: Params,
+    tensors: Mapping[str, FlatTensor],
+    clipping: Clipping,
+    noise: AnnouncedNoise,
+    entropy: Entropy,
+) -> dict[str, FlatTensor]:
+    """Return a client's tensors with a clipped and noisy change, in the params' dtypes.
+
+    Guarantees: what is returned is private as `noise.event` says, for a client whose change is
+        left out: exactly, for it follows from whole numbers with noise that has exactly its
+        distribution, however floats are rounded.
+    Edge cases: tensors that are not floating-point are those of `params`.
+    Raises:
+        UpdateError: a value is not finite.
+    """
+    laplace = noise.source == "local_laplace"
+    changes = _bounded(params, tensors, clipping, laplace=laplace)
+    scale = noise.multiplier * clipping.norm / (math.sqrt(2.0) if laplace else 1.0)
+    words = words_from(entropy)
+    kind: Kind = "laplace" if laplace else "gaussian"
+    noisy = dict(params)
+    for name, change in changes.items():
+        moved = _reals(params[name])
+        for start in range(0, change.size, BLOCK):
+            part = change[start : start + BLOCK]
+            moved[start : start + BLOCK] += _noised(part, clipping.norm, scale, kind, words)
+        if params[name].dtype.kind == "c":
+            moved = moved.view(np.complex128)
+        noisy[name] = moved.astype(params[name].dtype).reshape(params[name].shape)
+    return {name: MemoryTensor(np.ascontiguousarray(noisy[name])) for name in tensors}
+
+
+def _noised(values: Reals, clip: float, scale: float, kind: Kind, words: Words) -> Reals:
+    """Return values of at most `clip` with noise of this scale, as a function of whole numbers: the
+    values on a grid, cut towards zero, so that they do not become longer, and noise added to them."""
+    bits = min(BITS, WHOLE_BITS - math.ceil(math.log2(clip / scale)))
+    unit = math.ldexp(scale, -bits)
+    whole = (values * ((1 - ROUNDING) / unit)).astype(np.int64)
+    whole += rounded_noise(kind, len(values), words) >> (BITS - bits)
+    return np.asarray((whole + 0.5) * unit, np.float64)
+
+
+def _bounded(
+    params: Params, tensors: Mapping[str, FlatTensor], clipping: Clipping, *, laplace: bool
+) -> dict[str, Reals]:
+    """Return the clipped changes in float64; rounding to the params' dtype is after the noise.
+
+    Raises:
+        UpdateError: a value is not finite.
+    """
+    if not laplace:
+        tensors, _ = clip_update(params, tensors, clipping, exact=True)
+    real = [name for name in tensors if is_floating(params[name].dtype)]
+    changes = {name: _reals(tensors[name].numpy()) - _reals(params[name]) for name in real}
+    total = math.fsum(float(np.abs(change).sum()) for change in changes.values())
+    if not math.isfinite(total):
+        raise UpdateError("the update has values that are not finite: it cannot be clipped")
+    factor = min(1.0, clipping.norm / total) if laplace and total else 1.0
+    return {name: change * factor for name, change in changes.items()}
+
+
+def _reals(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Reals:
+    """Return the values of a tensor, a complex one's as two each, as a row of float64."""
+    row = np.ascontiguousarray(values).reshape(-1)
+    flat = row.view(row.real.dtype) if row.dtype.kind == "c" else row
+    return flat.astype(np.float64)

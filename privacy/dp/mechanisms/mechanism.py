@@ -1,0 +1,144 @@
+"""The server's half: the noisy mean change of a cohort, as an aggregator of any linear algorithm.
+
+    params + (sum of clipped changes + N(0, (z C)^2)) / cohort
+
+Every client counts once, whatever its number of examples, and the divisor is the *configured*
+cohort: who answers changes nothing but the sum.
+
+Source: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models"
+(2018), algorithm 1, with the fixed-denominator estimator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ....errors import UpdateError
+from ....flower.messages import FlatTensor, MemoryTensor
+from ....randomness.entropy import Entropy
+from ....strategies.algorithms.algorithm import Aggregate, Params, Update
+from ....strategies.algorithms.mean import MeanAggregator, MeanSum
+from ..accounting.events import GaussianEvent
+from ..correlated.noise_memory import NoisePast
+from .clipping import WITHIN_KEY, Clipping, clip_update
+from .mean_blocks import NoisyBlocks, normals
+from .noise import SEED_BYTES, generator_from
+
+__all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyAggregate(Aggregate):
+    """A private aggregate, and the noisy share of clients whose change was within the clip.
+
+    `within` is None unless clipping is adaptive. `seed` is that of the noise, where later rounds
+    need it, and else None.
+    """
+
+    within: float | None
+    seed: bytes | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class PrivateSum:
+    """The accumulator: the exact sum so far, of float64, and the params that it is about."""
+
+    params: Params
+    changes: MeanSum
+    clients: int = 0
+    within: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateMean:
+    """Clips what is not clipped, adds up, adds noise, divides.
+
+    Attributes:
+        cohort: the configured cohort size, the divisor.
+        noise_multiplier: of the noise on the params: standard deviation / `clipping.norm`.
+        count_stddev: of the noise on the number of clients within the clip; None: not released.
+        past: the earlier rounds' noise, if this round's depends on it.
+
+    Guarantees: the sum's L2 sensitivity to one client is `clipping.norm` for updates of single
+        clients, up to the rounding of float64, whatever the params' dtype: changes are clipped and
+        added up in float64, and rounded once, after the noise. A reply that stands for many was
+        clipped by whoever made it, within the rounding of float32.
+    Edge cases: no updates at all is a release too, of noise; an update without a finite norm adds
+        nothing. Tensors that are not floating-point stay what they were.
+    """
+
+    cohort: float
+    clipping: Clipping
+    noise_multiplier: float
+    entropy: Entropy
+    count_stddev: float | None = None
+    past: NoisePast | None = None
+    mean: MeanAggregator = field(default_factory=MeanAggregator)
+
+    @property
+    def group(self) -> int:
+        return self.mean.group
+
+    @property
+    def event(self) -> GaussianEvent:
+        """What `finish` releases; where rounds' noises depend on each other, what a client's
+        taking part in one of them costs, over all rounds.
+
+        The noisy count is a second sum, of sensitivity 1/2; both together are one Gaussian release
+        (Andrew et al. 2021, theorem 1): z^-2 = z_params^-2 + (2 count_stddev)^-2.
+        """
+        cost = self.noise_multiplier**-2.0
+        if self.count_stddev is not None:
+            cost += (2 * self.count_stddev) ** -2.0
+        return GaussianEvent(noise_multiplier=cost**-0.5)
+
+    def zero(self, like: Params) -> PrivateSum:
+        return PrivateSum(params=like, changes=self.mean.zero(like))
+
+    def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
+        for update in updates:
+            tensors: Mapping[str, FlatTensor] = update.params
+            if update.clients == 1:
+                try:
+                    tensors, _ = clip_update(accumulator.params, tensors, self.clipping, exact=True)
+                except UpdateError:  # too large to have a norm: it adds nothing to the sum
+                    continue
+            counted = replace(update, params=tensors, weight=float(update.clients))
+            accumulator.changes = self.mean.fold(accumulator.changes, [counted])
+            accumulator.clients += update.clients
+            within = min(1.0, max(0.0, update.metrics.get(WITHIN_KEY) or 0.0))
+            accumulator.within += within * update.clients
+        return accumulator
+
+    def finish(self, accumulator: PrivateSum) -> NoisyAggregate:
+        params, changes, clients = accumulator.params, accumulator.changes, accumulator.clients
+        if not clients:  # no change, and noise all the same
+            changes = self.mean.fold(changes, [_unchanged(params)])
+        seed, size = self.entropy(SEED_BYTES), changes.layout.total
+        with normals(seed, size) if self.past is None else self.past.rows(seed, size) as drawn:
+            blocks = NoisyBlocks(
+                params,
+                share=clients / self.cohort,
+                stddev=self.noise_multiplier * self.clipping.norm / self.cohort,
+                noise=drawn,
+                width=changes.layout.width,
+            )
+            mean = blocks.settled(self.mean.finish(changes, blocks).mean)
+        within = None
+        if self.count_stddev is not None:  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
+            noise = generator_from(self.entropy(SEED_BYTES)).normal(0.0, self.count_stddev)
+            noisy = accumulator.within - clients / 2 + noise
+            within = float(noisy / self.cohort + 0.5)
+        return NoisyAggregate(
+            mean=mean,
+            weight=self.cohort,
+            clients=clients,
+            within=within,
+            seed=None if self.past is None else seed,
+        )
+
+
+def _unchanged(params: Params) -> Update:
+    tensors = {name: MemoryTensor(values) for name, values in params.items()}
+    return Update(client=0, params=tensors, weight=1.0)

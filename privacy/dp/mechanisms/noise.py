@@ -1,0 +1,51 @@
+"""Gaussian noise that nobody can foretell: seeded anew, by the operating system, at every release.
+
+The generator is a good one but not a cryptographic one, and noise is a float64 that is rounded to
+the params' dtype: somebody who sees many exact values could in principle use either.
+docs/differential-privacy.md says what follows from that.
+
+Source: Mironov, "On significance of the least significant bits for differential privacy" (2012).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import DTypeLike, NDArray
+
+from ....randomness.entropy import Entropy
+
+__all__ = ["SEED_BYTES", "generator_from", "generator_of"]
+
+SEED_BYTES = 32
+
+
+def generator_of(entropy: Entropy) -> np.random.Generator:
+    """Return a generator that no other release has had."""
+    return generator_from(entropy(SEED_BYTES))
+
+
+def generator_from(seed: bytes, part: int = 0) -> np.random.Generator:
+    """Return the generator of a seed, for one part of what it is for: all are independent."""
+    hashed = _Hashed(seed, part)
+    return np.random.Generator(np.random.SFC64(hashed))  # type: ignore[arg-type]  # numpy's stub
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashed(ISeedSequence):
+    """Seeds a generator with a hash of `seed` and `part`: SHAKE-256, as long as is asked for.
+
+    Source: NIST FIPS 202 (2015).
+    """
+
+    seed: bytes
+    part: int
+
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
+        """Return so many words of this dtype."""
+        hashed = hashlib.shake_256(self.part.to_bytes(8, "big") + self.seed)
+        return np.frombuffer(hashed.digest(n_words * np.dtype(dtype).itemsize), dtype)

@@ -1,0 +1,49 @@
+"""The server's half where clients add the noise: the mean change of a cohort, as it comes.
+
+    params + sum of noisy changes / cohort
+
+Every client counts once, and the divisor is the *configured* cohort, as in `mechanism`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ....strategies.algorithms.algorithm import Aggregate, Params, Update
+from ....strategies.algorithms.mean import MeanAggregator
+from .mean_blocks import ShareOfChange
+from .mechanism import PrivateSum
+
+__all__ = ["SummedMean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummedMean:
+    """Adds up, divides by `cohort`. Nothing is clipped: that would cut off noise.
+
+    Edge cases: tensors that are not floating-point stay what they were.
+    """
+
+    cohort: float
+    mean: MeanAggregator = field(default_factory=MeanAggregator)
+
+    @property
+    def group(self) -> int:
+        return self.mean.group
+
+    def zero(self, like: Params) -> PrivateSum:
+        return PrivateSum(params=like, changes=self.mean.zero(like))
+
+    def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
+        counted = [replace(update, weight=float(update.clients)) for update in updates]
+        accumulator.changes = self.mean.fold(accumulator.changes, counted)
+        accumulator.clients += sum(update.clients for update in updates)
+        return accumulator
+
+    def finish(self, accumulator: PrivateSum) -> Aggregate:
+        params, clients = accumulator.params, accumulator.clients
+        if clients:
+            share = ShareOfChange(params, clients / self.cohort)
+            params = share.settled(self.mean.finish(accumulator.changes, share).mean)
+        return Aggregate(mean=params, weight=self.cohort, clients=clients)

@@ -1,0 +1,1 @@
+"""The client's side of secure rounds, around any ClientApp."""

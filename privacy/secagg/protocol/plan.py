@@ -1,0 +1,106 @@
+"""The plan of a secure sum: its topology and its encoding, computed before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+
+from ....errors import ConfigError
+from .encoding import Encoding
+from .noisy_encoding import NoisyEncoding
+from .topology import Topology, choose_topology
+
+__all__ = ["Minimum", "Plan", "plan_secure_sum"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything public about a secure sum.
+
+    Server and clients must have equal ones, and each computes its own: a client that took one
+    from the server would let it choose what it withstands.
+    """
+
+    topology: Topology
+    encoding: Encoding | NoisyEncoding
+
+    def __post_init__(self) -> None:
+        self.encoding.require_room(self.topology.clients)
+
+    def to_bytes(self) -> bytes:
+        """Return bytes that differ for different plans."""
+        return repr(astuple(self.topology)).encode() + self.encoding.to_bytes()
+
+    def describe(self) -> str:
+        """Return in plain words what the plan withstands."""
+        topology = self.topology
+        against = f"{topology.neighbours} neighbours" if topology.ring else "all the others"
+        return (
+            f"tolerates {topology.dropout} of {topology.clients} clients dropping out and "
+            f"{topology.corrupt} colluding with the server; each client is masked against "
+            f"{against}, {topology.threshold} shares give a secret back, and a sum is of at least "
+            f"{topology.survivors_min} clients"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minimum:
+    """What a client insists on, whatever the server plans.
+
+    Attributes:
+        clients: the smallest cohort.
+        survivors: the fewest clients whose sum may become known.
+        corrupt: so many colluding clients must be withstood.
+    """
+
+    clients: int = 3
+    survivors: int = 2
+    corrupt: int = 0
+
+    def require(self, topology: Topology) -> None:
+        """Check a plan's topology.
+
+        Raises:
+            ConfigError: it protects less.
+        """
+        for name, least, value in (
+            ("the cohort", self.clients, topology.clients),
+            ("the fewest clients in a sum", self.survivors, topology.survivors_min),
+            ("the number of colluding clients withstood", self.corrupt, topology.corrupt),
+        ):
+            if value < least:
+                raise ConfigError(f"{name} must be >= {least} for this client, got {value}")
+
+
+def plan_secure_sum(
+    *,
+    clients: int,
+    length: int,
+    corrupt: float = 0.33,
+    dropout: float = 0.3,
+    bits: int = 32,
+    value_bits: int = 16,
+    weight_max: int = 1,
+    clip: float = 1.0,
+    complete_max: int | None = None,
+    grinding_bits: int = 0,
+) -> Plan:
+    """Return the plan of a secure sum of `clients` vectors of `length` values.
+
+    `corrupt` and `dropout` are the fractions of clients that may collude with the server, and
+    that may drop out; see `choose_topology` and `Encoding` for the rest.
+
+    Raises:
+        ConfigError: no such plan is safe, or a sum could overflow.
+    """
+    return Plan(
+        topology=choose_topology(
+            clients=clients,
+            corrupt=corrupt,
+            dropout=dropout,
+            complete_max=complete_max,
+            grinding_bits=grinding_bits,
+        ),
+        encoding=Encoding(
+            length=length, bits=bits, value_bits=value_bits, weight_max=weight_max, clip=clip
+        ),
+    )

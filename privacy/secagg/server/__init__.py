@@ -1,0 +1,1 @@
+"""The server's side of secure rounds, over any Flower grid."""

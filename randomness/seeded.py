@@ -1,0 +1,115 @@
+"""Random numbers that depend on a seed alone: torch's, NumPy's and Python's global generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from ctypes import memmove, string_at
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..machine.accelerators import is_accelerator
+
+__all__ = ["generator_states", "seeded", "seeded_device", "set_generator_states"]
+
+MT19937_BYTES = 624 * 4 + 4
+"""The state of NumPy's MT19937 in memory: its words, then the place of the next one."""
+
+
+@contextmanager
+def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
+    """Seed every global generator for the block, and leave them as they were.
+
+    What runs inside neither sees what ran before it nor leaves a trace: so it gives the same
+    numbers in a simulation, between other clients, as in a process of its own.
+    """
+    python_state, restore_numpy = random.getstate(), _numpy_kept()
+    torch_state = torch.default_generator.get_state()
+    with seeded_device(seed, device) if device != "cpu" else nullcontext():
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
+        np.random.seed(seed & 0xFFFFFFFF)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            restore_numpy()
+            torch.default_generator.set_state(torch_state)
+
+
+def _numpy_kept() -> Callable[[], None]:
+    """Return what puts NumPy's global generator back where it is now.
+
+    `np.random.get_state` makes Python numbers of 624 words, a tenth of a small client's training;
+    so the words are kept as they lie in memory. Beside them a generator may hold the second normal
+    number of a pair, which a draw tells: it then takes no words.
+    """
+    bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
+    if type(bits) is not np.random.MT19937:
+        state = np.random.get_state(legacy=False)
+        return lambda: np.random.set_state(state)
+    address = bits.ctypes.state_address
+    words = string_at(address, MT19937_BYTES)
+    normal = np.random.standard_normal()
+    if string_at(address, MT19937_BYTES) == words:
+        state = np.random.get_state(legacy=False)
+        return lambda: np.random.set_state({**state, "has_gauss": 1, "gauss": normal})
+
+    def restore() -> None:
+        np.random.seed(0)  # nothing of a pair is left
+        memmove(address, words, MT19937_BYTES)
+
+    return restore
+
+
+@contextmanager
+def seeded_device(seed: int, device: str | torch.device) -> Iterator[None]:
+    """Seed an accelerator's global generator for the block, and leave it as it was; nothing is
+    done for the CPU."""
+    device = torch.device(device)
+    if not is_accelerator(device):
+        yield
+        return
+    module = torch.get_device_module(device)
+    before = module.get_rng_state(device)
+    module.set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
+    try:
+        yield
+    finally:
+        module.set_rng_state(before, device)
+
+
+def generator_states(device: str = "cpu") -> dict[str, NDArray[Any]]:
+    """Return where the global generators are, as arrays."""
+    _, words, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    assert kind == "MT19937", kind
+    states = {
+        "torch": torch.default_generator.get_state().numpy().copy(),
+        "python": np.array(words, np.uint64),
+        "python-gauss": np.array([] if gauss is None else [gauss], np.float64),
+        "numpy": np.array(keys, np.uint64),
+        "numpy-rest": np.array([place, has_gauss, cached], np.float64),
+    }
+    if is_accelerator(device):
+        state = torch.get_device_module(device).get_rng_state(device)
+        states["device"] = state.numpy().copy()
+    return states
+
+
+def set_generator_states(states: Mapping[str, NDArray[Any]], device: str = "cpu") -> None:
+    """Put the global generators where `generator_states` found them."""
+    gauss = states["python-gauss"]
+    words = tuple(int(word) for word in states["python"])
+    random.setstate((3, words, float(gauss[0]) if gauss.size else None))
+    place, has_gauss, cached = states["numpy-rest"]
+    keys = states["numpy"].astype(np.uint32)
+    np.random.set_state(("MT19937", keys, int(place), int(has_gauss), float(cached)))
+    torch.default_generator.set_state(torch.from_numpy(np.array(states["torch"], np.uint8)))
+    if "device" in states:
+        state = torch.from_numpy(np.array(states["device"], np.uint8))
+        torch.get_device_module(device).set_rng_state(state, device)

@@ -1,0 +1,1 @@
+"""What every run has, simulated or real: app, folder, checkpoints, ledger."""

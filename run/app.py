@@ -1,0 +1,174 @@
+"""`server_app(task, config)`: a Flower ServerApp that runs a task by a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.serverapp import Grid, ServerApp
+
+from ..compression.grid import CompressionGrid
+from ..config.load import (
+    Config,
+    build_algorithm,
+    build_asynchrony,
+    build_compression_terms,
+    build_secure_terms,
+    evaluation_record,
+    training_record,
+)
+from ..config.rules.privacy import build_privacy
+from ..config.rules.secure_aggregation import sum_sizes
+from ..flower.messages import arrays_to_params, params_to_arrays
+from ..privacy.dp.plan import PrivacyPlan
+from ..privacy.secagg.server.grid import SecureAggregationGrid
+from ..privacy.secagg.terms.terms import SecureTerms
+from ..privacy.secagg.terms.vector import VectorLayout
+from ..strategies.rounds.adapter import FederatedStrategy, RunResult
+from ..strategies.rounds.plan import RoundPlan
+from ..strategies.rounds.progress import EarlyStopping
+from ..strategies.rounds.recorder import Recorder
+from ..strategies.rounds.selection import Selection
+from .central import CentralEvaluation
+from .population_ledger import RunShare
+from .privacy_ledger import RunLedger
+from .private_run import PrivateRun
+
+if TYPE_CHECKING:
+    from ..task import Task
+
+__all__ = ["initial_arrays", "open_books", "run_rounds", "server_app"]
+
+
+def server_app(task: Task, config: Config, *, recorder: Recorder | None = None) -> ServerApp:
+    """Return a Flower ServerApp for `task`; it also runs under Flower alone.
+
+    `recorder` keeps checkpoints and metrics; without one the run leaves nothing behind.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run_rounds(task, config, grid, recorder=recorder)
+
+    return app
+
+
+def run_rounds(
+    task: Task,
+    config: Config,
+    grid: Grid,
+    *,
+    recorder: Recorder | None = None,
+    privacy: PrivateRun | None = None,
+) -> RunResult:
+    """Run a task's rounds on any Flower grid and return what came of it.
+
+    `privacy` are the books of a private run; without them they are kept in memory.
+
+    Raises:
+        RunError: a round cannot be completed.
+    """
+    algorithm = build_algorithm(config)
+    of_model = algorithm.of_model
+    initial = initial_arrays(task, config.run.seed) if of_model else params_to_arrays({})
+    privacy = privacy or open_books(config)
+    if privacy is not None:
+        algorithm = privacy.plan.private(algorithm)
+    strategy = FederatedStrategy(algorithm, _plan(config), recorder=recorder, privacy=privacy)
+    if config.privacy.secure_aggregation.enabled:
+        terms = _secure_terms(task, config, privacy)
+        _require_room(config, terms, initial)
+        tell = recorder.event if recorder is not None else lambda kind, detail: None
+        grid = SecureAggregationGrid(grid, terms, tell=tell, seed=config.run.seed)
+    if (compressed := build_compression_terms(config)) is not None:
+        grid = CompressionGrid(grid, compressed)
+    return strategy.start(
+        grid,
+        initial,
+        num_rounds=config.run.rounds,
+        train_config=ConfigRecord(dict(training_record(config))),
+        evaluate_config=ConfigRecord(dict(evaluation_record(config))),
+        evaluate_fn=CentralEvaluation(
+            task, batch_size=config.training.batch_size, seed=config.run.seed
+        ),
+    )
+
+
+def open_books(
+    config: Config,
+    path: Path | None = None,
+    *,
+    sync: bool = True,
+    share: RunShare | None = None,
+) -> PrivateRun | None:
+    """Return the books of a private run, None if the configuration does without privacy.
+
+    `share` is the run's part of the server's books.
+
+    Raises:
+        ConfigError: there is no such plan, the file has another run's releases, or the server's books
+            do not allow the run.
+    """
+    plan = build_privacy(config)
+    if plan is None:
+        if share is not None:
+            share.ask(None, ())
+        return None
+    return PrivateRun(plan, RunLedger(path, sync=sync), share)
+
+
+def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> SecureTerms:
+    """Return what the clients sum up, and with which noise."""
+    metrics = ["loss", *task.metrics]
+    if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
+        metrics += [f"personal-{name}" for name in metrics]
+    plan = None if privacy is None else privacy.plan
+    noise = plan.announced if isinstance(plan, PrivacyPlan) else None
+    if noise is not None and not noise.is_distributed:
+        noise = None
+    return build_secure_terms(config, metrics=metrics, noise=noise)
+
+
+def _require_room(config: Config, terms: SecureTerms, initial: ArrayRecord) -> None:
+    """Check that no sum of this model's updates could overflow, before anybody trains.
+
+    Raises:
+        ConfigError: one could.
+    """
+    length = VectorLayout(arrays_to_params(initial), terms).length
+    for clients in sum_sizes(config):
+        terms.plan(clients=clients, length=length)
+
+
+def initial_arrays(task: Task, seed: int) -> ArrayRecord:
+    """Return the params that a task's model begins with, the same for the same seed."""
+    from ..training.module_params import build_module, params_of_module
+
+    return params_to_arrays(params_of_module(build_module(task, seed)))
+
+
+def _plan(config: Config) -> RoundPlan:
+    run, stopping, chosen = config.run, config.run.early_stopping, config.selection
+    return RoundPlan(
+        cohort=run.cohort,
+        min_clients=run.min_clients,
+        deadline_s=run.deadline_s,
+        seed=run.seed,
+        evaluate_every=config.evaluation.every,
+        early_stopping=None
+        if stopping is None
+        else EarlyStopping(metric=stopping.metric, mode=stopping.mode, patience=stopping.patience),
+        update_norm_max=run.update_norm_max,
+        update_norm_policy=run.update_norm_policy,
+        selection=Selection(
+            kind=chosen.kind,
+            tags=chosen.tags,
+            candidates=chosen.candidates,
+            exploration=chosen.exploration,
+            separation=chosen.min_separation,
+            participations_max=chosen.participations_max,
+        ),
+        asynchronous=build_asynchrony(config),
+    )

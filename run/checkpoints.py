@@ -1,0 +1,241 @@
+"""The last rounds of a run on disk: a manifest each, and the files that it names.
+
+A round is committed when its manifest has its name: everything that the manifest refers to is
+durable by then. The manifest and its files are checked by their CRC-32 when the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord
+from zlib_ng.zlib_ng import crc32 as crc32_of
+
+from ..errors import DamageError, MeadowError, StoreError
+from ..flower.messages import params_to_arrays, tensors_of
+from ..strategies.algorithms.algorithm import Params, State
+from ..strategies.rounds.recorder import Checkpoint, Row
+from ..transport.durable import make_folder, sweep, write_file
+from ..transport.tensors import TensorFile, checksum, write_tensors
+from .round_lines import as_json
+
+__all__ = ["Checkpoints", "Kept"]
+
+CHECKPOINTS_KEPT = 2
+SLOT_SEPARATOR = "/"
+
+Told = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A round as it is on disk."""
+
+    state: State
+    best: Mapping[str, Any] | None
+    stale_rounds: int
+    row: Row
+    params_file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientStates:
+    save: Callable[[], Mapping[str, str]]
+    load: Callable[[Mapping[str, str]], None]
+
+
+class Checkpoints:
+    """A folder of the last two rounds."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder, and clear away what a killed process left half-written."""
+        make_folder(folder)
+        sweep(folder)
+        self._folder = folder
+        self._client_states: _ClientStates | None = None
+
+    def keep_client_states(
+        self,
+        save: Callable[[], Mapping[str, str]],
+        load: Callable[[Mapping[str, str]], None],
+    ) -> None:
+        """Keep simulated clients' states too: `save` makes them durable and returns what `load`
+        finds them by, for as long as the checkpoint is kept."""
+        self._client_states = _ClientStates(save, load)
+
+    def save(self, checkpoint: Checkpoint, row: Row) -> tuple[Path, ArrayRecord]:
+        """Make a round durable; returns its params' file, and what is in it.
+
+        Raises:
+            StoreError: the disk is full or fails; the round before is intact.
+        """
+        stem = f"round-{checkpoint.state.round:06d}"
+        path = self._folder / f"{stem}.safetensors"
+        files = {"params": self._write(path, checkpoint.state.params)}
+        if checkpoint.state.slots:
+            slots = {
+                f"{slot}{SLOT_SEPARATOR}{name}": values
+                for slot, params in checkpoint.state.slots.items()
+                for name, values in params.items()
+            }
+            files["slots"] = self._write(self._folder / f"{stem}.slots.safetensors", slots)
+        manifest = {
+            "round": checkpoint.state.round,
+            "files": files,
+            "slots": list(checkpoint.state.slots),
+            "best": checkpoint.best,
+            "stale_rounds": checkpoint.stale_rounds,
+            "row": row,
+            "clients": self._client_states.save() if self._client_states else {},
+        }
+        write_file(self._folder / f"{stem}.json", as_json(_sealed(manifest)))
+        info = files["params"]
+        return path, _read(path, size_max=info["size_bytes"], crc32=info["crc32"])
+
+    def newest(self, tell: Told) -> Kept | None:
+        """Return the newest intact round; a damaged one is told and passed over.
+
+        Raises:
+            StoreError: there are rounds, and all are damaged.
+        """
+        manifests = self._manifests()
+        for path in manifests:
+            try:
+                return self._load(self._manifest(path))
+            except MeadowError as error:
+                tell("checkpoint_damaged", {"file": path.name, "reason": str(error)})
+        if manifests:
+            raise StoreError(
+                f"all checkpoints in {self._folder} are damaged; restore them from a backup, "
+                "or begin a new run"
+            )
+        return None
+
+    def problems(self) -> dict[str, str]:
+        """Return what is wrong with the manifests and their files, by name; changes nothing."""
+        found = {}
+        for path in self._manifests():
+            try:
+                for file in self._manifest(path)["files"].values():
+                    self._verified(file)
+            except MeadowError as error:
+                found[path.name] = str(error)
+        return found
+
+    def rounds(self) -> list[int]:
+        """Return the rounds that there are manifests of, the newest first; unchecked."""
+        numbers = (path.stem.removeprefix("round-") for path in self._manifests())
+        return [int(number) for number in numbers if number.isdecimal()]
+
+    def drop_old(self) -> None:
+        """Delete all but the last rounds."""
+        for manifest in self._manifests()[CHECKPOINTS_KEPT:]:
+            manifest.unlink()  # first: what is left over of a round without one is not used
+            for path in self._folder.glob(f"{manifest.stem}.*"):
+                _remove(path)
+
+    def _manifests(self) -> list[Path]:
+        return sorted(self._folder.glob("round-*.json"), reverse=True)
+
+    def _write(self, path: Path, params: Params) -> dict[str, Any]:
+        info = write_tensors(path, params, fsync=True)
+        return {"name": path.name, "size_bytes": info.size_bytes, "crc32": info.crc32}
+
+    def _manifest(self, path: Path) -> dict[str, Any]:
+        """Read a manifest.
+
+        Raises:
+            DamageError: it is not as it was written.
+        """
+        try:
+            text = path.read_bytes()
+            found = json.loads(text)
+            _check_form(found, f"round-{found['round']:06d}.json" == path.name)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DamageError(f"{path} cannot be read as a checkpoint: {error}") from None
+        del found["crc32"]
+        if as_json(_sealed(found)) != text:
+            raise DamageError(f"{path} does not have the checksum that it was written with")
+        return dict(found)
+
+    def _load(self, manifest: Mapping[str, Any]) -> Kept:
+        tensors = {key: self._verified(file) for key, file in manifest["files"].items()}
+        params = {name: tensor.numpy() for name, tensor in tensors_of(tensors["params"]).items()}
+        slots: dict[str, dict[str, Any]] = {slot: {} for slot in manifest["slots"]}
+        if slots:
+            for name, tensor in tensors_of(tensors["slots"]).items():
+                slot, _, param = name.partition(SLOT_SEPARATOR)
+                slots[slot][param] = tensor.numpy()
+        if self._client_states is not None:
+            self._client_states.load(manifest["clients"])
+        return Kept(
+            state=State(params=params, round=manifest["round"], slots=slots),
+            best=manifest["best"],
+            stale_rounds=manifest["stale_rounds"],
+            row=manifest["row"],
+            params_file=self._path(manifest["files"]["params"]),
+        )
+
+    def _path(self, file: Mapping[str, Any]) -> Path:
+        return self._folder / Path(file["name"]).name
+
+    def _verified(self, file: Mapping[str, Any]) -> ArrayRecord:
+        path = self._path(file)
+        found = checksum(path)
+        if (found.size_bytes, found.crc32) != (file["size_bytes"], file["crc32"]):
+            raise DamageError(f"{path} does not have the checksum that it was written with")
+        return _read(path, size_max=found.size_bytes, crc32=found.crc32)
+
+
+_FORM: Mapping[str, tuple[type, ...]] = {
+    "round": (int,),
+    "files": (dict,),
+    "slots": (list,),
+    "best": (dict, type(None)),
+    "stale_rounds": (int,),
+    "row": (dict,),
+    "clients": (dict,),
+    "crc32": (int,),
+}
+
+
+def _check_form(manifest: Any, is_named_so: bool) -> None:
+    """Pass if every part of a manifest is there and of its type.
+
+    Raises:
+        KeyError, TypeError, ValueError: one is not.
+    """
+    for key, types in _FORM.items():
+        if not isinstance(manifest[key], types) or isinstance(manifest[key], bool):
+            raise TypeError(f"its {key!r} is a {type(manifest[key]).__name__}")
+    for file in manifest["files"].values():
+        if not (isinstance(file["name"], str) and isinstance(file["size_bytes"], int)):
+            raise TypeError("what it says of a file is of another type")
+    if "params" not in manifest["files"] or ("slots" in manifest["files"]) != bool(
+        manifest["slots"]
+    ):
+        raise ValueError("it names other files than it has")
+    if not is_named_so:
+        raise ValueError("it is another round's")
+
+
+def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest with the CRC-32 of its own text."""
+    return {**manifest, "crc32": crc32_of(as_json(manifest))}
+
+
+def _read(path: Path, *, size_max: int, crc32: int) -> ArrayRecord:
+    return params_to_arrays(TensorFile.open(path, size_max=size_max, crc32=crc32).tensors)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        for inner in path.iterdir():
+            inner.unlink()
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,237 @@
+"""What clients were asked for over all runs of a server: privacy.sqlite in its folder.
+
+A run is written down with all that it is going to release, before it begins; at its end that is lowered
+to what it did release. So runs at the same time count each other, and one that died counts as planned.
+A run that goes on is the same one. Whoever takes part in every run is accounted for: tags, and who was
+there, are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from ..config.server_config import load_server_config
+from ..errors import ConfigError
+from ..privacy.dp.accounting.composition import Release, Releases, epsilon_of_releases
+from ..privacy.dp.accounting.events import (
+    ConcentratedEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonEvent,
+)
+from ..transport.database import Database, Layout
+
+__all__ = ["POPULATION_LAYOUT", "Asked", "PopulationLedger", "RunShare", "Unit", "open_population"]
+
+Unit = Literal["client", "record"]
+
+_VERSION_1: Final = """
+CREATE TABLE asked (
+    run_id INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    unit TEXT NOT NULL,              -- whom the noise hides: a client, a record, or nobody
+    law TEXT NOT NULL,
+    noise_multiplier REAL NOT NULL,
+    probability REAL NOT NULL,       -- of taking part, by a secret coin
+    count INTEGER NOT NULL,
+    PRIMARY KEY (run_id, place)
+);
+"""
+
+POPULATION_LAYOUT: Final = Layout(
+    versions=((_VERSION_1,),),
+    sealed={"asked": ("run_id", "place")},
+    remedy="restore it from a backup that has all runs",
+)
+LAWS: Mapping[str, type[GaussianEvent | ConcentratedEvent | LaplaceEvent]] = {
+    "gaussian": GaussianEvent,
+    "concentrated": ConcentratedEvent,
+    "laplace": LaplaceEvent,
+}
+NAMES = {law: name for name, law in LAWS.items()}
+FILE = "privacy.sqlite"
+NOBODY = "nobody"
+KEYS: Mapping[Unit, str] = {"client": "epsilon_max", "record": "record_epsilon_max"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Releases of one kind that a run makes; `law` is "none" for a run without noise."""
+
+    run_id: int
+    unit: str
+    law: str
+    noise_multiplier: float
+    probability: float
+    count: int
+
+    @property
+    def event(self) -> Release:
+        """What one of them releases."""
+        event = LAWS[self.law](noise_multiplier=self.noise_multiplier)
+        if self.probability == 1:
+            return event
+        assert isinstance(event, GaussianEvent)
+        return PoissonEvent(probability=self.probability, event=event)
+
+
+class PopulationLedger:
+    """The books of a server.
+
+    `bounds` are the largest epsilons, None for none, of a client and of a record.
+
+    Guarantees: what is written is durable on return; processes may write at the same time.
+    Raises:
+        StoreError: the file is damaged, or the disk is full.
+    """
+
+    def __init__(
+        self, path: Path, *, delta: float, bounds: Mapping[Unit, float | None] | None = None
+    ) -> None:
+        self.delta = delta
+        self._bounds = bounds or {}
+        self._db = Database(path, POPULATION_LAYOUT)
+        self._db.check()
+
+    def rows(self) -> list[Asked]:
+        """Return what all runs ask for, or have asked for."""
+        return [
+            Asked(**{key: value for key, value in row.items() if key != "place"})
+            for row in self._db.sealed("asked", "ORDER BY run_id, place")
+        ]
+
+    def epsilon(self, unit: Unit, rows: list[Asked] | None = None) -> float:
+        """Return the epsilon of all runs together, for a client or a record that is in all of them.
+
+        Edge cases: infinite if one was without noise; for a client, with noise for records alone.
+        """
+        asked = [row for row in (self.rows() if rows is None else rows) if row.count]
+        hidden = {"client"} if unit == "client" else {"client", "record"}
+        if any(row.unit not in hidden for row in asked):
+            return math.inf
+        return epsilon_of_releases([(row.event, row.count) for row in asked], self.delta)
+
+    def ask(self, run_id: int, unit: Unit | None, releases: Releases) -> None:
+        """Write down what a run is going to release, in the place of what it said before.
+
+        Raises:
+            ConfigError: all runs together would exceed a bound; nothing is written.
+        """
+        asked = _rows_of(run_id, unit, releases)
+        while True:
+            before = self.rows()
+            others = [row for row in before if row.run_id != run_id]
+            self._require_within(run_id, others, asked)  # takes a while, so the file is not locked
+            with self._db.transaction():
+                if self.rows() == before:
+                    self._replace(run_id, asked)
+                    return
+
+    def settle(self, run_id: int, unit: Unit | None, releases: Releases) -> None:
+        """Write down what a run that is over has released."""
+        with self._db.transaction():
+            self._replace(run_id, _rows_of(run_id, unit, releases))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _replace(self, run_id: int, asked: list[Asked]) -> None:
+        """Write a run's rows, within a transaction."""
+        self._db.rows("DELETE FROM asked WHERE run_id = ?", (run_id,))
+        for place, row in enumerate(asked):
+            values: tuple[Any, ...] = (row.noise_multiplier, row.probability, row.count)
+            self._db.rows(
+                "INSERT INTO asked VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (run_id, place, row.unit, row.law, *values),
+            )
+
+    def _require_within(self, run_id: int, others: list[Asked], asked: list[Asked]) -> None:
+        for unit, key in KEYS.items():
+            bound = self._bounds.get(unit)
+            if bound is None:
+                continue
+            after = self.epsilon(unit, [*others, *asked])
+            if after <= bound:
+                continue
+            if math.isinf(after):
+                raise ConfigError(_without_noise(run_id, unit, key, bound, [*others, *asked]))
+            raise ConfigError(
+                f"{key} in server.toml is {bound:g}: what all runs of this server ask of a {unit} "
+                f"would be epsilon = {after:.4g} with run {run_id}, and is "
+                f"{self.epsilon(unit, others):.4g} without it, at delta = {self.delta:g}; let the "
+                f"run have more noise or fewer rounds, or raise {key}"
+            )
+
+
+def open_population(folder: Path) -> PopulationLedger:
+    """Return the books of a server's folder, with the bounds that its server.toml sets by now.
+
+    Raises:
+        ConfigError: server.toml is wrong.
+        StoreError: the books are damaged.
+    """
+    config = load_server_config(folder)
+    bounds: dict[Unit, float | None] = {
+        "client": config.epsilon_max,
+        "record": config.record_epsilon_max,
+    }
+    return PopulationLedger(folder / FILE, delta=config.delta, bounds=bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class RunShare:
+    """One run's part of the ledger."""
+
+    ledger: PopulationLedger
+    run_id: int
+
+    def ask(self, unit: Unit | None, releases: Releases) -> None:
+        """As `PopulationLedger.ask`; None as the unit is a run without noise."""
+        self.ledger.ask(self.run_id, unit, releases)
+
+    def settle(self, unit: Unit, releases: Releases) -> None:
+        """As `PopulationLedger.settle`."""
+        self.ledger.settle(self.run_id, unit, releases)
+
+
+def _rows_of(run_id: int, unit: Unit | None, releases: Releases) -> list[Asked]:
+    if unit is None:
+        return [
+            Asked(
+                run_id=run_id,
+                unit=NOBODY,
+                law="none",
+                noise_multiplier=0.0,
+                probability=1.0,
+                count=1,
+            )
+        ]
+    return [_row_of(run_id, unit, event, count) for event, count in releases]
+
+
+def _row_of(run_id: int, unit: Unit, event: Release, count: int) -> Asked:
+    sampled = isinstance(event, PoissonEvent)
+    released = event.event if isinstance(event, PoissonEvent) else event
+    return Asked(
+        run_id=run_id,
+        unit=unit,
+        law=NAMES[type(released)],
+        noise_multiplier=released.noise_multiplier,
+        probability=event.probability if sampled else 1.0,  # type: ignore[union-attr]
+        count=count,
+    )
+
+
+def _without_noise(run_id: int, unit: Unit, key: str, bound: float, rows: list[Asked]) -> str:
+    hidden = {"client"} if unit == "client" else {"client", "record"}
+    run = max(row.run_id for row in rows if row.unit not in hidden)
+    adds = "adds no noise" if unit == "record" else "adds no noise that hides a client"
+    said = f"{key} in server.toml is {bound:g}, and run {run} {adds}: "
+    if run == run_id:
+        return said + f"set [privacy.differential_privacy] in its meadow.toml, or remove {key}"
+    return said + f"no bound holds any more for who took part in it; remove {key}"

@@ -1,0 +1,107 @@
+"""The ledger of a run's releases: privacy.sqlite in its folder, written before each release."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from ..errors import ConfigError
+from ..privacy.dp.accounting.events import Event
+from ..transport.database import Database, Layout
+
+__all__ = ["RELEASES_LAYOUT", "RunLedger"]
+
+_VERSION_1: Final = """
+CREATE TABLE IF NOT EXISTS releases (
+    number INTEGER PRIMARY KEY,
+    round INTEGER NOT NULL,          -- twice, if it was released again after a crash
+    event TEXT NOT NULL
+);
+"""
+
+_VERSION_2: Final = """
+CREATE TABLE IF NOT EXISTS draws (
+    round INTEGER PRIMARY KEY,       -- drawn by coins once, however often it is released
+    clients TEXT NOT NULL            -- a JSON list of ids
+);
+"""
+
+RELEASES_LAYOUT: Final = Layout(
+    versions=((_VERSION_1,), (_VERSION_2,)),
+    sealed={"releases": ("number",), "draws": ("round",)},
+    remedy="restore it from a backup that has all releases, or end the run",
+)
+
+
+class RunLedger:
+    """What a run released; None for the path keeps it in memory.
+
+    Guarantees: `write` is durable on return; without `sync` it survives the process's death, but
+        not the machine's.
+    Raises:
+        StoreError: the file is damaged, or the disk is full.
+    """
+
+    def __init__(self, path: Path | None, *, sync: bool = True) -> None:
+        self._path = path
+        self._db = Database(path, RELEASES_LAYOUT, sync=sync)
+        self._db.check()
+        self._times = Counter(
+            int(row["round"]) for row in self._db.rows("SELECT round FROM releases")
+        )
+
+    def write(self, round_number: int, event: Event) -> None:
+        """Add a release that is about to be made."""
+        with self._db.transaction() as rows:
+            rows.execute(
+                "INSERT INTO releases (round, event) VALUES (?, ?)", (round_number, repr(event))
+            )
+        self._times[round_number] += 1
+
+    def count(self) -> int:
+        """Return how many releases there were, repeated ones included."""
+        return self._times.total()
+
+    def repeated(self, besides: int | None = None) -> tuple[int, ...]:
+        """Return how often each round was released that was released more than once.
+
+        `besides` is a round that is about to be released once more.
+        """
+        times = self._times if besides is None else self._times + Counter([besides])
+        return tuple(sorted(count for count in times.values() if count > 1))
+
+    def drawn(self, round_number: int) -> list[int] | None:
+        """Return who was drawn for a round by coins, None if nobody tossed any."""
+        rows = self._db.sealed("draws", "WHERE round = ?", (round_number,))
+        return [int(client) for client in json.loads(rows[0]["clients"])] if rows else None
+
+    def write_draw(self, round_number: int, clients: Sequence[int]) -> None:
+        """Remember who was drawn for a round, before anybody is asked."""
+        with self._db.transaction() as rows:
+            rows.execute(
+                "INSERT INTO draws (round, clients) VALUES (?, ?)",
+                (round_number, json.dumps(list(clients))),
+            )
+
+    def require(self, event: Event) -> None:
+        """Check that all releases so far were of this event: only then they add up as one plan.
+
+        Raises:
+            ConfigError: one was not.
+        """
+        others = self._db.rows(
+            "SELECT event, round FROM releases WHERE event <> ? LIMIT 1", (repr(event),)
+        )
+        if others:
+            raise ConfigError(
+                f"{self._path} has a release of round {others[0][1]} by another mechanism, "
+                f"{others[0][0]}; this run would go on with {event!r}: continue with the "
+                "configuration that it began with, or start anew"
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()

@@ -1,0 +1,1 @@
+"""The daemon: listeners, dispatch, spool and the supervision of runs."""

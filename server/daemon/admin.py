@@ -1,0 +1,301 @@
+"""The administrator's calls: sites and runs. Served on the fleet listener to admin identities."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+
+from ... import __version__
+from ...apps.folder import App, unpack
+from ...errors import AppError, MeadowError, StoreError
+from ...strategies.rounds.tags import TAG_FORM, is_tag
+from ...transport import fleet_pb2 as pb
+from ...transport.app_signature import SIGNATURE_FILE, AppSignature
+from ...transport.durable import make_folder, write_file
+from ...transport.fleet_pb2_grpc import AdminServicer
+from ..journal.journal import Journal
+from ..journal.run_table import RunRow
+from ..journal.site_table import SiteRow
+from ..worker.offer import OFFER_FOLDER
+from .agent_registry import Links
+from .dispatch import Dispatcher
+from .floods import Floods
+from .peer_auth import REVOKED, Callers, Context
+from .supervisor import Supervisor
+from .threads import JournalThread
+
+__all__ = ["APP_ZIP_BYTES_MAX", "AdminService"]
+
+APP_ZIP_BYTES_MAX = 64 << 20
+PULL_CHUNK_BYTES = 1 << 20
+APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RUN_ID_MAX = (1 << 63) - 1
+OVER = ("finished", "stopped", "failed")
+
+
+class AdminService(AdminServicer):
+    """Everything that `meadow site` and `meadow run` ask for."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        thread: JournalThread,
+        links: Links,
+        supervisor: Supervisor,
+        dispatcher: Dispatcher,
+        callers: Callers,
+        floods: Floods,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._journal = journal
+        self._thread = thread
+        self._links = links
+        self._supervisor = supervisor
+        self._dispatcher = dispatcher
+        self._callers = callers
+        self._floods = floods
+        self._clock = clock
+        self._started_at_s = clock()
+
+    async def Status(self, request: pb.Empty, context: Context) -> pb.ServerStatus:
+        """Say how the server is."""
+        await self._callers.admin(context)
+        runs = await self._thread(self._journal.runs.all, "queued", "running")
+        return pb.ServerStatus(
+            version=__version__,
+            started_at_s=self._started_at_s,
+            connected=self._links.connected,
+            enrolled=self._links.enrolled,
+            runs=[_run(run) for run in runs],
+        )
+
+    # ------------------------------------------------------------------ sites
+
+    async def Sites(self, request: pb.Empty, context: Context) -> pb.SiteList:
+        """List all sites."""
+        await self._callers.admin(context)
+        sites = await self._thread(self._journal.sites.all)
+        return pb.SiteList(sites=[self._site(site) for site in sites])
+
+    async def Revoke(self, request: pb.SiteName, context: Context) -> pb.Site:
+        """Refuse a site from now on."""
+        await self._callers.admin(context)
+        revoked = await self._thread(self._journal.sites.revoke, request.name, now_s=self._clock())
+        site = await self._thread(self._journal.sites.get, request.name)
+        if not revoked or site is None:
+            text = f"there is no site {request.name!r}; `meadow site list` shows them"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        self._links.update(site)
+        self._links.cut_off(site.node_id, REVOKED)
+        await self._dispatcher.give_up(site.node_id, f"{site.name} was revoked")
+        detail = json.dumps({"client": site.name})
+        await self._thread(self._journal.events.record, 0, "revoked", detail, now_s=self._clock())
+        return self._site(site)
+
+    async def Tag(self, request: pb.SiteTags, context: Context) -> pb.Site:
+        """Let a site have other tags; runs that are under way go by them from their next round."""
+        await self._callers.admin(context)
+        if wrong := [tag for tag in request.tags if not is_tag(tag)]:
+            text = f"{wrong[0][:50]!r} is no tag; {TAG_FORM}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        site = await self._thread(self._journal.sites.tag, request.name, list(request.tags))
+        if site is None:
+            text = f"there is no site {request.name!r}; `meadow site list` shows them"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        self._links.update(site)
+        return self._site(site)
+
+    def _site(self, site: SiteRow) -> pb.Site:
+        state = "away"
+        if site.revoked_at_s is not None:
+            state = "revoked"
+        elif self._links.get(site.node_id) is not None:
+            state = "connected"
+        elif site.serial is None:
+            state = "invited"
+        return pb.Site(
+            name=site.name,
+            node_id=site.node_id,
+            state=state,
+            seen_at_s=site.seen_at_s,
+            certificate_until_s=site.certificate_until_s,
+            version=site.version,
+            tags=sorted(site.tags),
+        )
+
+    # ------------------------------------------------------------------ runs
+
+    async def Submit(self, requests: AsyncIterator[pb.SubmitMessage], context: Context) -> pb.Run:
+        """Take an app and begin a run of it."""
+        await self._callers.admin(context)
+        first = await anext(requests, None)
+        if first is None or not first.HasField("open"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a submission begins with open")
+        if first.open.size_bytes > APP_ZIP_BYTES_MAX:
+            text = f"the app is {first.open.size_bytes} bytes; at most {APP_ZIP_BYTES_MAX}"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        archive = bytearray()
+        async for message in requests:
+            archive += message.zip
+            self._floods.useful(context.peer(), len(message.zip))
+            if len(archive) > first.open.size_bytes:
+                text = "the app is larger than was declared"
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        run_id = await self._take(first.open, bytes(archive))
+        self._supervisor.begin(run_id)
+        return _run(await self._row(run_id, context))
+
+    async def _take(self, opened: pb.SubmitOpen, archive: bytes) -> int:
+        settings = list(opened.settings)
+        if not APP_NAME.fullmatch(opened.name):
+            raise AppError(f"{opened.name[:80]!r} is not an app's name: letters, digits, . _ -")
+        run_id = await self._thread(
+            self._journal.runs.submit, "", "", json.dumps(settings), now_s=self._clock()
+        )
+        folder = self._supervisor.run_dir(run_id)
+
+        def lay_out() -> App:
+            shutil.rmtree(folder, ignore_errors=True)
+            make_folder(folder)
+            unpack(archive, folder / "app")
+            app = App.load(folder / "app", overrides=settings, environ={})
+            if opened.signature:
+                AppSignature.from_bytes(opened.signature).verify(opened.name, app.sha256)
+                make_folder(folder / OFFER_FOLDER)
+                write_file(folder / OFFER_FOLDER / SIGNATURE_FILE, opened.signature)
+            return app
+
+        try:
+            app = await asyncio.to_thread(lay_out)
+        except (MeadowError, OSError) as error:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            with suppress(StoreError):  # the next start does it
+                await self._thread(
+                    self._journal.runs.status,
+                    run_id,
+                    "failed",
+                    cause=str(error),
+                    now_s=self._clock(),
+                )
+            raise
+        await self._thread(self._journal.runs.begin, run_id, opened.name, app.sha256)
+        return run_id
+
+    async def Runs(self, request: pb.Empty, context: Context) -> pb.RunList:
+        """List all runs."""
+        await self._callers.admin(context)
+        return pb.RunList(runs=[_run(run) for run in await self._thread(self._journal.runs.all)])
+
+    async def ShowRun(self, request: pb.RunId, context: Context) -> pb.RunDetail:
+        """Show one run and its events."""
+        await self._callers.admin(context)
+        run = await self._row(request.id, context)
+        events = await self._thread(self._journal.events.after, request.id)
+        return pb.RunDetail(run=_run(run), events=[_event(row) for row in events[-500:]])
+
+    async def Watch(self, request: pb.RunId, context: Context) -> AsyncIterator[pb.RunEvent]:
+        """Stream a run's events, past ones first, until it is over."""
+        await self._callers.admin(context)
+        await self._row(request.id, context)
+        changed = self._supervisor.watch(request.id)
+        last = 0
+        try:
+            while True:
+                changed.clear()
+                run = await self._row(request.id, context)
+                for row in await self._thread(self._journal.events.after, request.id, after=last):
+                    last = row["id"]
+                    yield _event(row)
+                if run.status in OVER:
+                    return
+                await changed.wait()
+        finally:
+            self._supervisor.unwatch(request.id, changed)
+
+    async def Stop(self, request: pb.RunId, context: Context) -> pb.Run:
+        """End a run where it is; its last committed model stays."""
+        await self._callers.admin(context)
+        run = await self._row(request.id, context)
+        if run.status in OVER:
+            text = f"run {run.id} is already {run.status}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        await self._supervisor.stop(request.id)
+        return _run(await self._row(request.id, context))
+
+    async def Resume(self, request: pb.RunId, context: Context) -> pb.Run:
+        """Let a run that has failed or was stopped go on after its last committed round."""
+        await self._callers.admin(context)
+        run = await self._row(request.id, context)
+        secure = pb.WorkerReady.FromString(run.ready or b"").secure_aggregation
+        if (ending := self._supervisor.ending(run.id)) is not None:
+            problem = ending
+        elif secure and run.status in ("failed", "stopped"):
+            problem = (
+                f"run {run.id} has secure aggregation, whose clients answer no round twice; "
+                "submit it anew"
+            )
+        elif not run.sha256:
+            problem = f"run {run.id} never began: {run.cause or 'its app did not arrive'}"
+        elif not await self._thread(self._journal.runs.requeue, run.id):
+            problem = f"run {run.id} is {run.status}; only one that failed or was stopped goes on"
+        else:
+            problem = ""
+        if problem:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        await self._supervisor.go_on(run.id)
+        return _run(await self._row(request.id, context))
+
+    async def Pull(
+        self, request: pb.PullRequest, context: Context
+    ) -> AsyncIterator[pb.PullMessage]:
+        """Send a run's folder (not the app, not the checkpoints, not what ids are made from)."""
+        await self._callers.admin(context)
+        await self._row(request.run_id, context)
+        folder = self._supervisor.run_dir(request.run_id)
+        for path in await asyncio.to_thread(_results, folder):
+            yield pb.PullMessage(file=path.relative_to(folder).as_posix())
+            with path.open("rb") as file:
+                while data := await asyncio.to_thread(file.read, PULL_CHUNK_BYTES):
+                    yield pb.PullMessage(data=data)
+
+    async def _row(self, run_id: int, context: Context) -> RunRow:
+        known = run_id <= RUN_ID_MAX
+        run = await self._thread(self._journal.runs.get, run_id) if known else None
+        if run is None:
+            text = f"there is no run {run_id}; `meadow run list` shows them"
+            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+        return run
+
+
+def _results(folder: Path) -> list[Path]:
+    kept = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
+    skipped = {"app", "checkpoints", OFFER_FOLDER}
+    kept = [p for p in kept if p.parent != folder or p.suffix != ".key"]  # secrets stay
+    return sorted(p for p in kept if p.relative_to(folder).parts[0] not in skipped)
+
+
+def _run(run: RunRow) -> pb.Run:
+    return pb.Run(
+        id=run.id,
+        app=run.app,
+        sha256=run.sha256,
+        status=run.status,
+        cause=run.cause,
+        round=run.round,
+        rounds=run.rounds,
+        submitted_at_s=run.submitted_at_s,
+        finished_at_s=run.finished_at_s or 0.0,
+    )
+
+
+def _event(row: sqlite3.Row) -> pb.RunEvent:
+    return pb.RunEvent(at_s=row["at_s"], kind=row["kind"], json=row["json"])

@@ -1,0 +1,140 @@
+"""Calls whose first message is asked for only when its sender is known, and waited for not long.
+
+gRPC reads the message of a call with one request before it calls anybody, for as long as the
+sender likes, and keeps what has come of it. So every call here is one with a stream of requests, which on
+the wire is the same, and reads its message itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from ...errors import ProtocolError, UnreachableError
+from .peer_auth import Context
+from .stream_limiter import Waits
+
+__all__ = [
+    "FIRST_MESSAGES_EACH_MAX",
+    "FIRST_MESSAGES_MAX",
+    "MESSAGE_WAIT_S",
+    "FirstMessages",
+    "parse",
+    "service_handlers",
+    "unary_handler",
+]
+
+MESSAGE_WAIT_S = 20.0
+FIRST_MESSAGES_MAX = 64
+FIRST_MESSAGES_EACH_MAX = 16
+"""Of one caller."""
+Admit = Callable[[Context], Awaitable[Hashable]]
+"""Lets a call go on, and says whose it is."""
+Kind = TypeVar("Kind", bound=Message)
+
+
+class FirstMessages:
+    """The first messages of calls: of those that have not come in full, a bounded number, and of each
+    caller's a few, is waited for; beyond it whoever has most of them loses the oldest."""
+
+    def __init__(
+        self, count_max: int = FIRST_MESSAGES_MAX, each_max: int = FIRST_MESSAGES_EACH_MAX
+    ) -> None:
+        self._waits = Waits(count_max, each_max)
+
+    async def next(
+        self, requests: AsyncIterator[bytes], caller: Hashable, wait_s: float = MESSAGE_WAIT_S
+    ) -> bytes:
+        """Return the first message of a call.
+
+        Raises:
+            UnreachableError: it has not come in full by then, or too many others have not either.
+            ProtocolError: there is none.
+        """
+        try:
+            async with asyncio.timeout(wait_s) as limit:
+                self._waits.add(limit, caller)
+                message = await anext(requests, None)
+        except TimeoutError:
+            text = f"no whole message has come within {wait_s:.0f} s, or too many are waited for"
+            raise UnreachableError(text) from None
+        finally:
+            self._waits.remove(limit)
+        if message is None:
+            raise ProtocolError("the call has no message")
+        return message
+
+
+def parse(kind: type[Kind], message: bytes) -> Kind:
+    """Return what a message says.
+
+    Raises:
+        ProtocolError: it is none of this kind.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise ProtocolError(f"this is no {kind.DESCRIPTOR.name}: {error}") from None
+
+
+def unary_handler(
+    kind: type[Message],
+    answer: Callable[[Any, Context], Awaitable[Message]],
+    admit: Admit,
+    first_messages: FirstMessages,
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """Return the handler of a call with one request and one answer."""
+
+    async def call(requests: AsyncIterator[bytes], context: Context) -> Message:
+        whose = await admit(context)
+        request = parse(kind, await first_messages.next(requests, whose))
+        return await answer(request, context)
+
+    return grpc.stream_unary_rpc_method_handler(call, response_serializer=_serialized)
+
+
+def service_handlers(
+    methods: Iterable[MethodDescriptor],
+    servicer: object,
+    admit: Admit,
+    first_messages: FirstMessages,
+) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    """Return the handlers of a service's calls, each of which is a method of `servicer`."""
+    return {
+        method.name: _handler(method, getattr(servicer, method.name), admit, first_messages)
+        for method in methods
+    }
+
+
+def _handler(
+    method: MethodDescriptor,
+    behaviour: Callable[..., Any],
+    admit: Admit,
+    first_messages: FirstMessages,
+) -> grpc.RpcMethodHandler[Any, Any]:
+    kind = GetMessageClass(method.input_type)
+    if method.client_streaming:  # it admits before it reads
+        return grpc.stream_unary_rpc_method_handler(
+            behaviour, request_deserializer=partial(parse, kind), response_serializer=_serialized
+        )
+    if not method.server_streaming:
+        return unary_handler(kind, behaviour, admit, first_messages)
+
+    async def stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
+        whose = await admit(context)
+        request = parse(kind, await first_messages.next(requests, whose))
+        async for answer in behaviour(request, context):
+            yield answer
+
+    return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialized)
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

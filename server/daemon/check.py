@@ -1,0 +1,157 @@
+"""`meadow server check`: is what lies in a server's folder as it was written, and what can be saved?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...apps.folder import content_hash
+from ...errors import DamageError, MeadowError, StoreError
+from ...run.checkpoints import Checkpoints
+from ...run.privacy_ledger import RunLedger
+from ...transport.database import Salvage, salvage
+from ...transport.durable import sync_folder
+from ...transport.identity import verify_issued
+from ..journal.database import JOURNAL_LAYOUT
+from ..journal.journal import Journal
+from ..journal.run_table import RunRow
+from .server_dir import AdminIdentity, ServerHome
+
+__all__ = ["Finding", "check_home", "repair_journal"]
+
+DAMAGED_NAME = "journal.damaged.sqlite"
+SAVED = ("sites", "site_tags", "tokens", "runs", "run_sites")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    subject: str
+    ok: bool
+    text: str
+
+
+def check_home(home: ServerHome) -> Iterator[Finding]:
+    """Read everything in a server's folder that can be checked; changes nothing that is well.
+
+    Raises:
+        StoreError: the daemon is running.
+    """
+    unlock = home.lock()
+    try:
+        yield _identity(home)
+        yield _journal(home, _problems(home.folder / "journal.sqlite"))
+        runs = {str(row["id"]): RunRow(**row) for row in _salvaged(home)["runs"].rows}
+        folders = (path for path in (home.folder / "runs").iterdir() if path.is_dir())
+        for folder in sorted(folders, key=lambda path: (len(path.name), path.name)):
+            yield _run(folder, runs.get(folder.name))
+    finally:
+        unlock()
+
+
+def _identity(home: ServerHome) -> Finding:
+    try:
+        ca_pem = home.authority.certificate_pem
+        admin = AdminIdentity.read(home.folder / "admin.json")
+        serial = verify_issued(admin.certificate_pem, ca_pem).serial
+        if serial != home.admin_serial():
+            raise StoreError("admin.json is not the one in force; `meadow server renew-admin`")
+    except MeadowError as error:
+        return Finding(subject="identity", ok=False, text=str(error))
+    return Finding(subject="identity", ok=True, text="the authority and admin.json can be read")
+
+
+def _journal(home: ServerHome, problems: list[str]) -> Finding:
+    if not problems:
+        return Finding(subject="journal", ok=True, text="every row is as it was written")
+    saved = ", ".join(
+        f"{len(found.rows)} of {len(found.rows) + len(found.lost)} {table}"
+        for table, found in _salvaged(home).items()
+    )
+    text = f"{'; '.join(problems[:5])}. With --repair a new journal has what is intact: {saved}"
+    return Finding(subject="journal", ok=False, text=text)
+
+
+def _run(folder: Path, row: RunRow | None) -> Finding:
+    """Check a run's app, checkpoints and ledger."""
+    wrong, well = [], []
+    if row is not None and row.sha256 and row.status in ("queued", "running"):
+        with suppress(MeadowError):
+            if content_hash(folder / "app") != row.sha256:
+                wrong.append("its app is not the one that was submitted")
+    if (folder / "checkpoints").is_dir():
+        checkpoints = Checkpoints(folder / "checkpoints")
+        damaged = checkpoints.problems()
+        wrong += [f"{name}: {reason}" for name, reason in damaged.items()]
+        intact = [n for n in checkpoints.rounds() if f"round-{n:06d}.json" not in damaged]
+        rounds = ", ".join(str(number) for number in intact)
+        well.append(f"checkpoints of rounds {rounds}" if intact else "no checkpoint is intact")
+    if (folder / "privacy.sqlite").exists():
+        try:
+            RunLedger(folder / "privacy.sqlite").close()
+        except StoreError as error:
+            wrong.append(str(error))
+    if row is None:
+        well.append("the journal does not know this run")
+    return Finding(
+        subject=f"run {folder.name}",
+        ok=not wrong,
+        text="; ".join([*wrong, *well]) or "nothing kept",
+    )
+
+
+def repair_journal(home: ServerHome) -> dict[str, Salvage]:
+    """Make a new journal of what is intact in a damaged one, which is kept beside it.
+
+    Steps are not taken over, as one may have lost clients: rounds that are under way are repeated.
+    A client that is lost is unknown, and enrols anew.
+
+    Raises:
+        StoreError: the daemon is running, the journal is not damaged, or an earlier damaged one is
+            still there.
+    """
+    path, kept = home.folder / "journal.sqlite", home.folder / DAMAGED_NAME
+    if kept.exists():
+        raise StoreError(f"{kept} is there from an earlier repair: move it away first")
+    unlock = home.lock()
+    try:
+        if not _problems(path):
+            raise StoreError(f"{path} is not damaged; nothing was changed")
+        found, new = _salvaged(home), home.folder / "journal.new.sqlite"
+        for file in _files(new):
+            file.unlink(missing_ok=True)
+        folders = [each.name for each in (home.folder / "runs").iterdir()]
+        numbers = [int(name) for name in folders if name.isdecimal()]
+        with closing(Journal(new)) as journal:
+            for table, saved in found.items():
+                journal.take_over(table, saved, numbers=numbers if table == "runs" else ())
+        for old, aside in zip(_files(path), _files(kept), strict=True):
+            if old.exists():
+                os.rename(old, aside)
+        os.rename(new, path)
+        sync_folder(home.folder)
+    finally:
+        unlock()
+    return found
+
+
+def _problems(path: Path) -> list[str]:
+    try:
+        with closing(Journal(path)) as journal:
+            return journal.problems()
+    except DamageError as error:
+        return [str(error)]
+
+
+def _salvaged(home: ServerHome) -> dict[str, Salvage]:
+    path = home.folder / "journal.sqlite"
+    return {table: salvage(path, JOURNAL_LAYOUT, table) for table in SAVED}
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a database's file, and those that SQLite has beside it."""
+    return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]

@@ -1,0 +1,283 @@
+"""The server daemon: all connections, the journal and the spool; one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ...errors import UnreachableError
+from ...machine.process_limits import give_back_freed_memory
+from ...transport import fleet_pb2 as pb
+from ...transport.address import Address
+from ...transport.blobs import CHUNK_BYTES
+from ...transport.keys import KeyPair
+from ...transport.tls import server_credentials
+from ..journal.journal import Journal
+from .admin import AdminService
+from .agent_registry import Links
+from .audit_limiter import Denials
+from .blob_service import BulkService
+from .calls import FirstMessages, service_handlers
+from .dispatch import Dispatcher
+from .enrollment import CertificateIssuer, EnrollmentService
+from .failures import service_of
+from .fleet import FleetService
+from .floods import Floods
+from .peer_auth import Callers
+from .server_dir import SERVER_DAYS, ServerHome
+from .spool import ABANDONED_S, Spool
+from .supervisor import Supervisor
+from .threads import JournalThread
+
+__all__ = ["Daemon"]
+
+MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
+"""A chunk with what is around it; what is larger travels as a file."""
+SENT_MESSAGE_BYTES_MAX = 16 << 20
+HANDSHAKE_MS_MAX = 10_000
+MEMORY_KEPT_S = 15.0
+ENROLL_MESSAGE_BYTES_MAX = 64 << 10
+DRAIN_S = 10.0
+FLOODS_EVERY_S = 2.0
+FRUITLESS_BYTES_MAX = {"fleet": 10 << 20, "enroll": 1 << 20}
+"""So much may come of a connection that no call wanted: half messages of all uploads are less."""
+STREAMS_PER_CONNECTION_MAX = 16
+ENROLL_CONNECTION_MS_MAX = 10_000
+ENROLL_STREAMS_MAX = 1
+"""Whoever enrols calls once. Of many calls that wait to be taken up gRPC cancels some, whosever they are."""
+ENROLL_CONNECTIONS_MAX = 4096
+"""However many strangers there are, files are left for the fleet."""
+
+
+class Daemon:
+    """Runs a server's folder until it is told to stop."""
+
+    def __init__(self, home: ServerHome, *, clock: Callable[[], float] = time.time) -> None:
+        config = home.config
+        self._home = home
+        self._clock = clock
+        self._journal = Journal(home.folder / "journal.sqlite")
+        self._journal.check()
+        self._thread = JournalThread(self._journal)
+        self._spool = Spool(
+            home.folder / "spool",
+            blob_bytes_max=config.blob_bytes_max,
+            reply_bytes_min=config.reply_bytes_min,
+            client_bytes_max=config.client_bytes_max,
+            bytes_max=config.spool_bytes_max,
+        )
+        self._links = Links(self._journal.sites.all(), lease_s=config.lease_s, clock=clock)
+        self._dispatcher = Dispatcher(
+            self._journal, self._thread, self._spool, self._links,
+            lease_s=config.lease_s, clock=clock,
+        )  # fmt: skip
+        self._supervisor = Supervisor(
+            home.folder, self._journal, self._thread, self._dispatcher, self._links, self._spool,
+            clock=clock,
+        )  # fmt: skip
+        self._issuer = CertificateIssuer(
+            home.authority, self._journal, self._thread, self._links,
+            days=config.certificate_days, clock=clock,
+        )  # fmt: skip
+        self._pair = home.server_pair(self._now())
+        self._pair_at_s = clock()
+        self._floods = Floods()
+        self._denials = Denials(self._journal, self._thread, clock=clock)
+        self._stop = asyncio.Event()
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock(), UTC)
+
+    def _server_pair(self) -> KeyPair:
+        """Return the listeners' key and certificate, made anew at two thirds of its life."""
+        if self._clock() - self._pair_at_s > SERVER_DAYS * 86400 * 2 / 3:
+            self._pair, self._pair_at_s = self._home.server_pair(self._now()), self._clock()
+        return self._pair
+
+    async def run(self, *, ready: Callable[[dict[str, str]], None]) -> None:
+        """Listen and serve until SIGTERM, SIGINT or `stop()`; `ready` gets the addresses.
+
+        Raises:
+            StoreError: another daemon runs in this folder.
+            UnreachableError: a port is taken.
+        """
+        unlock = self._home.lock()
+        try:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._stop.set)
+            interrupted = await self._supervisor.restore()
+            fleet, enroll, addresses = await self._listen()
+            self._home.announce(addresses)
+            for run_id in interrupted:
+                self._supervisor.begin(run_id)
+            ready(addresses)
+            await self._record("started", addresses)
+            chores = [
+                asyncio.create_task(_every(MEMORY_KEPT_S, give_back_freed_memory)),
+                asyncio.create_task(self._end_floods(addresses)),
+                asyncio.create_task(_every(ABANDONED_S / 4, self._spool.drop_abandoned)),
+            ]
+            await self._stop.wait()
+            for chore in chores:
+                chore.cancel()
+            await self._drain(fleet, enroll)
+        finally:
+            self._home.retract()
+            self._thread.close()
+            self._journal.close()
+            unlock()
+
+    def stop(self) -> None:
+        """Drain and end."""
+        self._stop.set()
+
+    async def _listen(self) -> tuple[grpc.aio.Server, grpc.aio.Server, dict[str, str]]:
+        config = self._home.config
+        fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
+        denials = self._denials
+        callers = Callers(
+            self._links, denials, admin_serial=self._home.admin_serial, clock=self._clock
+        )
+        first_messages = FirstMessages()
+        service = FleetService(
+            self._journal, self._thread, self._links, self._dispatcher, self._issuer, callers,
+            first_messages, self._floods, lease_s=config.lease_s, clock=self._clock,
+        )  # fmt: skip
+        admin = AdminService(
+            self._journal, self._thread, self._links, self._supervisor, self._dispatcher, callers,
+            self._floods, clock=self._clock,
+        )  # fmt: skip
+        bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
+        handlers = {**service.handlers(), **bulk.handlers()}
+        methods = pb.DESCRIPTOR.services_by_name["Admin"].methods
+        administration = service_handlers(methods, admin, callers.admin, first_messages)
+        fleet.add_generic_rpc_handlers(
+            (
+                service_of("Fleet", handlers),
+                service_of("Admin", administration, for_admin=True),
+            )
+        )
+        enroll = grpc.aio.server(
+            options=[
+                *_options(ENROLL_MESSAGE_BYTES_MAX, streams_max=ENROLL_STREAMS_MAX),
+                ("grpc.max_connection_age_ms", ENROLL_CONNECTION_MS_MAX),
+                ("grpc.max_connection_age_grace_ms", ENROLL_CONNECTION_MS_MAX),
+                ("grpc.max_allowed_incoming_connections", ENROLL_CONNECTIONS_MAX),
+            ]
+        )
+        enrollment = EnrollmentService(self._issuer, denials)
+        enroll.add_generic_rpc_handlers((service_of("Enrollment", enrollment.handlers()),))
+        ca_pem = self._home.authority.certificate_pem
+        mutual = server_credentials(self._server_pair, ca_pem=ca_pem)
+        one_way = server_credentials(self._server_pair, ca_pem=None)
+        fleet_port = _bind(fleet, config.listen, config.fleet_port, mutual, "fleet_port")
+        enroll_port = _bind(enroll, config.listen, config.enroll_port, one_way, "enroll_port")
+        self._issuer.fleet_address = config.fleet_told(fleet_port)
+        await fleet.start()
+        await enroll.start()
+        host = config.hosts[0]
+        addresses = {
+            "fleet": str(Address(host, fleet_port)),
+            "enroll": str(Address(host, enroll_port)),
+        }
+        return fleet, enroll, addresses
+
+    async def _drain(self, fleet: grpc.aio.Server, enroll: grpc.aio.Server) -> None:
+        """Let what is under way finish, then end; runs go on at the next start."""
+        await self._record("stopping", {})
+        self._links.close_all("the server is stopping")
+        await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
+
+    async def _end_floods(self, addresses: Mapping[str, str]) -> None:
+        """Look now and then for connections that bring nothing of use, and say which were ended."""
+        listeners = {int(address.rpartition(":")[2]): name for name, address in addresses.items()}
+        bounds = {port: FRUITLESS_BYTES_MAX[name] for port, name in listeners.items()}
+        while True:
+            await asyncio.sleep(FLOODS_EVERY_S)
+            now_s = asyncio.get_running_loop().time()
+            found = await asyncio.to_thread(self._floods.end_fruitless, bounds, now_s=now_s)
+            for each in found:
+                detail = {
+                    "address": each.address,
+                    "listener": listeners[each.port],
+                    "fruitless_bytes": str(each.fruitless_bytes),
+                }
+                await self._denials.record(detail, caller=each.address, kind="flood_ended")
+
+    async def _record(self, kind: str, detail: dict[str, Any]) -> None:
+        await self._thread(
+            self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
+        )
+
+
+async def _every(pause_s: float, chore: Callable[[], None]) -> None:
+    """Do something in a thread now and then: what an attack or a large round has taken does not
+    stay for good."""
+    while True:
+        await asyncio.sleep(pause_s)
+        await asyncio.to_thread(chore)
+
+
+def _options(
+    message_bytes_max: int, *, streams_max: int = STREAMS_PER_CONNECTION_MAX
+) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", SENT_MESSAGE_BYTES_MAX),
+        ("grpc.max_concurrent_streams", streams_max),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
+        ("grpc.per_message_decompression", 0),  # nobody here compresses: it could only be a bomb
+        ("grpc.absolute_max_metadata_size", 16 << 10),
+        ("grpc.so_reuseport", 0),
+        # or every connection buffers megabytes of its own
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.experimental.tcp_max_read_chunk_size", 256 << 10),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # gRPC's own bound on pings costs it a core for a minute: they are ended as any other flood is
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int, credentials: Any, key: str) -> int:
+    try:
+        bound = server.add_secure_port(str(Address(host, port)), credentials)
+    except RuntimeError:
+        bound = 0
+    if bound == 0:
+        raise UnreachableError(_why_not_bound(host, port, key))
+    return bound
+
+
+def _why_not_bound(host: str, port: int, key: str) -> str:
+    """Return why a port cannot be listened on: what the system says when it is asked once more."""
+    where = Address(host, port)
+    try:
+        family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as plain:
+            plain.bind(name)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return (
+                f"{where} is taken: another program listens there, or another server; give another "
+                f"port with {key} in server.toml or --{key.replace('_', '-')}"
+            )
+        if error.errno == errno.EACCES:
+            return f"{where} needs root's rights: give a port above 1023 with {key} in server.toml"
+        return (
+            f"{where} cannot be listened on ({error.strerror}): `listen` in server.toml must be an "
+            "address of this machine"
+        )
+    return f"{where} is taken or not an address of this machine"

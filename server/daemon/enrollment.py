@@ -1,0 +1,154 @@
+"""The enrolment listener: a one-time token and a signing request for a certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ...errors import IdentityError
+from ...transport import fleet_pb2 as pb
+from ...transport.address import caller_of
+from ...transport.authority import Authority
+from ...transport.identity import identity_of
+from ...transport.keys import requested_key
+from ...transport.tokens import hash_token
+from ..journal.journal import Journal
+from ..journal.site_table import SiteRow
+from .agent_registry import Links
+from .audit_limiter import Denials
+from .calls import FirstMessages, parse
+from .peer_auth import Context
+from .threads import JournalThread
+
+__all__ = ["CertificateIssuer", "EnrollmentService"]
+
+STRANGERS_MAX = 256
+"""So many calls at once that have not shown a token."""
+TOKEN_WAIT_S = 5.0
+GUESS_S = 1.0
+"""After some refusals, an address waits this long for each of the next."""
+
+
+class CertificateIssuer:
+    """Signs clients' requests and writes down which certificate is theirs."""
+
+    def __init__(
+        self,
+        authority: Authority,
+        journal: Journal,
+        thread: JournalThread,
+        links: Links,
+        *,
+        days: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._authority = authority
+        self._journal = journal
+        self._thread = thread
+        self._links = links
+        self._days = days
+        self._clock = clock
+        self.fleet_address = ""
+
+    async def enroll(self, token: str, csr_pem: bytes) -> pb.Certificate:
+        """Issue a first certificate to whom a token was made for, and use the token up: both or nothing.
+
+        Raises:
+            IdentityError: as `hash_token`, `SiteTable.redeem` and `certify`.
+        """
+        token_hash, now_s = hash_token(token), self._clock()
+
+        def redeem() -> str:
+            site = self._journal.sites.redeem(token_hash, now_s=now_s)
+            detail = json.dumps({"client": site.name, "node_id": site.node_id})
+            self._journal.events.record(0, "enrolled", detail, now_s=now_s)
+            return site.name
+
+        return await self._issue(redeem, csr_pem)
+
+    async def certify(
+        self, name: str, csr_pem: bytes, *, shown: str | None = None
+    ) -> pb.Certificate:
+        """Issue a short-lived certificate to `name`, for the key of its signing request.
+
+        `shown` is the serial of the certificate that it has now, which stays good until the new
+        one is replaced in its turn: the answer to this call may be lost.
+
+        Raises:
+            IdentityError: the request is malformed, or its key is not of the kind in use.
+        """
+        return await self._issue(lambda: name, csr_pem, shown=shown)
+
+    async def _issue(
+        self, name_of: Callable[[], str], csr_pem: bytes, *, shown: str | None = None
+    ) -> pb.Certificate:
+        now = datetime.fromtimestamp(self._clock(), UTC)
+
+        def write() -> tuple[bytes, SiteRow]:
+            sites = self._journal.sites
+            with self._journal.transaction():
+                name = name_of()
+                pem = self._authority.issue_client(csr_pem, name=name, now=now, days=self._days)
+                identity = identity_of(pem)
+                until_s = identity.not_after.timestamp()
+                sites.certify(name, identity.serial, shown=shown, until_s=until_s)
+            site = sites.get(name)
+            assert site is not None
+            return pem, site
+
+        pem, site = await self._thread(write)
+        self._links.update(site)
+        return pb.Certificate(
+            certificate_pem=pem,
+            ca_pem=self._authority.certificate_pem,
+            client=site.name,
+            node_id=site.node_id,
+            fleet_address=self.fleet_address,
+        )
+
+
+class EnrollmentService:
+    """Takes a token once and answers with a certificate.
+
+    Whoever calls is a stranger until a token is shown: the wait for it is short, and where many are waited
+    for, the address that has most of them loses its oldest. An honest request is there at once.
+    """
+
+    def __init__(self, issuer: CertificateIssuer, denials: Denials) -> None:
+        self._issuer = issuer
+        self._denials = denials
+        self._strangers = FirstMessages(STRANGERS_MAX, STRANGERS_MAX)
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """Return the handler of the call."""
+        return {
+            "Enroll": grpc.stream_unary_rpc_method_handler(
+                self.enroll, response_serializer=pb.Certificate.SerializeToString
+            )
+        }
+
+    async def enroll(self, requests: AsyncIterator[bytes], context: Context) -> pb.Certificate:
+        """Redeem a one-time token."""
+        address = caller_of(context.peer())
+        first = await self._strangers.next(requests, address, TOKEN_WAIT_S)
+        return await self._redeem(parse(pb.EnrollRequest, first), address, context)
+
+    async def _redeem(
+        self, request: pb.EnrollRequest, address: str, context: Context
+    ) -> pb.Certificate:
+        requested_key(request.csr_pem)  # what is wrong with it is told, and with the token is not
+        try:
+            return await self._issuer.enroll(request.token, request.csr_pem)
+        except IdentityError as error:
+            detail = {"address": address, "reason": str(error)}
+            if not await self._denials.record(detail, caller=address, kind="enrollment_refused"):
+                await asyncio.sleep(GUESS_S)
+            text = "the token is not valid: unknown, used or expired; ask for a new one"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
+            raise AssertionError("abort always raises") from None

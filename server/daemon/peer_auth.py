@@ -1,0 +1,99 @@
+"""Who is calling: certificates that the TLS handshake has verified, and what they may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ...errors import IdentityError, StoreError
+from ...transport.identity import Identity, Role, peer_identity
+from ..journal.site_table import SiteRow
+from .agent_registry import Links
+from .audit_limiter import Denials
+
+__all__ = ["REVOKED", "Callers", "Context", "caller"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+REVOKED = "this client was revoked; ask the server's operator for a new token"
+REPLACED = (
+    "this administrator's certificate was replaced; use the admin.json of the server's folder"
+)
+
+
+def caller(context: Context, *, role: Role) -> Identity:
+    """Return who is calling.
+
+    Raises:
+        IdentityError: there is no certificate, or it was issued for another role.
+    """
+    identity = peer_identity(context.auth_context())
+    if identity.role != role:
+        raise IdentityError(f"{identity.name} is {identity.role!r}, not {role!r}")
+    return identity
+
+
+class Callers:
+    """Admits enrolled clients and the administrator, and writes down who was turned away."""
+
+    def __init__(
+        self,
+        links: Links,
+        denials: Denials,
+        *,
+        admin_serial: Callable[[], str],
+        clock: Callable[[], float],
+    ) -> None:
+        """`admin_serial` says at every call which administrator's certificate counts."""
+        self._links = links
+        self._denials = denials
+        self._admin_serial = admin_serial
+        self._clock = clock
+
+    async def site(self, context: Context, *, claimed: str | None = None) -> SiteRow:
+        """Return the caller's site; end the call if it may not be here.
+
+        A connection may outlive its certificate, so this is asked at every call.
+        """
+        try:
+            identity = caller(context, role="client")
+        except IdentityError as error:
+            await self._denials.record({"call": "fleet", "reason": str(error)})
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        site = self._links.site(identity.name)
+        problem = _problem(site, identity, claimed, self._clock())
+        if site is None or problem:
+            said = None if claimed is None else claimed[:80]
+            detail = {"client": identity.name, "claimed": said, "reason": problem}
+            await self._denials.record(detail, caller=identity.name)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem or "unknown client")
+        return site
+
+    async def admin(self, context: Context) -> str:
+        """End the call unless an administrator makes it; returns who that is."""
+        try:
+            identity = caller(context, role="admin")
+            if identity.serial != self._admin_serial():
+                raise IdentityError(REPLACED)
+        except (IdentityError, StoreError) as error:
+            await self._denials.record({"call": "admin", "reason": str(error)})
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        return identity.serial
+
+
+def _problem(
+    site: SiteRow | None, identity: Identity, claimed: str | None, now_s: float
+) -> str | None:
+    if site is None:
+        return f"client {identity.name!r} is not enrolled here"
+    if claimed is not None and claimed != identity.name:
+        return f"the certificate is {identity.name!r}, not {claimed[:80]!r}"
+    if site.revoked_at_s is not None:
+        return REVOKED
+    if identity.serial not in (site.serial, site.previous_serial):
+        return f"this certificate of {identity.name!r} was replaced by a newer one"
+    if identity.not_after.timestamp() < now_s:
+        return f"the certificate of {identity.name!r} has expired"
+    return None

@@ -1,0 +1,262 @@
+"""The server's folder: what lies where, and how it is laid out the first time.
+
+server.toml      ports, limits, lifetimes            ca/            the authority (secret key)
+admin.json       the administrator's identity        journal.sqlite what must not be forgotten
+ca/admin-serial  its certificate, the one in force
+spool/           tensors on their way                runs/<id>/     one run folder each
+privacy.sqlite   what all runs asked clients for
+listening.json   the addresses in use while running  server.lock    one daemon at a time
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from ...config.server_config import (
+    ServerConfig,
+    load_server_config,
+    make_server_config,
+    server_config_to_toml,
+)
+from ...errors import ConfigError, IdentityError, StoreError
+from ...transport.authority import Authority
+from ...transport.durable import make_folder, write_file
+from ...transport.identity import identity_of, read_certificate, verify_authority
+from ...transport.keys import KeyPair, create_request, read_key, write_key
+from ...transport.tokens import create_token
+from ..journal.journal import Journal
+from ..journal.site_table import TokenRow
+
+__all__ = ["AdminIdentity", "ServerHome"]
+
+ADMIN_DAYS = 3650.0
+ADMIN_SERIAL = "ca/admin-serial"
+SERVER_DAYS = 90.0
+LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminIdentity:
+    """How an administrator reaches a server: its address and a certificate with its key."""
+
+    address: str
+    ca_pem: bytes
+    certificate_pem: bytes
+    key_pem: bytes = field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path) -> AdminIdentity:
+        """Read an admin file.
+
+        Raises:
+            IdentityError: it is missing or no admin file.
+        """
+        try:
+            fields = json.loads(path.read_text())
+            pems = {k: fields[k].encode() for k in ("ca_pem", "certificate_pem", "key_pem")}
+            return cls(address=str(fields["address"]), **pems)
+        except FileNotFoundError:
+            raise IdentityError(
+                f"{path} does not exist; give --dir of a server made by `meadow server init`, "
+                "or --admin FILE"
+            ) from None
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise IdentityError(f"{path} is not an admin file: {error}") from None
+
+
+class ServerHome:
+    """A server's folder."""
+
+    def __init__(
+        self, folder: Path, *, fleet_port: int | None = None, enroll_port: int | None = None
+    ) -> None:
+        """Read a server's folder; ports that are given count more than server.toml's.
+
+        Raises:
+            ConfigError: it is none, or its server.toml is wrong.
+            IdentityError: the authority's files are missing.
+        """
+        self.folder = folder.resolve()
+        if not (self.folder / "server.toml").is_file():
+            raise ConfigError(
+                f"{folder} is not a server's folder; make one with "
+                f"`meadow server init --dir {folder}`"
+            )
+        config = load_server_config(self.folder / "server.toml")
+        ports = {"fleet_port": fleet_port, "enroll_port": enroll_port}
+        given = {key: port for key, port in ports.items() if port is not None}
+        self.config: ServerConfig = replace(config, **given)  # type: ignore[arg-type]
+        try:
+            self.authority = Authority(
+                certificate_pem=(self.folder / "ca" / "certificate.pem").read_bytes(),
+                key_pem=(self.folder / "ca" / "key.pem").read_bytes(),
+            )
+        except OSError as error:
+            raise IdentityError(
+                f"{error.filename}: {error.strerror}; without the authority's files this server "
+                "has no identity: restore them from a backup"
+            ) from None
+        self._require_authority()
+
+    @classmethod
+    def create(cls, folder: Path, *, host: str, now: datetime) -> ServerHome:
+        """Lay out a new server: authority, journal, admin identity, server.toml.
+
+        Raises:
+            ConfigError: there is a server already, or `host` is no name or address.
+        """
+        if (folder / "server.toml").exists():
+            raise ConfigError(f"{folder} holds a server already; nothing was changed")
+        values: dict[str, object] = {"hosts": [host]}
+        if (listen := LOOPBACK.get(host.strip("[]"))) is not None:
+            values["listen"] = listen
+        config = make_server_config(values, where="--host")
+        make_folder(folder)
+        folder.chmod(0o700)
+        for name in ("spool", "runs", "ca"):
+            make_folder(folder / name)
+        authority = Authority.create(now=now)
+        write_key(folder / "ca" / "key.pem", authority.key_pem)
+        write_file(folder / "ca" / "certificate.pem", authority.certificate_pem)
+        Journal(folder / "journal.sqlite").close()
+        _make_admin(folder, authority, config, now)
+        write_file(folder / "server.toml", server_config_to_toml(config).encode())
+        return cls(folder)
+
+    def _require_authority(self) -> None:
+        """Pass if the authority's files are whole and belong together.
+
+        Raises:
+            IdentityError: they do not: no client would believe this server.
+        """
+        key = read_key(self.authority.key_pem).public_key()
+        try:
+            pem = verify_authority(self.authority.certificate_pem)
+            self.authority = replace(self.authority, certificate_pem=pem)
+            if read_certificate(self.authority.certificate_pem).public_key() != key:
+                raise IdentityError("it does not belong to key.pem beside it")
+        except IdentityError as error:
+            path = self.folder / "ca" / "certificate.pem"
+            raise IdentityError(
+                f"{path} cannot be used: {error}; restore it from a backup"
+            ) from None
+
+    def renew_admin(self, now: datetime) -> Path:
+        """Make an admin file with a new key, and let no other count from now on; returns it."""
+        path = _make_admin(self.folder, self.authority, self.config, now)
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            journal.events.record(0, "admin_renewed", "{}", now_s=now.timestamp())
+        return path
+
+    def admin_serial(self) -> str:
+        """Return the serial number of the administrator's certificate that counts.
+
+        Raises:
+            StoreError: the file is missing or cannot be read.
+        """
+        path = self.folder / ADMIN_SERIAL
+        try:
+            return path.read_text()
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be read ({error.strerror}); `meadow server renew-admin` makes it, "
+                "and admin.json, anew"
+            ) from error
+
+    def invite(self, client: str, *, hours: float, now_s: float) -> tuple[str, int]:
+        """Make a one-time token for a client; returns it and the client's node id.
+
+        The client's older tokens are void from now on.
+        """
+        token, token_hash = create_token()
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            node_id = journal.sites.invite(
+                client, token_hash, now_s=now_s, expires_at_s=now_s + hours * 3600.0
+            )
+        return token, node_id
+
+    def tokens(self) -> list[TokenRow]:
+        """Return the tokens that were neither redeemed nor revoked, by client."""
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            return journal.sites.tokens()
+
+    def revoke_token(self, client: str, *, now_s: float) -> bool:
+        """Void a client's token. False if it has none."""
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            return journal.sites.revoke_token(client, now_s=now_s)
+
+    def events(self) -> list[sqlite3.Row]:
+        """Return what happened on the server, the oldest first: (id, at_s, kind, json)."""
+        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+            return journal.events.after(0)
+
+    def admin(self) -> AdminIdentity:
+        """Return the administrator's identity, at the address in use now."""
+        identity = AdminIdentity.read(self.folder / "admin.json")
+        listening = self.listening()
+        return replace(identity, address=listening["fleet"]) if listening else identity
+
+    def listening(self) -> dict[str, str]:
+        """Return the addresses that a running daemon listens on; empty if none runs."""
+        try:
+            return dict(json.loads((self.folder / "listening.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def enroll_told(self) -> str:
+        """Return where clients are told to enrol: at the port in use, if a daemon runs."""
+        listening, config = self.listening(), self.config
+        if "enroll" in listening and not config.enroll_address:
+            return listening["enroll"]
+        return config.enroll_told(config.enroll_port)
+
+    def announce(self, addresses: dict[str, str]) -> None:
+        """Write down the addresses in use."""
+        write_file(self.folder / "listening.json", json.dumps(addresses).encode(), fsync=False)
+
+    def retract(self) -> None:
+        """The daemon is ending."""
+        (self.folder / "listening.json").unlink(missing_ok=True)
+
+    def server_pair(self, now: datetime) -> KeyPair:
+        """Return a fresh key and certificate for the listeners."""
+        return self.authority.issue_server(self.config.names, days=SERVER_DAYS, now=now)
+
+    def lock(self) -> Callable[[], None]:
+        """Make sure that this is the only daemon of the folder; returns how to unlock it.
+
+        Raises:
+            StoreError: another daemon runs here.
+        """
+        fd = os.open(self.folder / "server.lock", os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise StoreError(f"another server already runs in {self.folder}") from None
+        return lambda: os.close(fd)
+
+
+def _make_admin(folder: Path, authority: Authority, config: ServerConfig, now: datetime) -> Path:
+    key_path, path = folder / "admin-key.pem", folder / "admin.json"
+    key_path.unlink(missing_ok=True)  # of an attempt that was killed
+    request = create_request("admin", key_path)
+    pem = authority.issue_client(request, name="admin", role="admin", now=now, days=ADMIN_DAYS)
+    fields = {
+        "address": config.fleet_told(config.fleet_port),
+        "ca_pem": authority.certificate_pem.decode(),
+        "certificate_pem": pem.decode(),
+        "key_pem": key_path.read_text(),
+    }
+    write_file(path, json.dumps(fields, indent=1).encode(), mode=0o600)
+    key_path.unlink()
+    write_file(folder / ADMIN_SERIAL, identity_of(pem).serial.encode())
+    return path

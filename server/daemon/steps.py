@@ -1,0 +1,161 @@
+"""Open steps: instructions that wait for an answer, and the answers as a run worker may see them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import ProtocolError
+from ...transport import fleet_pb2 as pb
+from ...transport.blobs import blobs_of
+from ...transport.codec import check_size
+from ...transport.fields import check_fields
+from ...transport.run_sites import PackedSites
+from ..journal.run_table import RunRow
+from ..journal.step_table import InstructionRow
+from .spool import Spool
+
+__all__ = [
+    "NODE_UNAVAILABLE",
+    "Pending",
+    "Step",
+    "accepted",
+    "addressed",
+    "failed",
+    "instruction_of",
+]
+
+REPLY_UNUSABLE, NODE_UNAVAILABLE = 4, 5
+"""Flower's error codes. Source: flwr 1.41, common/constant.py, ErrorCode."""
+REASON_CHARS_MAX = 500
+
+
+@dataclass(slots=True, kw_only=True)
+class Pending:
+    """An instruction that was given and not answered yet."""
+
+    instruction: pb.Instruction
+    node_id: int
+    step: Step
+    lease_until_s: float
+    uploads: set[asyncio.Task[Any]] = field(default_factory=set)
+    """What is being received for its answer, and ends with it."""
+    named: frozenset[str] = frozenset()
+    """The blobs of its answer, once there is one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One batch of instructions, and who still owes an answer."""
+
+    run_id: int
+    key: str
+    group_id: str
+    quorum: int
+    deadline_at_s: float
+    pending: dict[str, Pending] = field(default_factory=dict)
+    updates: int = 0
+    """Answers that are no errors, less those that the worker has refused."""
+    refused: set[int] = field(default_factory=set)
+    attached: bool = False
+    ended: bool = False
+    end_told: bool = False
+    wait_told: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    watcher: asyncio.Task[None] | None = None
+
+    def blob_ids(self) -> set[str]:
+        """Return the blobs that clients may still fetch."""
+        pending = self.pending.values()
+        return {blob.id for item in pending for blob in blobs_of(item.instruction.envelope)}
+
+    def next_check_s(self, now_s: float) -> float | None:
+        """Return when to look again, or None if the step is over now: everybody has answered; or
+        its quorum is met, and its deadline has passed or nobody who is missing shows a sign of
+        life; or both of these, and then the quorum cannot be met."""
+        if not self.pending:
+            return None
+        late, silent = now_s >= self.deadline_at_s, self.is_silent(now_s)
+        if (late or silent) if self.updates >= self.quorum else (late and silent):
+            return None
+        future = [at for at in (self.deadline_at_s, self._lease_until_s()) if at > now_s]
+        return min(future, default=now_s + 3600.0)
+
+    def is_silent(self, now_s: float) -> bool:
+        """Return whether all who have not answered have let their leases lapse."""
+        return now_s >= self._lease_until_s()
+
+    def _lease_until_s(self) -> float:
+        return max(item.lease_until_s for item in self.pending.values())
+
+
+def instruction_of(
+    run: RunRow,
+    ready: pb.WorkerReady,
+    row: InstructionRow,
+    *,
+    clients: int,
+    sites: PackedSites,
+    app: pb.App | None = None,
+) -> pb.Instruction:
+    """Return what a client is told: one of `clients` in this step, of the run's `sites`;
+    where who was drawn is a secret, of the cohort that is configured."""
+    return pb.Instruction(
+        id=row.id,
+        run_id=run.id,
+        app=app or pb.App(name=run.app, sha256=run.sha256),
+        envelope=pb.Envelope.FromString(row.envelope),
+        cohort_clients=ready.cohort or clients,
+        sites=sites.count,
+        site_nodes=sites.bitmap,
+        joined_nodes=sites.joined,
+        run_config=ready.run_config,
+        secure_aggregation=ready.secure_aggregation,
+        differential_privacy=ready.differential_privacy,
+    )
+
+
+def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> pb.Envelope:
+    """Return the reply as the worker may see it; what is wrong with it becomes its error."""
+    if reply.WhichOneof("kind") not in ("envelope", "file"):
+        text = f"refused by its owner: {reply.refused}"
+        return addressed(item, failed(NODE_UNAVAILABLE, text), now_s=now_s)
+    envelope = pb.Envelope()
+    run_id, id_ = item.instruction.run_id, item.instruction.id
+    try:
+        if reply.HasField("file"):
+            envelope = spool.envelope(run_id, id_, reply.file)
+        else:
+            envelope.CopyFrom(reply.envelope)
+        check_fields(envelope)
+        check_size(envelope)
+        spool.check(run_id, id_, envelope)
+    except ProtocolError as error:
+        envelope = failed(REPLY_UNUSABLE, str(error))
+    return addressed(item, envelope, now_s=now_s)
+
+
+def addressed(item: Pending, envelope: pb.Envelope, *, now_s: float) -> pb.Envelope:
+    """Return a reply with the metadata that belong to it, whatever its sender wrote there."""
+    asked = item.instruction.envelope.metadata
+    envelope.metadata.CopyFrom(
+        pb.Metadata(
+            run_id=asked.run_id,
+            src_node_id=item.node_id,
+            dst_node_id=asked.src_node_id,
+            reply_to_message_id=asked.message_id,
+            message_id=f"{asked.message_id}-r",
+            group_id=asked.group_id,
+            created_at_s=now_s,
+            ttl_s=asked.ttl_s,
+            message_type=asked.message_type,
+        )
+    )
+    return envelope
+
+
+def failed(code: int, reason: str) -> pb.Envelope:
+    """Return a reply that says why there is none."""
+    return pb.Envelope(error=pb.AppError(code=code, reason=reason[:REASON_CHARS_MAX]))

@@ -1,0 +1,1 @@
+"""The journal: what the server must not forget, table by table."""

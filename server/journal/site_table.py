@@ -1,0 +1,165 @@
+"""Sites in the journal: who was invited, who is enrolled, who was revoked."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ...errors import IdentityError
+from .database import Database
+
+__all__ = ["SiteRow", "SiteTable", "TokenRow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteRow:
+    """One enrolled or invited client."""
+
+    node_id: int
+    name: str
+    serial: str | None
+    previous_serial: str | None
+    certificate_until_s: float
+    connected: bool
+    seen_at_s: float
+    revoked_at_s: float | None
+    version: str
+    tags: frozenset[str] = frozenset()
+    """What the administrator calls it by beside its name: a run may ask for some of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """A token that was neither redeemed nor revoked; a client has at most one."""
+
+    name: str
+    expires_at_s: float
+
+
+_SITES = (
+    "SELECT sites.*, (SELECT group_concat(tag, ' ') FROM site_tags"
+    " WHERE site_tags.node_id = sites.node_id) AS tags FROM sites"
+)
+
+
+class SiteTable:
+    """Clients by name and node id, and the tokens that were made for them."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def invite(self, name: str, token_hash: str, *, now_s: float, expires_at_s: float) -> int:
+        """Store a one-time token for `name` and return its node id, which stays the same.
+
+        The client's older tokens are void from now on.
+        """
+        with self._db.transaction() as db:
+            db.execute("INSERT OR IGNORE INTO sites (name) VALUES (?)", (name,))
+            _void_tokens(db, name, now_s=now_s)
+            db.execute(
+                "INSERT INTO tokens (hash, name, expires_at_s) VALUES (?, ?, ?)",
+                (token_hash, name, expires_at_s),
+            )
+            row = db.execute("SELECT node_id FROM sites WHERE name = ?", (name,)).fetchone()
+        return int(row["node_id"])
+
+    def redeem(self, token_hash: str, *, now_s: float) -> SiteRow:
+        """Use up a token and return the site that it was made for.
+
+        Raises:
+            IdentityError: the token is unknown, used, void or expired. All of these read the same
+                to the peer; the text is for the server's own log.
+        """
+        with self._db.transaction() as db:
+            row = db.execute("SELECT * FROM tokens WHERE hash = ?", (token_hash,)).fetchone()
+            if row is None:
+                raise IdentityError("the enrolment token is unknown")
+            if row["used_at_s"] is not None:
+                raise IdentityError(
+                    f"the enrolment token of {row['name']} was already used, or is void: a newer one "
+                    "was made, or it was revoked"
+                )
+            if row["expires_at_s"] < now_s:
+                raise IdentityError(f"the enrolment token of {row['name']} has expired")
+            _void_tokens(db, row["name"], now_s=now_s)  # this one, and what an older journal has
+            db.execute(
+                "UPDATE sites SET revoked_at_s = NULL, serial = NULL, previous_serial = NULL"
+                " WHERE name = ?",
+                (row["name"],),
+            )
+            site = db.execute(f"{_SITES} WHERE name = ?", (row["name"],)).fetchone()
+        return _site(site)
+
+    def certify(self, name: str, serial: str, *, shown: str | None, until_s: float) -> None:
+        """Bind a new certificate to a site; beside it only the one that it has shown is good."""
+        with self._db.transaction() as db:
+            db.execute(
+                "UPDATE sites SET previous_serial = ?, serial = ?, certificate_until_s = ?"
+                " WHERE name = ?",
+                (shown, serial, until_s, name),
+            )
+
+    def all(self) -> list[SiteRow]:
+        """Return all sites by node id."""
+        return [_site(row) for row in self._db.rows(f"{_SITES} ORDER BY node_id")]
+
+    def get(self, name: str) -> SiteRow | None:
+        """Return one site by name."""
+        rows = self._db.rows(f"{_SITES} WHERE name = ?", (name,))
+        return _site(rows[0]) if rows else None
+
+    def seen(self, node_id: int, *, connected: bool, now_s: float, version: str = "") -> None:
+        """Record that a site connected or went away."""
+        with self._db.transaction() as db:
+            db.execute(
+                "UPDATE sites SET connected = ?, seen_at_s = ?,"
+                " version = CASE WHEN ? = '' THEN version ELSE ? END WHERE node_id = ?",
+                (int(connected), now_s, version, version, node_id),
+            )
+
+    def tag(self, name: str, tags: Collection[str]) -> SiteRow | None:
+        """Let a site have these tags and no others. None if there is no such site."""
+        if (site := self.get(name)) is None:
+            return None
+        with self._db.transaction() as db:
+            db.execute("DELETE FROM site_tags WHERE node_id = ?", (site.node_id,))
+            rows = [(site.node_id, tag) for tag in sorted(set(tags))]
+            db.executemany("INSERT INTO site_tags (node_id, tag) VALUES (?, ?)", rows)
+        return self.get(name)
+
+    def revoke(self, name: str, *, now_s: float) -> bool:
+        """Refuse a site from now on; its unused tokens are void. False if there is none."""
+        with self._db.transaction() as db:
+            changed = db.execute(
+                "UPDATE sites SET revoked_at_s = ? WHERE name = ?", (now_s, name)
+            ).rowcount
+            _void_tokens(db, name, now_s=now_s)
+        return changed > 0
+
+    def tokens(self) -> list[TokenRow]:
+        """Return the tokens that can still be redeemed, or could until they expired, by client."""
+        rows = self._db.rows(
+            "SELECT name, max(expires_at_s) AS expires_at_s FROM tokens"
+            " WHERE used_at_s IS NULL GROUP BY name ORDER BY name"
+        )
+        return [TokenRow(**row) for row in rows]
+
+    def revoke_token(self, name: str, *, now_s: float) -> bool:
+        """Void a client's token; what it is enrolled with stays good. False if it has none."""
+        with self._db.transaction() as db:
+            return _void_tokens(db, name, now_s=now_s)
+
+
+def _void_tokens(db: sqlite3.Connection, name: str, *, now_s: float) -> bool:
+    voided = db.execute(
+        "UPDATE tokens SET used_at_s = ? WHERE name = ? AND used_at_s IS NULL", (now_s, name)
+    )
+    return voided.rowcount > 0
+
+
+def _site(row: sqlite3.Row) -> SiteRow:
+    values = dict(row)
+    values["connected"] = bool(values["connected"])
+    values["tags"] = frozenset((values["tags"] or "").split())
+    return SiteRow(**values)

@@ -1,0 +1,155 @@
+"""The run worker: `python -m meadow.server.worker.worker FD`, one process a run.
+
+It executes the run's ServerApp on a `FleetGrid` and leaves the run folder. Killed at any point
+and started again, it goes on from the last committed round.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...apps.folder import App
+from ...config.rules.privacy import cohort_of
+from ...errors import DamageError, MeadowError
+from ...flower.messages import identify_process
+from ...machine.process_limits import allow_many_files, keep_freed_memory
+from ...randomness.entropy import system_entropy
+from ...run.execute import execute, resolved_toml, rounds_of, run_config_of
+from ...run.population_ledger import RunShare, open_population
+from ...run.run_folder import RunFolder
+from ...transport import fleet_pb2 as pb
+from ...transport.durable import write_file
+from ...transport.entries import pack_entries
+from ...transport.pipe import Pipe
+from .channel import Channel
+from .grid import FleetGrid
+
+__all__ = ["main"]
+
+SERVER_NODE_ID = 0
+SITE_LOG = "training.log in the site's own folder"
+SECRET_FILE = "message-ids.key"
+SECRET_BYTES = 32
+
+
+def main(fd: int) -> int:
+    """Run one worker to its end; returns the exit code."""
+    keep_freed_memory()
+    allow_many_files()
+    channel = Channel(Pipe.inherited(fd, pb.DaemonMessage))
+    start = channel.start()
+    form = f"%(asctime)sZ %(levelname)-7s run {start.run_id}: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, datefmt="%Y-%m-%d %H:%M:%S")
+    logging.Formatter.converter = time.gmtime
+    try:
+        app = App.load(Path(start.app_dir), overrides=list(start.settings), environ={})
+        _require_same(app, start.sha256)
+        _introduce(channel, app)
+        quiet = app.flower is None
+        identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID, quiet=quiet)
+        by_coins = _draws_coins(app)
+        quorum = app.config.run.min_clients if app.config and not by_coins else 0
+        grid = FleetGrid(
+            channel,
+            run_id=start.run_id,
+            spool=Path(start.spool_dir),
+            quorum=quorum,
+            cohorts={cohort.group_id: cohort.node_ids for cohort in start.cohorts},
+            secret=_secret_in(Path(start.run_dir)),
+            tags=_tags_of(app),
+            announced=_announced_cohort(app),
+        )
+
+        def note(kind: str, detail: Mapping[str, Any]) -> None:
+            text = json.dumps(detail, default=str)
+            channel.send(pb.WorkerMessage(note=pb.Note(kind=kind, json=text)))
+
+        folder = RunFolder(
+            Path(start.run_dir),
+            config_toml=resolved_toml(app),
+            on_event=note,
+            about=lambda client: _about(grid.name_of(client)),
+        )
+        books = open_population(Path(start.run_dir).parents[1])
+        share = RunShare(books, start.run_id)
+        summary = execute(app, grid, folder, run_id=start.run_id, share=share)
+        finished = pb.Finished(status=summary["status"], cause=summary["cause"] or "")
+    except MeadowError as error:
+        traceback.print_exc()
+        finished = pb.Finished(status="failed", cause=str(error))
+    channel.send(pb.WorkerMessage(finished=finished))
+    return 0 if finished.status != "failed" else 1
+
+
+def _about(name: str | None) -> dict[str, str]:
+    """Return what events say of a client beside its number."""
+    return {"log": SITE_LOG} if name is None else {"site": name, "log": SITE_LOG}
+
+
+def _require_same(app: App, sha256: str) -> None:
+    """Pass if an app is what was submitted.
+
+    Raises:
+        DamageError: it is not.
+    """
+    if app.sha256 != sha256:
+        raise DamageError(
+            f"{app.folder} is not what was submitted: its SHA-256 is {app.sha256[:12]}..., not "
+            f"{sha256[:12]}...; submit the app anew"
+        )
+
+
+def _introduce(channel: Channel, app: App) -> None:
+    privacy = app.config.privacy if app.config else None
+    ready = pb.WorkerReady(
+        rounds=rounds_of(app),
+        run_config=pack_entries(run_config_of(app)),
+        secure_aggregation=bool(privacy and privacy.secure_aggregation.enabled),
+        differential_privacy=bool(privacy and privacy.differential_privacy.enabled),
+        tags=_tags_of(app),
+        cohort=_announced_cohort(app),
+    )
+    channel.send(pb.WorkerMessage(ready=ready))
+
+
+def _draws_coins(app: App) -> bool:
+    """Say whether who takes part is a secret that amplifies privacy."""
+    private = app.config.privacy.differential_privacy if app.config else None
+    return bool(
+        private and private.enabled and private.unit == "client" and private.sampling == "poisson"
+    )
+
+
+def _announced_cohort(app: App) -> int:
+    """Return the size of a cohort as clients are told, 0 for as many as there are.
+
+    How many were drawn by coins is as secret as who they are.
+    """
+    if not _draws_coins(app):
+        return 0
+    assert app.config is not None
+    return int(cohort_of(app.config))
+
+
+def _secret_in(folder: Path) -> bytes:
+    """Return what the ids of a run's messages are made from; it is made when it is first needed."""
+    file = folder / SECRET_FILE
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(file, system_entropy(SECRET_BYTES), mode=0o600)
+    return file.read_bytes()
+
+
+def _tags_of(app: App) -> tuple[str, ...]:
+    return app.config.selection.tags if app.config else ()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

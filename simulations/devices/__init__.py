@@ -1,0 +1,1 @@
+"""Simulated devices: speed, availability, and the virtual clock."""

@@ -1,0 +1,1 @@
+"""The processes executor: groups of clients on worker processes of this machine."""

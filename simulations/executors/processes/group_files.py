@@ -1,0 +1,112 @@
+"""What goes to a worker for a group, and what comes back: files in three folders.
+
+shared/  of a round: the broadcast, its params once for all groups
+inbox/   of a group: who is in it, what each keeps, and messages that are no broadcast
+outbox/  of an attempt at a group: the report, single replies, states, the partial sums
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....errors import StoreError
+
+__all__ = [
+    "BROADCAST",
+    "MESSAGES",
+    "REPLIES",
+    "STATES",
+    "SUMS",
+    "Job",
+    "Report",
+    "WorkerSettings",
+]
+
+BROADCAST = "broadcast"
+MESSAGES = "messages"
+STATES = "states"
+REPLIES = "replies"
+SUMS = "sums"
+_JOB = "job.json"
+_REPORT = "report.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a worker needs to know to run clients of an app."""
+
+    folder: str
+    sha256: str
+    overrides: Sequence[str]
+    clients: int
+    run_id: int
+    run_config: Mapping[str, bool | int | float | str]
+    node_config: Mapping[str, bool | int | float | str]
+    inner: str
+    """The executor that runs a group."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A group: its clients, and for a broadcast what beside its content their messages have."""
+
+    clients: Sequence[int]
+    combine: bool = False
+    message_type: str = ""
+    """Empty if the messages are in a file of their own."""
+    group_id: str = ""
+    id_prefix: str = ""
+
+    def write(self, inbox: Path) -> None:
+        _write(inbox / _JOB, asdict(self))
+
+    @classmethod
+    def read(cls, inbox: Path) -> Job:
+        return cls(**_read(inbox / _JOB))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a worker says of a group beside the replies.
+
+    `weight`, `table_*` belong to the partial sums; there are none if `table_clients` is empty.
+    """
+
+    weight: float = 0.0
+    table_clients: Sequence[int] = ()
+    table_examples: Sequence[float | None] = ()
+    table_metrics: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    seconds: Sequence[tuple[int, float]] = ()
+    tracebacks: Sequence[tuple[int, str]] = ()
+    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    output: Sequence[tuple[str, str]] = ()
+    """What the clients printed."""
+
+    def write(self, outbox: Path) -> None:
+        _write(outbox / _REPORT, asdict(self))
+
+    @classmethod
+    def read(cls, outbox: Path) -> Report:
+        return cls(**_read(outbox / _REPORT))
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(value, default=str))
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error
+    return value

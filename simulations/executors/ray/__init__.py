@@ -1,0 +1,1 @@
+"""The Ray executor: groups of clients on the workers of a Ray cluster."""

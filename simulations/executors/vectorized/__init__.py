@@ -1,0 +1,1 @@
+"""The vectorized executor: many clients in tensors with a leading client axis."""

@@ -1,0 +1,141 @@
+"""Random numbers of many clients at once: each client's are those that it would draw alone.
+
+A client that trains alone seeds torch's generator and draws from it, operation after operation.
+Under vmap one operation draws for all clients. It is intercepted below vmap, where every operation
+of torch passes, whoever called it; the operation of one client, known from a trace of its step, is
+then run client by client, each with the generator where that client has left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ....errors import DataError
+from ....randomness.seeded import seeded
+from .step_trace import Draw, Generator, TensorKind, fills_argument, may_draw
+
+__all__ = ["ClientRandomness"]
+
+
+class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws for the clients `low` to `high` while it is entered; `begin` comes before each step.
+
+    Guarantees: the numbers are the ones of the clients' own generators, in the order and the memory
+        layout of a client alone; the global generators are left as they were.
+    Raises:
+        DataError: an operation draws that no client alone drew at this place.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        """`seeds` are those of the clients' trainings, in the order of the client axis."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._generator = Generator(device)
+        self._states = [self._seeded(seed) for seed in seeds]
+        self._clients = range(0)
+        self._draws: tuple[Draw, ...] = ()
+        self._place, self._turn = 0, 0
+
+    def begin(self, low: int, high: int, draws: tuple[Draw, ...]) -> None:
+        """Let the next step be that of these clients, whose steps alone draw `draws`."""
+        self._clients, self._draws = range(low, high), draws
+        self._place, self._turn = 0, 0
+
+    def end(self) -> None:
+        """Check that a step drew all that it should have.
+
+        Raises:
+            DataError: it did not.
+        """
+        if self._place != len(self._draws):
+            raise DataError("a step of many clients draws fewer random numbers than one alone")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not may_draw(func):
+            return func(*args, **kwargs)
+        before = self._generator.get()
+        together = func(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            raise DataError("the model draws from a generator of its own, one for all clients")
+        if self._generator.is_at(before):  # it did not draw, as attention without dropout
+            return together
+        self._generator.set(before)
+        if self._place >= len(self._draws):
+            raise DataError(f"{func} draws random numbers, which it did not for one client alone")
+        draw = self._draws[self._place]
+        try:
+            if draw.operation is func and not draw.tensors and draw.args == args:
+                return self._one(func, args, kwargs)
+            self._place += 1
+            return self._all(draw, func, args)
+        finally:
+            self._generator.set(before)
+
+    def _one(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Draw for the client whose turn it is: vmap asks for some operations one by one."""
+        client = self._clients[self._turn]
+        self._turn += 1
+        if self._turn == len(self._clients):
+            self._turn, self._place = 0, self._place + 1
+        return self._drawn(client, func, args, kwargs)
+
+    def _all(self, draw: Draw, func: Any, args: tuple[Any, ...]) -> Any:
+        count, given = len(self._clients), [a for a in args if isinstance(a, torch.Tensor)]
+        if draw.operation is not func and not (draw.overwrites and len(draw.tensors) == 1):
+            raise DataError(f"{func} draws random numbers where one client alone has a {draw}")
+        folded = bool(given) and given[0].ndim == len(draw.tensors[0].shape)
+        needed = [] if draw.overwrites and len(draw.tensors) == 1 else draw.tensors
+        stacks = [
+            _by_client(tensor, kind, count)
+            for tensor, kind in zip(given, needed, strict=bool(needed))
+        ]
+        made = []
+        for row, client in enumerate(self._clients):
+            left = iter(stack[row] for stack in stacks)
+            own = [self._like(each, next(left, None), draw) for each in draw.args]
+            made.append(self._drawn(client, draw.operation, own, draw.kwargs))
+        if fills_argument(func):
+            return args[0].copy_(torch.stack(made).view_as(args[0]))
+        if isinstance(made[0], tuple):
+            return tuple(_joined(parts, folded) for parts in zip(*made, strict=True))
+        return _joined(made, folded)
+
+    def _like(self, argument: Any, values: torch.Tensor | None, draw: Draw) -> Any:
+        if not isinstance(argument, TensorKind):
+            return argument
+        made = argument.empty(self._device)
+        return made if values is None else made.copy_(values)
+
+    def _drawn(self, client: int, operation: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        self._generator.set(self._states[client])
+        made = operation(*args, **kwargs)
+        self._states[client] = self._generator.get()
+        return made
+
+    def _seeded(self, seed: int) -> torch.Tensor:
+        with seeded(seed, str(self._device)):
+            return self._generator.get()
+
+
+def _by_client(tensor: torch.Tensor, kind: TensorKind, count: int) -> torch.Tensor:
+    """Return a tensor of all clients as (clients, ...): vmap may have folded that axis into the
+    one of the rows."""
+    if tensor.shape == (count, *kind.shape):
+        return tensor
+    if kind.shape and tensor.shape == (count * kind.shape[0], *kind.shape[1:]):
+        return tensor.view(count, *kind.shape)
+    raise DataError(
+        f"random numbers are drawn for values of shape {tuple(tensor.shape)}, and by one client "
+        f"of {count} alone for {tuple(kind.shape)}"
+    )
+
+
+def _joined(made: Sequence[torch.Tensor], folded: bool) -> torch.Tensor:
+    return torch.cat(list(made)) if folded else torch.stack(list(made))

@@ -1,0 +1,115 @@
+"""What a cohort's examples gave as they were trained on: losses and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ....errors import DataError
+from ....task import Task
+from .batch_layout import BatchLayout, Step
+
+__all__ = ["ExampleValues", "Means", "Trained", "Weights"]
+
+Means = dict[str, NDArray[np.float64]]
+Tensors = dict[str, torch.Tensor]
+Weights = Callable[[str], torch.Tensor]
+"""What each client counts in the sum of changes, by the name of a param: (clients,)."""
+
+
+class Trained(Protocol):
+    """What training made of a chunk of clients.
+
+    Shapes: `means` by metric (clients,).
+    """
+
+    @property
+    def means(self) -> Means: ...
+
+    def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
+        """Return the weighted sum of the changes of params and buffers, by name, of the clients
+        `good` (None: of all); `weights` are theirs."""
+
+    def squares(self) -> Tensors:
+        """Return the squared L2 norms of each client's changes, by name of a floating-point param
+        or buffer: float64 (clients,)."""
+
+    def of_client(self, row: int) -> Tensors:
+        """Return one client's params and buffers."""
+
+
+class ExampleValues:
+    """Keeps what each step gave before it was made; metrics are computed of all steps at once, but
+    those in `mixing` of each client's each batch alone."""
+
+    def __init__(
+        self, task: Task, layout: BatchLayout, mixing: frozenset[str] = frozenset()
+    ) -> None:
+        self._task = task
+        self._layout = layout
+        self._mixing = mixing
+        self._steps: list[Step] = []
+        self._losses: list[torch.Tensor] = []
+        self._outputs: list[torch.Tensor] = []
+        self._targets: list[torch.Tensor] = []
+
+    def take(
+        self,
+        step: int,
+        low: int,
+        losses: torch.Tensor,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+    ) -> None:
+        """Take a step of the clients from `low` on.
+
+        Shapes: losses (clients, batch), outputs (clients * batch, ...), targets likewise.
+        """
+        self._steps.append((step, low, *losses.shape))
+        self._losses.append(losses.flatten())
+        if self._task.metrics:
+            self._outputs.append(outputs)
+            self._targets.append(targets)
+
+    def means(self) -> Means:
+        """Return each client's means over all its examples and epochs, summed in float64.
+
+        Raises:
+            DataError: a metric does not give one value an example.
+        """
+        made = {"loss": torch.cat(self._losses)}
+        if self._task.metrics:
+            outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
+            for name, metric in self._task.metrics.items():
+                if name in self._mixing:
+                    made[name] = self._by_batch(name)
+                else:
+                    made[name] = _one_an_example(name, metric(outputs, targets), len(targets))
+        values = torch.stack([each.float() for each in made.values()])
+        sums = self._layout.sums(self._steps, values).cpu().numpy()
+        means = sums / self._layout.sizes.sum(axis=1)
+        return dict(zip(made, means, strict=True))
+
+    def _by_batch(self, name: str) -> torch.Tensor:
+        """Return a metric's values, of one batch of one client after another; 0 for padding."""
+        metric, made = self._task.metrics[name], []
+        for (step, low, rows, batch), outputs, targets in zip(
+            self._steps, self._outputs, self._targets, strict=True
+        ):
+            values = outputs.new_zeros(rows, batch, dtype=torch.float32)
+            for row, size in enumerate(self._layout.sizes[low : low + rows, step].tolist()):
+                own = slice(row * batch, row * batch + size)
+                values[row, :size] = _one_an_example(name, metric(outputs[own], targets[own]), size)
+            made.append(values.flatten())
+        return torch.cat(made)
+
+
+def _one_an_example(name: str, values: object, count: int) -> torch.Tensor:
+    if not isinstance(values, torch.Tensor) or values.shape != (count,):
+        got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        raise DataError(f"{name} must give one value per example, shape ({count},), got {got}")
+    return values

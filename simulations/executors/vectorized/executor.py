@@ -1,0 +1,359 @@
+"""The vectorized executor: a cohort's models in one tensor, each layer one kernel for all.
+
+It takes broadcasts of an app that is made from a `Task`. A cohort is cut into chunks that fit
+into memory; what it trains adds up to one reply, or is one reply a client where somebody needs
+every single update.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
+
+from ....errors import NOTHING_TO_EVALUATE, AgreementError, DataError
+from ....machine.accelerators import free_bytes, is_accelerator, widest_float
+from ....privacy.dp.records import RecordTerms
+from ....strategies.rounds.broadcast import Broadcast
+from ....task import Task
+from ....training.algorithms.algorithms import local_algorithm
+from ....training.algorithms.personalization import PERSONAL
+from ....training.algorithms.work import WORKS
+from ....training.local.session import without_companions
+from ....training.settings import TrainingSettings
+from ....training.warm_module import WarmModule
+from ...population.clients import SimulatedClients
+from ..contract import Executor, Teller, error_reply
+from ..site_data import SiteData
+from .agreement import check_agreement
+from .cohort_data import CohortData
+from .example_values import Trained
+from .known_cohort import KnownCohort, Loaded
+from .linear_training import LinearModule, LinearModules, is_plain, train_linear
+from .stacked_evaluation import StackedEvaluation
+from .stacked_module import StackedModule
+from .stacked_records import train_stacked_records
+from .stacked_replies import CohortReplies
+from .stacked_session import StackedSession
+from .stacked_training import train_stacked
+from .step_threads import step_threads
+from .step_trace import undisturbed
+
+__all__ = ["VectorizedExecutor"]
+
+CHUNK_BYTES = 512 << 20
+"""What a chunk's params, gradients and activations may take on a CPU."""
+GPU_SHARE = 4
+"""On an accelerator a chunk may take one part in so many of the free memory."""
+COPIES = 4
+"""Params, gradients, their products, and what differentiation keeps: each this often."""
+
+
+class VectorizedExecutor:
+    """Trains and evaluates many clients at once; other messages go to `other`, one by one.
+
+    Guarantees: the same messages give the same bits with the same number of threads. A client
+        whose training fails is an error reply and changes nothing for the others.
+    """
+
+    name = "vectorized"
+
+    def __init__(
+        self,
+        task: Task,
+        clients: SimulatedClients,
+        *,
+        device: str,
+        combine: bool,
+        other: Executor,
+        verify: bool = False,
+        teller: Teller | None = None,
+    ) -> None:
+        """With `verify`, two clients of the first chunk are also trained alone, and compared."""
+        self.combines = combine
+        self._task = task
+        self._device = torch.device(device)
+        self._module = WarmModule(task, device)
+        self._data = SiteData(task, clients)
+        self._evaluation = StackedEvaluation(task, self._device)
+        self._known = KnownCohort()
+        self._clients = clients
+        self._other = other
+        self._verify = verify
+        self._teller = teller or Teller()
+        self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
+        self._linear: dict[StackedModule, LinearModules | None] = {}
+        self._told = False
+
+    def close(self) -> None:
+        """Give up the other executor too."""
+        self._other.close()
+
+    def execute(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Run the clients; a broadcast of another kind goes to the other executor."""
+        if isinstance(messages, Broadcast) and messages.message_type == MessageType.TRAIN:
+            return self._train(messages)
+        if isinstance(messages, Broadcast) and messages.message_type == MessageType.EVALUATE:
+            return self._evaluate(messages)
+        return self._other.execute(messages)
+
+    # ------------------------------------------------------------------ training
+
+    def _train(self, order: Broadcast) -> Iterator[Message]:
+        settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
+        if why := _personal(settings):
+            self._tell(DataError(why))
+            yield from self._other.execute(order)
+            return
+        arrays = cast(ArrayRecord, order.content["arrays"])
+        algorithm = local_algorithm(settings)
+        module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
+        replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
+        loaded = self._known.find(order.clients)
+        if loaded is None:
+            loaded = []
+            yield from self._load(order, replies, loaded)
+            loaded.sort(key=lambda each: -each[1].train.count)
+            if len(loaded) == len(order.clients):
+                self._known.remember(order.clients, loaded)
+        while loaded:
+            chunk: Loaded = loaded
+            try:
+                stacked = self._stacked_module(module, loaded, settings)
+                chunk = loaded[: self._chunk_size(stacked, settings)]
+                yield from self._train_chunk(chunk, stacked, settings, replies)
+            except AgreementError:
+                raise
+            except Exception as error:  # the task's code, or torch for want of a rule
+                self._tell(error)
+                yield from self._other.execute(order.to([client for client, _ in chunk]))
+            loaded = loaded[len(chunk) :]
+        yield from replies.finish()
+
+    def _train_chunk(
+        self,
+        chunk: Loaded,
+        stacked: StackedModule,
+        settings: TrainingSettings,
+        replies: CohortReplies,
+    ) -> Iterator[Message]:
+        clients = [client for client, _ in chunk]
+        data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
+        records = RecordTerms.of(replies.config)
+        clips = replies.clipping is not None
+        linear = (
+            None if records is not None else self._linear_module(stacked, data, settings, clips)
+        )
+        params = sum(tensor.numel() for tensor in stacked.trained.values())
+        with step_threads(params if linear is None else linear.step_params, data, settings):
+            session: StackedSession | None = None
+            trained: Trained | None = None
+            if records is not None:
+                trained = train_stacked_records(
+                    self._task, stacked, data, settings, records, clients=clients
+                )
+            elif linear is not None:
+                trained = self._train_linear(linear, stacked, data, settings, clients)
+            if trained is None:
+                with undisturbed(stacked.module):
+                    session, losses = self._session_of(chunk, stacked, settings, replies)
+                    trained = train_stacked(
+                        self._task,
+                        stacked,
+                        data,
+                        settings,
+                        clients=clients,
+                        session=session,
+                        losses=losses,
+                    )
+            if self._verify and records is None and not replies.noise_is_local:
+                self._verify = False
+                self._compare(stacked, trained, replies, clients, data.counts.tolist())
+            if session is not None:
+                session.keep(np.flatnonzero(np.isfinite(trained.means["loss"])).tolist())
+            answers = replies.add(stacked, trained, clients, data.counts.tolist())
+            if self.combines:  # it adds everything up now, and yields only what failed
+                answers = iter(list(answers))
+        yield from answers
+
+    def _compare(
+        self,
+        stacked: StackedModule,
+        trained: Trained,
+        replies: CohortReplies,
+        clients: Sequence[int],
+        counts: Sequence[int],
+    ) -> None:
+        """Compare the clients with the most and the fewest samples with themselves alone."""
+        good = np.flatnonzero(np.isfinite(trained.means["loss"])).tolist()
+        found = {
+            clients[row]: replies.single(stacked, trained, row, clients[row], counts[row])
+            for row in dict.fromkeys((*good[:1], *good[-1:]))
+        }
+        if found:
+            check_agreement(replies.order, found, self._other, self._clients)
+
+    def _train_linear(
+        self,
+        linear: LinearModule,
+        stacked: StackedModule,
+        data: CohortData,
+        settings: TrainingSettings,
+        clients: Sequence[int],
+    ) -> Trained | None:
+        """Train the chunk as linear layers; None where that raises: what vmap makes of it counts."""
+        try:
+            with undisturbed(stacked.module):
+                return train_linear(
+                    self._task,
+                    linear,
+                    data,
+                    settings,
+                    clients=clients,
+                    mixing=stacked.mixing_metrics,
+                )
+        except Exception:  # vmap raises it again, if it is the task's
+            self._linear[stacked] = None
+            return None
+
+    def _session_of(
+        self,
+        chunk: Loaded,
+        stacked: StackedModule,
+        settings: TrainingSettings,
+        replies: CohortReplies,
+    ) -> tuple[StackedSession | None, torch.Tensor | None]:
+        """Return the algorithm's part of the round, and the losses before it, if it needs them."""
+        if settings.algorithm == "plain":
+            return None, None
+        algorithm, losses = local_algorithm(settings), None
+        clients = [client for client, _ in chunk]
+        session = StackedSession(algorithm, stacked, replies.arrays, clients, self._clients)
+        if algorithm.needs_losses:
+            _, means = self._evaluation.evaluate(
+                stacked.module,
+                [data.train for _, data in chunk],
+                batch_size=settings.batch_size,
+            )
+            losses = torch.from_numpy(means["loss"]).to(self._device, widest_float(self._device))
+        return session, losses
+
+    def _stacked_module(
+        self, module: torch.nn.Module, loaded: Loaded, settings: TrainingSettings
+    ) -> StackedModule:
+        """Return the module for this precision; it is tried on some inputs when it is new."""
+        key = (module, settings.precision)
+        if key not in self._stacked:
+            some = CohortData.of([data.train for _, data in loaded[:3]], device=self._device)
+            self._stacked[key] = StackedModule(
+                self._task, module, some.probe(), precision=settings.precision
+            )
+        _refuse(self._stacked[key], settings)
+        return self._stacked[key]
+
+    def _linear_module(
+        self, stacked: StackedModule, data: CohortData, settings: TrainingSettings, clips: bool
+    ) -> LinearModule | None:
+        """Return the module as linear layers, if that is all there is to train, by plain SGD."""
+        if settings.algorithm != "plain" or not is_plain(settings):
+            return None
+        if stacked not in self._linear:
+            self._linear[stacked] = LinearModules.of(stacked)
+        modules = self._linear[stacked]
+        return None if modules is None else modules.choose(data, settings, norms=clips)
+
+    def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings) -> int:
+        """Return how many clients fit into memory at once."""
+        held = [*stacked.trained.values(), *stacked.buffers.values()]
+        params = sum(tensor.numel() * tensor.element_size() for tensor in held)
+        batch = settings.batch_size * settings.accumulation_steps * stacked.example_bytes
+        free = free_bytes(self._device) if is_accelerator(self._device) else None
+        room = CHUNK_BYTES if free is None else free // GPU_SHARE
+        return max(1, room // (COPIES * (params + batch)))
+
+    # ------------------------------------------------------------------ evaluation
+
+    def _evaluate(self, order: Broadcast) -> Iterator[Message]:
+        settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
+        if why := _personal(settings):
+            self._tell(DataError(why))
+            yield from self._other.execute(order)
+            return
+        arrays = cast(ArrayRecord, order.content["arrays"])
+        module = self._module.with_params(arrays, seed=settings.seed)
+        replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
+        loaded: Loaded = []
+        yield from self._load(order, replies, loaded)
+        tested = []
+        for client, data in loaded:
+            if data.test is None or not data.test.count:
+                nothing = Error(NOTHING_TO_EVALUATE, f"site {client - 1} has no test data")
+                yield Message(nothing, reply_to=replies.message_to(client))
+            else:
+                tested.append((client, data.test))
+        if not tested:
+            return
+        clients = [client for client, _ in tested]
+        try:
+            counts, means = self._evaluation.evaluate(
+                module, [data for _, data in tested], batch_size=settings.batch_size
+            )
+        except Exception as error:
+            self._tell(error)
+            yield from self._other.execute(order.to(clients))
+            return
+        yield from replies.measured(clients, counts, means)
+
+    # ------------------------------------------------------------------ both
+
+    def _load(self, order: Broadcast, replies: CohortReplies, loaded: Loaded) -> Iterator[Message]:
+        """Load the cohort's data into `loaded`; yields the replies of those that fail."""
+        for client in order.clients:
+            try:
+                loaded.append((client, self._data.of(client)))
+            except Exception as error:  # a task's code may raise anything
+                yield error_reply(replies.message_to(client), error, self._teller)
+
+    def _tell(self, error: Exception) -> None:
+        """Tell, once a run, why clients are run one by one."""
+        if not self._told:
+            self._told = True
+            self._teller.event("not_vectorized", {"reason": self._explained(error)})
+
+    def _explained(self, error: Exception) -> str:
+        """Say what happened, and in which module of the model."""
+        names = {
+            id(each): name for module, _ in self._stacked for name, each in module.named_modules()
+        }
+        where = ""
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            layer = frame.f_locals.get("self")
+            if isinstance(layer, torch.nn.Module) and names.get(id(layer)):
+                where = f" (in the module {names[id(layer)]!r}, a {type(layer).__name__})"
+        return f"{self._teller.explain(error)}{where}"
+
+
+def _personal(settings: TrainingSettings) -> str:
+    """Say why clients do not take training steps from the same params, where they do not."""
+    if settings.algorithm in PERSONAL:
+        return f"under strategy {settings.algorithm!r} clients have params of their own"
+    if settings.algorithm in WORKS:
+        return f"under strategy {settings.algorithm!r} clients work one by one"
+    if settings.tuning_epochs:
+        return "evaluation.tuning_epochs > 0 trains every client's params anew"
+    return ""
+
+
+def _refuse(stacked: StackedModule, settings: TrainingSettings) -> None:
+    """Raise where only the trainer for one client can do what the settings ask for."""
+    if settings.precision == "fp16":
+        raise DataError("training.precision fp16 scales the loss by what each client has seen")
+    if settings.accumulation_steps > 1 and (not stacked.in_rows or stacked.mixing_metrics):
+        raise DataError(
+            "training.accumulation_steps > 1 with a model, a loss or a metric that is not known to "
+            "look at each example alone"
+        )

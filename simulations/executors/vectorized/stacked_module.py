@@ -1,0 +1,204 @@
+"""One task's module for many clients at once: params with a leading client axis.
+
+A client's step is written for one client, differentiated by `torch.func.grad` and then mapped
+over the clients by `torch.func.vmap`: each layer runs once, as one kernel, for all of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch.func import functional_call, grad, vmap
+
+from ....errors import DataError
+from ....task import Task
+from ....training.module_params import owners_of
+from .rowwise import rowwise_function, rowwise_graph
+from .step_trace import StepTrace, trace_step
+
+__all__ = ["StackedModule", "Step", "Tensors"]
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Step(NamedTuple):
+    """What one step gives: `gradients` by param (clients, ...), `losses` (clients, batch) and
+    `outputs` (clients, batch, ...)."""
+
+    gradients: Tensors
+    losses: torch.Tensor
+    outputs: torch.Tensor
+
+
+class StackedModule:
+    """A module whose trained params and buffers are given from outside, a row a client.
+
+    Attributes:
+        module: one client's.
+        probe: some inputs that it was tried with.
+        trained: the params that training changes, as the module holds them.
+        graph: its forward pass, if that is proven to act on each row alone; else None.
+        in_rows: whether module and loss are proven so, and draw no random numbers: then a batch may
+            be padded, and hold the rows of several clients.
+        mixing_metrics: the metrics that are not proven so.
+        example_bytes: what the forward pass makes for one example.
+        owners: for each name of the state_dict the param or buffer that it is: tied weights have
+            several names.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        module: torch.nn.Module,
+        probe: tuple[torch.Tensor, torch.Tensor],
+        *,
+        precision: str,
+    ) -> None:
+        """`probe` are three inputs of the task and their targets: the module is tried with them.
+
+        Raises:
+            DataError: its step cannot be mapped over clients; whatever the module raises.
+        """
+        self._task = task
+        self.probe, targets = probe
+        self.module = module.train()
+        self._autocast = torch.bfloat16 if precision == "bf16" else None
+        self.trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+        self._fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+        self.buffers = dict(module.named_buffers())
+        self._device = self.probe.device
+        self.owners = owners_of(module)
+        self.in_rows = False
+        self._traces: dict[int, StepTrace] = {}
+        trace = self.trace(self.probe, targets)
+        self.example_bytes = trace.bytes // len(targets)
+        self.graph = None if trace.draws else rowwise_graph(module, self.probe)
+        outputs = trace.outputs
+        functions = {"": task.loss, **task.metrics}
+        mixing = {n for n, f in functions.items() if not rowwise_function(f, outputs, targets)}
+        self.in_rows = self.graph is not None and "" not in mixing
+        self.mixing_metrics = frozenset(mixing - {""})
+        self._mapped = vmap(
+            grad(self._loss_of_one, has_aux=True), in_dims=(0, 0, 0, 0, 0), randomness="different"
+        )
+
+    def trace(self, inputs: torch.Tensor, targets: torch.Tensor) -> StepTrace:
+        """Return what a step of one client does with a batch of so many examples.
+
+        Raises:
+            DataError: it cannot be mapped over clients; whatever the module raises.
+        """
+        if self.in_rows:  # then it does the same, however large the batch is
+            return next(iter(self._traces.values()))
+        size = len(targets)
+        if size not in self._traces:
+            with self._precision():
+                self._traces[size] = trace_step(
+                    self.module,
+                    self.trained,
+                    {**self._fixed, **self.buffers},
+                    inputs,
+                    lambda outputs: self._losses(outputs, targets),
+                )
+        return self._traces[size]
+
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether an example's gradient may depend on the others of its batch."""
+        return not self.in_rows
+
+    def stack(self, clients: int) -> tuple[Tensors, Tensors]:
+        """Return the trained params and the buffers, a row for each of `clients`."""
+        return (
+            {name: _repeat(tensor, clients) for name, tensor in self.trained.items()},
+            {name: _repeat(tensor, clients) for name, tensor in self.buffers.items()},
+        )
+
+    def step(
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> Step:
+        """Return the gradients of each client's weighted loss; buffers are updated in place.
+
+        Shapes: inputs (clients, batch, ...), targets likewise, weights (clients, batch).
+        """
+        with self._precision():
+            gradients, (losses, outputs, after) = self._mapped(
+                params, buffers, inputs, targets, weights
+            )
+        for name, values in after.items():  # where a module assigned a new buffer to the old name
+            if values.data_ptr() != buffers[name].data_ptr():
+                buffers[name].copy_(values)
+        return Step(_apart(gradients), losses, outputs)
+
+    def example_gradients(
+        self, params: Tensors, inputs: torch.Tensor, targets: torch.Tensor
+    ) -> Tensors:
+        """Return the gradient of every single example's loss, of a module without buffers.
+
+        Shapes: inputs (clients, batch, ...), targets likewise; gradients (clients, batch, ...).
+        """
+        ones = torch.ones(1, device=self._device)
+
+        def loss_of(params: Tensors, example: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return self._loss_of_one(params, {}, example[None], target[None], ones)[0]
+
+        of_batch = vmap(grad(loss_of), in_dims=(None, 0, 0), randomness="different")
+        gradients: Tensors = vmap(of_batch, randomness="different")(params, inputs, targets)
+        return gradients
+
+    def _loss_of_one(
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Tensors]]:
+        """Compute one client's weighted loss; also its examples' losses, the outputs, and the
+        buffers afterwards."""
+        everything = {**params, **self._fixed, **buffers}
+        outputs = self._outputs(everything, inputs)
+        losses = self._losses(outputs, targets)
+        if losses.shape != weights.shape:
+            raise DataError(
+                f"loss must give one value per example, shape {tuple(weights.shape)}, got "
+                f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
+            )
+        after = {name: everything[name].detach() for name in buffers}
+        return (losses * weights).sum(), (losses.detach(), outputs.detach(), after)
+
+    def _outputs(self, tensors: Tensors, inputs: torch.Tensor) -> torch.Tensor:
+        """Run the module with these params and buffers, which it may replace in `tensors`."""
+        outputs: torch.Tensor = functional_call(self.module, tensors, (inputs,))
+        return outputs
+
+    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self._autocast is not None and outputs.dtype == self._autocast:
+            outputs = outputs.float()
+        return self._task.loss(outputs, targets)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self._device.type, self._autocast, enabled=bool(self._autocast))
+
+
+def _repeat(tensor: torch.Tensor, clients: int) -> torch.Tensor:
+    return tensor.detach().unsqueeze(0).expand(clients, *tensor.shape).clone()
+
+
+def _apart(gradients: Tensors) -> Tensors:
+    """Return gradients that can be overwritten one by one: those of two params that are added to
+    each other, as the two biases of an LSTM, are one tensor, and those of a sum are expanded."""
+    seen: set[int] = set()
+    made = {}
+    for name, each in gradients.items():
+        shares = each.data_ptr() in seen or 0 in each.stride()
+        made[name] = each.clone(memory_format=torch.contiguous_format) if shares else each
+        seen.add(each.data_ptr())
+    return made

@@ -1,0 +1,203 @@
+"""What a trained cohort answers: one reply that stands for all clients, or one a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from ....errors import DataError, UpdateError
+from ....flower.messages import arrays_to_params, params_to_arrays
+from ....machine.accelerators import wide
+from ....privacy.dp.mechanisms.clipping import Clipping
+from ....privacy.dp.noise_terms import AnnouncedNoise
+from ....strategies.algorithms.combined import EXAMPLES_KEY, ClientTable
+from ....strategies.rounds.broadcast import Broadcast
+from ....training.local.clipped_reply import clipped_reply
+from ....training.module_params import params_of_module, to_array
+from ....training.settings import TrainingSettings
+from ..contract import Teller, error_reply
+from .clipped_cohort import ClippedCohort
+from .example_values import Means, Trained, Weights
+from .stacked_module import StackedModule
+
+__all__ = ["CohortReplies"]
+
+
+class CohortReplies:
+    """Takes a cohort's training chunk by chunk.
+
+    The combined params are those before the round plus the mean change, weighted by the clients'
+    numbers of examples and summed in float64 over chunks; and so are an algorithm's companions.
+
+    Attributes:
+        order: what the clients were asked.
+        arrays: what the clients were sent.
+        config: what they were told.
+        clipping: how their changes are bounded, if they are.
+    """
+
+    def __init__(
+        self,
+        order: Broadcast,
+        module: torch.nn.Module,
+        settings: TrainingSettings,
+        *,
+        combine: bool,
+        teller: Teller,
+    ) -> None:
+        self.order = order
+        self._places = {client: place for place, client in enumerate(order.clients)}
+        self._module = module
+        self.arrays = cast(ArrayRecord, order.content["arrays"])
+        self._settings = settings
+        self.config = cast(ConfigRecord, order.content["config"])
+        self.clipping, self._noise = Clipping.of(self.config), AnnouncedNoise.of(self.config)
+        self._combine = combine and not self.noise_is_local
+        self._teller = teller
+        self._table = ClientTable()
+        self._sums: dict[str, torch.Tensor] = {}
+        self._stacked: StackedModule | None = None
+
+    def message_to(self, client: int) -> Message:
+        """Return the instruction that a client was sent."""
+        return self.order[self._places[client]]
+
+    def add(
+        self, stacked: StackedModule, trained: Trained, clients: Sequence[int], counts: list[int]
+    ) -> Iterator[Message]:
+        """Take a chunk; yields the replies that nothing else is added to."""
+        self._stacked = stacked
+        losses = trained.means.get("loss", np.zeros(len(clients)))
+        good = np.flatnonzero(np.isfinite(losses)).tolist()
+        for row in np.flatnonzero(~np.isfinite(losses)).tolist():
+            yield error_reply(
+                self.message_to(clients[row]), self._not_finite(losses[row]), self._teller
+            )
+        if not self._combine:
+            for row in good:
+                yield self.single(stacked, trained, row, clients[row], counts[row])
+        elif self.clipping is not None:
+            yield from self._add_clipped(
+                ClippedCohort(stacked, trained, self.clipping), trained, good, clients
+            )
+        elif good:
+            weights = torch.tensor([counts[row] for row in good], dtype=torch.float32)
+            self._add_sums(trained, good, len(counts), lambda name: weights)
+            self._table.add(
+                [clients[row] for row in good],
+                [float(counts[row]) for row in good],
+                {name: values[good].tolist() for name, values in trained.means.items()},
+            )
+
+    def finish(self) -> Iterator[Message]:
+        """Yield the combined reply, if there is one."""
+        if not self._table.clients:
+            return
+        assert self._stacked is not None
+        record = self._table.record()
+        total = float(record[EXAMPLES_KEY])  # type: ignore[arg-type]
+        params = {}
+        for name, values in arrays_to_params(self.arrays).items():
+            change = self._sums.get(self._stacked.owners.get(name, name))
+            if change is None:
+                params[name] = values
+            elif self.clipping is not None and values.dtype.kind in "fV":
+                params[name] = _mean(values, change, total)  # to be cast after the noise
+            else:
+                params[name] = _moved(values, change, total)
+        yield self._reply(self._table.clients[0], params, record)
+
+    def measured(
+        self, clients: Sequence[int], counts: Sequence[int], means: Means
+    ) -> Iterator[Message]:
+        """Yield what an evaluation answers: the clients' examples and means."""
+        alone = [[row] for row in range(len(clients))]
+        for rows in [list(range(len(clients)))] if self._combine else alone:
+            table = ClientTable()
+            table.add(
+                [clients[row] for row in rows],
+                [float(counts[row]) for row in rows],
+                {name: values[rows].tolist() for name, values in means.items()},
+            )
+            content = RecordDict({"metrics": table.record()})
+            yield Message(content, reply_to=self.message_to(clients[rows[0]]))
+
+    @property
+    def noise_is_local(self) -> bool:
+        """Whether each client adds noise of its own, which is another one every time."""
+        return self._noise is not None and self._noise.is_local
+
+    def single(
+        self, stacked: StackedModule, trained: Trained, row: int, client: int, count: int
+    ) -> Message:
+        """Return the reply of one client alone."""
+        own = trained.of_client(row)
+        params = {
+            name: to_array(own[owner], copy=True) if owner in own else to_array(tensor)
+            for (name, tensor), owner in zip(
+                self._module.state_dict().items(), stacked.owners.values(), strict=True
+            )
+        }
+        for name, array in self.arrays.items():
+            if name not in params:
+                params[name] = to_array(own[name], copy=True) if name in own else array.numpy()
+        means = {name: float(values[row]) for name, values in trained.means.items()}
+        reply = self._reply(client, params, MetricRecord({EXAMPLES_KEY: count, **means}))
+        if self.clipping is not None:
+            before = params_to_arrays(params_of_module(self._module))
+            arrays, metrics = clipped_reply(
+                before, reply.content.array_records["arrays"], self.clipping, self._noise
+            )
+            reply.content = RecordDict({"arrays": arrays, "metrics": metrics})
+        return reply
+
+    def _reply(
+        self, client: int, params: dict[str, NDArray[Any]], metrics: MetricRecord
+    ) -> Message:
+        content = RecordDict({"arrays": params_to_arrays(params), "metrics": metrics})
+        return Message(content, reply_to=self.message_to(client))
+
+    def _add_clipped(
+        self, cohort: ClippedCohort, trained: Trained, good: list[int], clients: Sequence[int]
+    ) -> Iterator[Message]:
+        """Add the clipped changes up, every client alike; yields who has none."""
+        for row in good:
+            if not cohort.finite[row]:
+                error = UpdateError("the update has values that are not finite")
+                yield error_reply(self.message_to(clients[row]), error, self._teller)
+        good = [row for row in good if cohort.finite[row]]
+        if good:
+            weights, columns = cohort.factors(good)
+            self._add_sums(trained, good, len(clients), weights)
+            self._table.add([clients[row] for row in good], [1.0] * len(good), columns)
+
+    def _add_sums(self, trained: Trained, good: list[int], clients: int, weights: Weights) -> None:
+        every = len(good) == clients
+        for name, change in trained.changes(None if every else good, weights).items():
+            added = wide(change)
+            self._sums[name] = self._sums[name] + added if name in self._sums else added
+
+    def _not_finite(self, loss: float) -> DataError:
+        return DataError(
+            f"the training loss is {loss} in round {self._settings.server_round}; lower "
+            "training.learning_rate, set training.gradient_clip_norm, or look for invalid values "
+            "in the data"
+        )
+
+
+def _mean(values: NDArray[Any], change: torch.Tensor, total: float) -> NDArray[Any]:
+    """Return params after the mean change, in float64."""
+    return np.asarray(values.astype(np.float64) + change.cpu().numpy() / total)
+
+
+def _moved(values: NDArray[Any], change: torch.Tensor, total: float) -> NDArray[Any]:
+    """Return params after the mean change, in their own dtype."""
+    mean = _mean(values, change, total)
+    if values.dtype.kind in "iu":
+        np.rint(mean, out=mean)
+    return np.asarray(mean >= 0.5) if values.dtype.kind == "b" else mean.astype(values.dtype)

@@ -1,0 +1,1 @@
+"""Flower's Grid over simulated clients, with or without a virtual clock."""

@@ -1,0 +1,1 @@
+"""Federated algorithms: pure maths on named arrays, a file for each paper."""

@@ -1,0 +1,128 @@
+"""What an algorithm is: a frozen pair of pure functions and what travels beside the params.
+
+Everything here is data. A builder function with keyword hyperparameters (`fedavg`, `fedprox`)
+returns an `Algorithm`; the adapter in `adapter.py` runs it as a Flower Strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from ...flower.messages import FlatTensor
+from .metrics import Metrics
+
+__all__ = ["Aggregate", "Aggregator", "Algorithm", "Params", "State", "Update", "params_of"]
+
+A = TypeVar("A")
+
+Params = Mapping[str, NDArray[Any]]
+"""Named arrays: a model's parameters and buffers, in the model's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One reply: what a client's training made of the params, and how much it counts.
+
+    A reply may stand for many clients: their weighted mean, and the sum of their weights.
+    """
+
+    client: int
+    """The Flower node id."""
+    params: Mapping[str, FlatTensor]
+    weight: float
+    """The number of examples, > 0."""
+    stored: bool = False
+    """Whether the params are read from files: then it costs no memory to let them wait."""
+    clients: int = 1
+    """How many clients it stands for."""
+    metrics: Metrics = field(default_factory=dict)
+    """What they report beside the params: the weighted means."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """What a round's updates add up to: their weighted mean and total weight."""
+
+    mean: Params
+    weight: float
+    clients: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """An algorithm's state between rounds; everything a checkpoint must hold.
+
+    `slots` are what the server keeps beside the params, by name: the server optimizer's arrays
+    ("momentum", "second_moment"), with the params' names and shapes, or an algorithm's own.
+    """
+
+    params: Params
+    round: int = 0
+    slots: Mapping[str, Params] = field(default_factory=dict)
+
+
+class Aggregator(Protocol[A]):
+    """Folds updates as they come, so that memory does not grow with the cohort.
+
+    The caller passes updates in the canonical order of clients, any number at a time: how they
+    are cut into calls makes no difference, to the last bit. `fold` may keep a few updates back
+    (at most `group`) and may reuse the accumulator it is given; `finish` consumes it.
+    """
+
+    @property
+    def group(self) -> int: ...
+    def zero(self, like: Params) -> A: ...
+    def fold(self, accumulator: A, updates: Sequence[Update]) -> A: ...
+    def finish(self, accumulator: A) -> Aggregate: ...
+
+
+def params_of(state: State) -> Params:
+    """Return the params: what most algorithms send, and nothing else."""
+    return state.params
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """A federated algorithm: `init(params) -> state`, `apply(state, aggregate) -> state`."""
+
+    name: str
+    init: Callable[[Params], State]
+    apply: Callable[[State, Aggregate], State]
+    aggregator: Aggregator[Any]
+    client_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+    """Keys for the clients' ConfigRecord: the local objective, e.g. {"proximal-mu": 0.1}."""
+    sent: Callable[[State], Params] = params_of
+    """What the clients are sent to train: replies have the same names, shapes and dtypes, and so
+    has the aggregate's mean. Beside or instead of params it may have `companions`."""
+    told: Callable[[Params], Mapping[str, int]] = lambda params: {}
+    """Keys for the clients' ConfigRecords that follow from the initial params."""
+    evaluated: Callable[[State], Params] | None = params_of
+    """What the clients are sent to evaluate; None: they are not asked to."""
+    evaluate_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
+    """As `client_config`, for evaluations: of an algorithm with personal params."""
+    companions: tuple[str, ...] = ()
+    """The kinds of companions among what is sent: "control" for names as control/weight."""
+    linear: bool = True
+    """False if it needs every single update: then nothing may add updates up on the way."""
+    of_model: bool = True
+    """Whether its params are the model's. If not, it begins with params of its own, and they are
+    nothing that the task's model could be evaluated with."""
+    measured: Callable[[State], Metrics] | None = None
+    """What its params say by themselves, in the place of a central evaluation."""
+    reports: bool = True
+    """Whether what single clients report is kept."""
+    lengths_max: Mapping[str, int] = field(default_factory=dict)
+    """The tensors that a reply has of any length, in one dimension, up to these."""
+    fault: Callable[[Mapping[str, FlatTensor]], str | None] | None = None
+    """Says what is wrong with a reply's tensors, if numbers that are finite are not enough."""
+    of_round: Callable[[State], Algorithm] | None = None
+    """What it is in the round that begins in a state, if its aggregator or its clients' keys
+    depend on that."""
+
+    def at(self, state: State) -> Algorithm:
+        """Return the algorithm of the round that begins in this state."""
+        return self if self.of_round is None else self.of_round(state)

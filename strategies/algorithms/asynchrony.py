@@ -1,0 +1,60 @@
+"""What a run says of asynchronous rounds: how many work, when a round is over, what is too old."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ...flower.messages import FlatTensor
+from .algorithm import Algorithm, Params, params_of
+from .bounds import require_number, require_whole
+from .staleness import Weighting, polynomial
+
+__all__ = ["Asynchrony", "Carry", "needs_more_than_params"]
+
+Tensors = Mapping[str, FlatTensor]
+Carry = Callable[[Params, Params, Tensors, float], Tensors]
+"""(the newest params, those that a client began with, what it made of them, its update's weight)
+-> what the client would have made of the newest: the algorithm takes it for the client's params."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asynchrony:
+    """Clients train all the time, each with the params that were the newest when it was asked.
+
+    `fedbuff` and `fedasync` make one.
+
+    Attributes:
+        name: what it is called.
+        carry: see `Carry`.
+        buffer_size: a round is over with so many valid updates, >= 1.
+        concurrency: how many clients train at once: a fraction in (0, 1] of those that are there
+            (a float), or a whole number of them (an int).
+        weighting: what an update's weight is for its staleness.
+        max_staleness: a client that works on older params is told to stop; None: nobody is.
+    """
+
+    name: str
+    carry: Carry
+    buffer_size: int
+    concurrency: float | int = 1.0
+    weighting: Weighting = field(default_factory=polynomial)
+    max_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        require_whole("buffer_size", self.buffer_size, at_least=1)
+        if isinstance(self.concurrency, int):
+            require_whole("concurrency", self.concurrency, at_least=1)
+        else:
+            require_number("concurrency", self.concurrency, above=0, at_most=1)
+        if self.max_staleness is not None:
+            require_whole("max_staleness", self.max_staleness, at_least=0)
+
+
+def needs_more_than_params(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm sends or keeps more than params, or sees who is in a round.
+
+    Nothing of that can be carried over from the params that a client began with to the newest.
+    """
+    plain = algorithm.sent is params_of and not algorithm.companions and algorithm.linear
+    return not plain or bool(algorithm.evaluate_config) or algorithm.of_round is not None

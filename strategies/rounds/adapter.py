@@ -1,0 +1,145 @@
+"""Runs an `Algorithm` as a Flower Strategy: rounds, quorum, deadlines, resume, early stopping.
+
+Works on any Flower Grid; `grids.py` says what a grid may do more.
+
+Events that a `Recorder` hears: resumed, waiting, round_started, update_refused, update_clipped,
+client_failed, evaluation_refused, round_committed, early_stopped, stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from ...errors import ConfigError, QuorumError
+from ..algorithms.algorithm import Algorithm
+from .asynchronous_rounds import AsynchronousRounds
+from .broadcast import Broadcast
+from .grids import is_stopping, refuse_tags
+from .plan import RoundPlan
+from .private_rounds import PrivateRounds
+from .recorder import Recorder
+from .result import RunResult, Status
+from .rounds import Evaluate, Rounds, RoundTerms
+from .run_state import Course
+from .synchronous_rounds import SynchronousRounds
+from .virtual_time import begin_after
+
+__all__ = ["Evaluate", "FederatedStrategy", "RunResult"]
+
+
+class FederatedStrategy(Strategy):
+    """A Flower Strategy that runs an algorithm by a plan.
+
+    Guarantees: the params after a round depend on the params before it and the set of valid
+        updates, to the last bit: not on the order of arrival, nor on interruptions.
+        A bad reply is refused and told; it never ends the round.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        plan: RoundPlan,
+        *,
+        recorder: Recorder | None = None,
+        privacy: PrivateRounds | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._course = Course(algorithm, plan, recorder)
+        self._steps = SynchronousRounds(self._course, self, privacy=privacy, clock=clock)
+        self._rounds: Rounds = self._steps
+        if plan.asynchronous is not None:
+            if privacy is not None:
+                raise ConfigError(
+                    "differential privacy accounts for cohorts that are drawn, and asynchronous "
+                    "rounds take whoever is fast: remove one of the two"
+                )
+            self._rounds = AsynchronousRounds(self._course, plan.asynchronous, clock=clock)
+
+    def summary(self) -> None:
+        """Say nothing: whoever starts a run shows its configuration."""
+
+    # ------------------------------------------------------------------ Flower's steps
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Broadcast:
+        """Draw the cohort, waiting for enough clients, and return its instructions."""
+        return self._steps.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies as they come, and make the new params of them.
+
+        Raises:
+            QuorumError: there are fewer valid updates than the quorum.
+            RunError: the new params are not finite.
+        """
+        return self._steps.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Broadcast:
+        """Return the instructions to evaluate, for the clients whose updates counted."""
+        return self._steps.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Average what the clients measured, by their number of examples."""
+        return self._steps.aggregate_evaluate(server_round, replies)
+
+    # ------------------------------------------------------------------ a run
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> RunResult:
+        """Run rounds up to `num_rounds`, from the recorder's checkpoint if it has one.
+
+        Units: `timeout` is a round's deadline in seconds; None takes the plan's.
+        Raises:
+            QuorumError: a round had too few valid updates.
+            RunError: the run cannot go on; nothing of the failed round is kept.
+            ConfigError: the algorithm and the grid, or the checkpoint and the model, do not fit.
+        """
+        course, rounds = self._course, self._rounds
+        refuse_tags(course.plan.selection, grid)
+        rounds.refuse_misfit(grid)
+        initial = course.begin(initial_arrays, rounds, evaluate_fn)
+        begin_after(grid, course.history)
+        terms = RoundTerms(
+            last=num_rounds,
+            deadline_s=course.plan.deadline_s if timeout is None else timeout,
+            train_config=train_config or ConfigRecord(),
+            evaluate_config=evaluate_config or ConfigRecord(),
+            evaluate=evaluate_fn,
+        )
+        status, cause = self._run(grid, terms)
+        return course.result(initial, status, cause)
+
+    def _run(self, grid: Grid, terms: RoundTerms) -> tuple[Status, str]:
+        """Run rounds until the last one; return how and why they ended."""
+        course, cause = self._course, ""
+        while course.state.round < terms.last:
+            if is_stopping(grid):
+                return "stopped", "the run was asked to stop"
+            if cause := course.is_exhausted():
+                break
+            try:
+                self._rounds.run(grid, terms)
+            except QuorumError:
+                if not is_stopping(grid):
+                    raise
+        return "finished", cause

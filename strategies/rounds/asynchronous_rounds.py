@@ -1,0 +1,291 @@
+"""Asynchronous rounds: clients train all the time, and a round is the next few updates.
+
+An answer makes room for another instruction, with the params that are the newest when all answers
+that have come are used. So a slow client holds nobody up; what it answers counts for what it is worth by then (`staleness.py`).
+
+Clients evaluate after the last round only: nobody is asked to wait for that before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from ...errors import ConfigError, QuorumError
+from ...flower.messages import params_to_arrays
+from ..algorithms.algorithm import State
+from ..algorithms.asynchrony import Asynchrony, needs_more_than_params
+from ..algorithms.metrics import Metrics
+from .broadcast import instruction_for_all
+from .cohort import draw_idle, size_of_cohort, wait_for_clients, wait_for_replies
+from .failures import named
+from .grids import combines_updates, forget_group, name_of, recall_group
+from .in_flight import Again, OpenInstruction, Outstanding, group_of
+from .recorder import RoundTable
+from .replies import collect_evaluation
+from .rounds import RoundTerms
+from .run_state import Course, Meter
+from .update_buffer import UpdateBuffer
+from .virtual_time import begin_at, draw_some, now_s_of
+
+__all__ = ["AsynchronousRounds"]
+
+
+class AsynchronousRounds:
+    """Keeps clients at work, and makes a round of every so many of their updates."""
+
+    def __init__(
+        self, course: Course, asynchrony: Asynchrony, *, clock: Callable[[], float]
+    ) -> None:
+        self._course = course
+        self._asynchrony = asynchrony
+        self._plan = course.plan
+        self._clock = clock
+        self._outstanding = Outstanding()
+        self._again: Again | None = ()
+        """What is to be given again after a restart; None once it was."""
+        self._arrived: deque[Message] = deque()
+        self._contents: dict[tuple[int, int], RecordDict] = {}
+
+    def refuse_misfit(self, grid: Grid) -> None:
+        """Refuse a grid that adds updates up, and algorithms that are about whole cohorts."""
+        algorithm = self._course.algorithm
+        if needs_more_than_params(algorithm):
+            raise ConfigError(
+                f"{algorithm.name} sends or keeps more than params, or sees who is in a round, and "
+                "asynchronous rounds carry over params alone: use fedavg or fedprox, or "
+                "synchronous rounds"
+            )
+        if combines_updates(grid):
+            raise ConfigError(
+                f"{type(grid).__name__} adds updates up, and asynchronous rounds weigh every "
+                "single one: use another grid, or synchronous rounds"
+            )
+
+    def recall(self, state: State) -> State:
+        """Remember what was under way at a checkpoint."""
+        self._outstanding, state, self._again = Outstanding.recall(state)
+        self._arrived.clear()
+        self._contents.clear()
+        return state
+
+    def run(self, grid: Grid, terms: RoundTerms) -> None:
+        """Take updates until there are enough, and make the next params of them."""
+        course, meter = self._course, Meter(self._clock, grid)
+        if self._again is not None:
+            self._give_again(grid, terms, self._again)
+        buffer = UpdateBuffer(
+            state=course.state,
+            algorithm=course.algorithm,
+            asynchrony=self._asynchrony,
+            plan=self._plan,
+            tell=course.tell,
+        )
+        if not self._arrived:
+            self._fill(grid, terms, buffer)
+        number = course.state.round + 1
+        course.tell("round_started", {"round": number, "clients": len(self._outstanding)})
+        while not buffer.is_full:
+            if (reply := self._next_reply(grid)) is not None:
+                self._take(reply, buffer)
+            if not buffer.is_full and not self._arrived:
+                self._fill(grid, terms, buffer)
+        before = course.state
+        course.apply(buffer.finish())
+        self._end(grid, terms, buffer, before, meter)
+
+    # ------------------------------------------------------------------ instructions
+
+    def _fill(self, grid: Grid, terms: RoundTerms, buffer: UpdateBuffer) -> None:
+        """Give instructions until as many clients are at work as there should be.
+
+        Raises:
+            QuorumError: nobody is at work, and nobody can be.
+        """
+        number, idle = buffer.number, not len(self._outstanding)
+        needed, tell = self._plan.min_clients, self._course.tell
+        present = (
+            wait_for_clients(
+                grid,
+                needed,
+                tell=lambda count: tell("waiting", {"connected": count, "needed": needed}),
+            )
+            if idle
+            else grid.get_node_ids()
+        )
+        present = present if isinstance(present, range) else sorted(present)
+        at_once = size_of_cohort(len(present), cohort=self._asynchrony.concurrency, at_least=1)
+        missing = at_once - len(self._outstanding)
+        if missing > 0:
+            seed, unwanted = self._plan.seed, self._outstanding.busy | buffer.failed.keys()
+            for client in draw_idle(
+                lambda size: draw_some(
+                    grid, present, size, wait=idle, seed=seed, turn=self._outstanding.next_number
+                ),
+                unwanted,
+                missing,
+            ):
+                self._give(grid, terms, self._new(grid, client))
+        if not len(self._outstanding):
+            raise QuorumError(
+                f"round {number}: {len(buffer)} of {self._asynchrony.buffer_size} updates, and "
+                f"nobody of {len(present)} connected clients is left to be asked"
+                + named(buffer.failed, name_of(grid))
+            )
+
+    def _new(self, grid: Grid, client: int) -> OpenInstruction:
+        version, now_s = self._course.state.round, now_s_of(grid)
+        return self._outstanding.new(client, version=version, now_s=now_s)
+
+    def _give(self, grid: Grid, terms: RoundTerms, instruction: OpenInstruction) -> str:
+        message = Message(
+            self._content_of(instruction, terms),
+            instruction.client,
+            MessageType.TRAIN,
+            ttl=terms.deadline_s,
+            group_id=group_of(instruction.number),
+        )
+        (id_,) = grid.push_messages([message])
+        self._outstanding.add(id_, instruction)
+        return id_
+
+    def _content_of(self, instruction: OpenInstruction, terms: RoundTerms) -> RecordDict:
+        """Return what a client is told; those of one version share it."""
+        course, key = self._course, (instruction.version, instruction.repeat)
+        if key not in self._contents:
+            base = self._outstanding.base_of(instruction, course.state)
+            arrays = course.arrays if base is course.state.params else params_to_arrays(base)
+            told: Mapping[str, float | int | str | bool] = {
+                **course.algorithm.client_config,
+                "server-round": instruction.version + 1,
+                **({"repeat": instruction.repeat} if instruction.repeat else {}),
+            }
+            config = ConfigRecord({**terms.train_config, **told})
+            self._contents[key] = RecordDict({"arrays": arrays, "config": config})
+        return self._contents[key]
+
+    def _give_again(self, grid: Grid, terms: RoundTerms, again: Again) -> None:
+        """After a restart: what was under way still is, on grids that know and on those that do not.
+
+        A grid with a journal has the answers, and those instructions too that were given since the
+        checkpoint.
+        """
+        now_s = now_s_of(grid)
+        self._forget(grid)
+        arrived = []
+        for instruction, had_arrived in again:
+            begin_at(grid, instruction.sent_at_s)
+            id_ = self._give(grid, terms, instruction)
+            arrived += [id_] if had_arrived else []
+        begin_at(grid, now_s)
+        while known := recall_group(grid, group_of(self._outstanding.next_number)):
+            self._give(grid, terms, self._new(grid, known[0]))
+        if arrived:
+            self._arrived.extend(grid.pull_messages(arrived))
+        self._again = None
+        self._contents.clear()
+
+    # ------------------------------------------------------------------ answers
+
+    def _next_reply(self, grid: Grid) -> Message | None:
+        """Return the next answer; None if it was waited in vain, because clients came or went."""
+        if not self._arrived:
+            ids = self._outstanding.ids
+            self._arrived.extend(grid.pull_messages(ids))
+            if not self._arrived:
+                wait_for_replies(grid, ids)
+                return None
+        return self._arrived.popleft()
+
+    def _take(self, reply: Message, buffer: UpdateBuffer) -> None:
+        instruction = self._outstanding.settle(reply.metadata.reply_to_message_id)
+        if instruction is not None:  # else nobody waits for it: it was too stale
+            base = self._outstanding.base_of(instruction, self._course.state)
+            buffer.take(reply, instruction, base)
+
+    # ------------------------------------------------------------------ the end of a round
+
+    def _end(
+        self, grid: Grid, terms: RoundTerms, buffer: UpdateBuffer, before: State, meter: Meter
+    ) -> None:
+        """Evaluate, commit, and drop what nobody asks for any more."""
+        course, number = self._course, buffer.number
+        stopped = self._stop_stale(buffer)
+        if number == terms.last:
+            self._stop_all(grid)
+        self._outstanding.end_round(before)
+        self._contents.clear()
+        table = RoundTable(
+            round=number, train=buffer.table, failed=sorted(buffer.failed), late=sorted(stopped)
+        )
+        evaluated: Metrics = {}
+        unevaluated: set[int] = set()
+        central: Metrics = {}
+        if self._plan.evaluates(number, last=terms.last):
+            if number == terms.last:
+                evaluated = self._evaluate(grid, terms, buffer, table, unevaluated)
+            central = course.measure(number, terms.evaluate)
+        staleness = buffer.staleness
+        row = {
+            "round": number,
+            "clients": len(buffer),
+            "failures": buffer.failures + len(unevaluated),
+            "train": buffer.metrics(),
+            "evaluate": evaluated,
+            "server": central,
+            "privacy": None,
+            "staleness": {"mean": sum(staleness) / len(staleness), "max": max(staleness)},
+            **meter.read(grid),
+        }
+        arrived = {reply.metadata.reply_to_message_id for reply in self._arrived}
+        course.commit(row, table, self._outstanding.kept(course.state, arrived))
+        self._forget(grid)
+
+    def _stop_stale(self, buffer: UpdateBuffer) -> list[int]:
+        """Stop whoever works on too old params."""
+        oldest = self._asynchrony.max_staleness
+        number, reason = buffer.number, f"is on params of more than {oldest} rounds before"
+        stale = self._outstanding.settle_where(
+            lambda given: oldest is not None and number - given.version > oldest
+        )
+        for instruction in stale:
+            buffer.fail(instruction.client, reason)
+        return [instruction.client for instruction in stale]
+
+    def _stop_all(self, grid: Grid) -> None:
+        """Stop everybody: the last params are made."""
+        for instruction in self._outstanding.settle_where(lambda given: True):
+            forget_group(grid, group_of(instruction.number))
+
+    def _forget(self, grid: Grid) -> None:
+        """What was settled before the last commit is not asked about again."""
+        for number in self._outstanding.settled:
+            forget_group(grid, group_of(number))
+        self._outstanding.settled = []
+
+    def _evaluate(
+        self,
+        grid: Grid,
+        terms: RoundTerms,
+        buffer: UpdateBuffer,
+        table: RoundTable,
+        failed: set[int],
+    ) -> Metrics:
+        course, number, clients = self._course, buffer.number, buffer.contributors
+        config = terms.evaluate_config
+        questions = instruction_for_all(
+            MessageType.EVALUATE, number, clients, course.arrays, config, {}
+        )
+        replies = grid.send_and_receive(questions, timeout=terms.deadline_s)
+        return collect_evaluation(
+            replies,
+            number=number,
+            clients=clients,
+            combined=False,
+            tell=course.tell,
+            table=table.evaluate,
+            failed=failed,
+        )

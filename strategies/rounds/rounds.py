@@ -1,0 +1,52 @@
+"""What a kind of rounds must do for a run: `synchronous_rounds.py`, `asynchronous_rounds.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+
+from ..algorithms.algorithm import State
+
+__all__ = ["Evaluate", "RoundTerms", "Rounds"]
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+"""Central evaluation: (round, params) -> metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTerms:
+    """What a run says of all its rounds.
+
+    Attributes:
+        last: the number of the last round.
+        deadline_s: how long an answer counts.
+        train_config, evaluate_config: what instructions say beside the algorithm's own.
+        evaluate: the central evaluation, if there is one.
+    """
+
+    last: int
+    deadline_s: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate: Evaluate | None
+
+
+class Rounds(Protocol):
+    """Moves a run's course on, a round at a time."""
+
+    def refuse_misfit(self, grid: Grid) -> None:
+        """Raise `ConfigError` if these rounds cannot be run on a grid."""
+
+    def recall(self, state: State) -> State:
+        """Take out of a checkpoint's state what was kept beside; return the algorithm's part."""
+
+    def run(self, grid: Grid, terms: RoundTerms) -> None:
+        """Run the next round and commit it.
+
+        Raises:
+            QuorumError: there are too few valid updates.
+        """

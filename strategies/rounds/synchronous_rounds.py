@@ -1,0 +1,228 @@
+"""Synchronous rounds: a cohort is asked, and the round is over when it has answered.
+
+With a deadline that some miss they are semi-synchronous: what comes later does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from ...errors import ConfigError, QuorumError, RunError
+from ...flower.messages import params_to_arrays
+from ..algorithms.algorithm import State
+from ..algorithms.client_memory import ClientMemory, with_memory, without_memory
+from ..algorithms.metrics import Metrics, scalars_of
+from .broadcast import Broadcast, instruction_for_all
+from .cohort import wait_for_rested
+from .grids import combines_in_groups, combines_updates, forget_group, name_of, recall_group
+from .private_rounds import PrivateRounds
+from .recorder import RoundTable
+from .replies import TrainingReplies, collect_evaluation
+from .result import metric_record
+from .rounds import RoundTerms
+from .run_state import Course, Meter
+from .virtual_time import draw_on, late_on
+
+__all__ = ["SynchronousRounds"]
+
+
+class SynchronousRounds:
+    """Flower's four steps of a round, and a round made of them."""
+
+    def __init__(
+        self,
+        course: Course,
+        steps: Strategy,
+        *,
+        privacy: PrivateRounds | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """A round goes through `steps`, which lead back here unless somebody has changed them."""
+        self._course = course
+        self._steps = steps
+        self._plan = course.plan
+        self._privacy = privacy
+        self._clock = clock
+        self._spent: Mapping[str, Any] | None = None
+        """What the round's row says of privacy."""
+        self._replies: TrainingReplies | None = None
+        self._contributors: Sequence[int] = ()
+        self._table = RoundTable()
+        self._memory = ClientMemory.empty()
+        self._combined = False
+        self._evaluated: Sequence[int] = ()
+        """Who is asked to evaluate."""
+        self._unevaluated: set[int] = set()
+        """Who was, and did not."""
+
+    # ------------------------------------------------------------------ Flower's steps
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Broadcast:
+        """Draw the cohort, waiting for enough clients, and return its instructions."""
+        course = self._course
+        if arrays is not course.arrays:
+            course.adopt(arrays, server_round)
+        cohort = self._cohort_of(server_round, grid)
+        if self._privacy is not None and self._privacy.ahead:
+            self._spent = self._privacy.account(server_round)
+        self._combined = combines_updates(grid)
+        sent = course.algorithm.sent(course.state)
+        algorithm = course.algorithm.at(course.state)
+        self._replies = TrainingReplies(
+            number=server_round,
+            cohort=cohort,
+            params=sent,
+            algorithm=algorithm,
+            plan=self._plan,
+            quorum=0 if self._by_coins else self._plan.min_clients,
+            combined=self._combined,
+            reports=self._privacy is None,
+            tell=course.tell,
+            name_of=name_of(grid),
+        )
+        course.tell("round_started", {"round": server_round, "clients": len(cohort)})
+        content, extra = course.record_of(sent), {**algorithm.client_config, **course.told}
+        return instruction_for_all(MessageType.TRAIN, server_round, cohort, content, config, extra)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies as they come, and make the new params of them."""
+        if self._replies is None:
+            raise RunError(f"round {server_round}: replies came before any instruction")
+        collected, self._replies = self._replies, None
+        for message in replies:
+            collected.take(message)
+        if self._privacy is not None and not self._privacy.ahead:
+            self._spent = self._privacy.account(server_round)
+        self._course.apply(collected.finish())
+        self._contributors = collected.contributors
+        self._table = RoundTable(
+            round=server_round, train=collected.table, failed=sorted(collected.failures)
+        )
+        self._unevaluated = set()
+        if self._plan.selection.remembers:
+            self._memory = self._memory.after(collected.table, server_round, collected.cohort)
+        return self._course.arrays, metric_record(collected.metrics())
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Broadcast:
+        """Return the instructions to evaluate, for the clients whose updates counted."""
+        course, algorithm = self._course, self._course.algorithm
+        evaluated = algorithm.evaluated(course.state) if algorithm.evaluated else {}
+        if evaluated is not course.state.params:
+            arrays = params_to_arrays(evaluated)
+        extra, clients = {**algorithm.evaluate_config, **course.told}, self._contributors
+        self._evaluated = clients
+        return instruction_for_all(
+            MessageType.EVALUATE, server_round, clients, arrays, config, extra
+        )
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Average what the clients measured, by their number of examples."""
+        metrics = collect_evaluation(
+            replies,
+            number=server_round,
+            clients=self._evaluated,
+            combined=self._combined,
+            tell=self._course.tell,
+            table=self._table.evaluate,
+            failed=self._unevaluated,
+        )
+        return metric_record(metrics) if metrics else None
+
+    # ------------------------------------------------------------------ a round
+
+    def refuse_misfit(self, grid: Grid) -> None:
+        """Refuse a grid that adds up what the algorithm must see one by one."""
+        algorithm = self._course.algorithm
+        if combines_updates(grid) and not combines_in_groups(grid) and not algorithm.linear:
+            raise ConfigError(
+                f"{algorithm.name} needs every single update, but {type(grid).__name__} "
+                "adds updates up: use a linear algorithm or another grid"
+            )
+
+    def recall(self, state: State) -> State:
+        """Remember the clients that a checkpoint knows."""
+        state, self._memory = without_memory(state)
+        return state
+
+    def run(self, grid: Grid, terms: RoundTerms) -> None:
+        """Train, aggregate, evaluate, commit."""
+        course, steps, meter = self._course, self._steps, Meter(self._clock, grid)
+        number = course.state.round + 1
+        asked = list_of(steps.configure_train(number, course.arrays, terms.train_config, grid))
+        replies = grid.send_and_receive(asked, timeout=terms.deadline_s)
+        _, train = steps.aggregate_train(number, replies)
+        self._table = replace(self._table, late=late_on(grid))
+        evaluated: MetricRecord | None = None
+        central: Metrics = {}
+        if self._plan.evaluates(number, last=terms.last):
+            if self._privacy is None and course.algorithm.evaluated is not None:
+                questions = list_of(
+                    steps.configure_evaluate(number, course.arrays, terms.evaluate_config, grid)
+                )
+                self._evaluated = _clients_in(questions)  # a wrapper may ask others
+                replies = grid.send_and_receive(questions, timeout=terms.deadline_s)
+                evaluated = steps.aggregate_evaluate(number, replies)
+            central = course.measure(number, terms.evaluate)
+        row = {
+            "round": number,
+            "clients": len(self._contributors),
+            "failures": len(asked)
+            - len(self._contributors)
+            + len(self._unevaluated.intersection(self._contributors)),
+            "train": scalars_of(train),
+            "evaluate": scalars_of(evaluated),
+            "server": central,
+            "privacy": self._spent,
+            **meter.read(grid),
+        }
+        course.commit(row, self._table, with_memory(course.state, self._memory))
+        forget_group(grid, str(number))
+
+    @property
+    def _by_coins(self) -> bool:
+        return self._privacy is not None and self._privacy.by_coins
+
+    def _cohort_of(self, number: int, grid: Grid) -> list[int]:
+        if known := recall_group(grid, str(number)):
+            return known
+        needed, tell = self._plan.min_clients, self._course.tell
+        present = wait_for_rested(
+            grid,
+            needed,
+            lambda ids: self._plan.selection.rested(ids, self._memory, number),
+            tell=lambda count: tell("waiting", {"connected": count, "needed": needed}),
+        )
+        if len(present) < needed:
+            resting = " and rested" if self._plan.selection.limits else ""
+            raise QuorumError(
+                f"round {number}: {len(present)} of {needed} clients are connected{resting}"
+            )
+        drawn = self._privacy.draw(number, present) if self._privacy is not None else None
+        if drawn is not None:
+            return drawn
+        return draw_on(grid, present, self._plan, self._memory, number)
+
+
+def _clients_in(messages: Iterable[Message]) -> Sequence[int]:
+    if isinstance(messages, Broadcast):
+        return messages.clients
+    return [message.metadata.dst_node_id for message in messages]
+
+
+def list_of(messages: Iterable[Message]) -> Sequence[Message]:
+    """Return messages as something that knows how many they are: a Broadcast stays one."""
+    return messages if isinstance(messages, Broadcast) else list(messages)

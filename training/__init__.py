@@ -1,0 +1,1 @@
+"""What a client does with its data, without a network."""

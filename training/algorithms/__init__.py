@@ -1,0 +1,1 @@
+"""The clients' halves of algorithms that ask for more than training."""

@@ -1,0 +1,216 @@
+"""The clients' halves of the algorithms that ask for more than training.
+
+Each is written on tensors of one client or of many at once: the trainer for one client and the
+vectorized executor run the same code. The servers' halves are in `strategies`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...strategies.algorithms.afl import MIXTURE
+from ...strategies.algorithms.companions import companion
+from ...strategies.algorithms.feddyn import LEARNED
+from ...strategies.algorithms.fedlion import MOMENTUM
+from ...strategies.algorithms.fednova import STEPS
+from ...strategies.algorithms.qfedavg import CURVATURE
+from ...strategies.algorithms.scaffold import CONTROL
+from ..local_round import Answer, LocalRound, along
+from ..objectives import controlled, dynamic, next_control, next_gradient
+from ..settings import TrainingSettings
+
+__all__ = ["CORRECTED", "LOCAL_ALGORITHMS", "LocalAlgorithm", "local_algorithm"]
+
+Tensor = torch.Tensor
+
+LOSS_MIN = 1e-10
+"""A smaller loss is taken for this one: it may be raised to a negative power."""
+EXPONENT_MAX = 50.0
+
+
+class LocalAlgorithm:
+    """A client's half of an algorithm; this one adds nothing to training.
+
+    Attributes:
+        companions: the kinds of companions that come for every tensor; the answer has them too.
+        total: the name of the one companion that comes for all tensors together, likewise.
+        steers: which of the kinds corrects every step; its tensors are like the params.
+        slot: which of the kinds the optimizer's slot begins with.
+        keeps: the kind of what a client keeps for every learned tensor; zeros before its first
+            round.
+        keeps_score: whether a client keeps one number too, "score"; 0 before its first round.
+        needs_losses: whether the loss is measured before the round.
+    """
+
+    companions: tuple[str, ...] = ()
+    total: str | None = None
+    steers: str | None = None
+    slot: str | None = None
+    keeps: str | None = None
+    keeps_score = False
+    needs_losses = False
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        self.settings = settings
+
+    def corrected(
+        self,
+        gradient: Tensor,
+        param: Tensor,
+        start: Tensor,
+        own: Tensor | None,
+        shared: Tensor | None,
+    ) -> Tensor:
+        """Return the gradient to follow; `own` is what the client keeps, `shared` what came."""
+        return gradient
+
+    def answer(self, end: LocalRound) -> Answer:
+        """Return what is sent and kept."""
+        return Answer(params=end.trained)
+
+
+class Scaffold(LocalAlgorithm):
+    """Corrects every step by control variates."""
+
+    companions = (CONTROL,)
+    steers = CONTROL
+    keeps = CONTROL
+
+    def corrected(
+        self,
+        gradient: Tensor,
+        param: Tensor,
+        start: Tensor,
+        own: Tensor | None,
+        shared: Tensor | None,
+    ) -> Tensor:
+        assert own is not None and shared is not None
+        return controlled(gradient, own, shared)
+
+    def answer(self, end: LocalRound) -> Answer:
+        kept: dict[str, Tensor] = {}
+        sent: dict[str, Tensor] = {}
+        for name in end.learned:
+            key, change = companion(CONTROL, name), end.change_of(name)
+            own, shared = end.kept[key], end.shared[key]
+            distance = along(end.steps * self.settings.learning_rate_now(), change)
+            kept[key] = next_control(own, shared, change, distance=distance).to(own.dtype)
+            sent[key] = shared + (kept[key] - own)
+        return Answer(params=end.trained, companions=sent, kept=kept)
+
+
+class FedNova(LocalAlgorithm):
+    """Divides its change by what its steps count in it."""
+
+    companions = (STEPS,)
+
+    def answer(self, end: LocalRound) -> Answer:
+        counts = self._counts(end.steps)
+        ones = torch.ones_like(counts)
+        steps = {
+            companion(STEPS, name): counts if owner in end.learned else ones
+            for name, owner in end.owners.items()
+        }
+        return Answer(params=end.scaled(1 / counts, names=end.learned), companions=steps)
+
+    def _counts(self, steps: Tensor) -> Tensor:
+        """Return the change that gradients of one would make, in units of the learning rate.
+
+        It is the L1 norm of the paper's a_i, with momentum and a proximal term or without.
+        """
+        pull = self.settings.proximal_mu * self.settings.learning_rate_now()
+        velocity, moved = 0.0, [0.0]
+        for _ in range(int(steps.max())):
+            velocity = self.settings.momentum * velocity + 1 - pull * moved[-1]
+            moved.append(moved[-1] + velocity)
+        return torch.tensor(moved, dtype=steps.dtype, device=steps.device)[steps.long()]
+
+
+class FedDyn(LocalAlgorithm):
+    """Regularises its loss by the gradient where its last round ended."""
+
+    companions = (LEARNED,)
+    keeps = "gradient"
+
+    def corrected(
+        self,
+        gradient: Tensor,
+        param: Tensor,
+        start: Tensor,
+        own: Tensor | None,
+        shared: Tensor | None,
+    ) -> Tensor:
+        assert own is not None
+        return dynamic(gradient, param, start, own, alpha=self.settings.dynamic_alpha)
+
+    def answer(self, end: LocalRound) -> Answer:
+        alpha, kept = self.settings.dynamic_alpha, {}
+        for name in end.learned:
+            key = companion("gradient", name)
+            kept[key] = next_gradient(end.kept[key], end.change_of(name), alpha=alpha)
+        one = torch.ones_like(end.steps, dtype=torch.int8)
+        learned = {
+            companion(LEARNED, name): one if owner in end.learned else torch.zeros_like(one)
+            for name, owner in end.owners.items()
+        }
+        return Answer(params=end.trained, companions=learned, kept=kept)
+
+
+class QFedAvg(LocalAlgorithm):
+    """Lets its change count by a power of its loss."""
+
+    total = CURVATURE
+    needs_losses = True
+
+    def answer(self, end: LocalRound) -> Answer:
+        q, loss = self.settings.fairness_q, end.losses.to(end.steps.dtype).clamp(min=LOSS_MIN)
+        lipschitz = 1 / self.settings.learning_rate_now()
+        curvature = q * loss ** (q - 1) * lipschitz * end.squared_change() + loss**q
+        return Answer(params=end.scaled(loss**q), companions={CURVATURE: curvature})
+
+
+class Afl(LocalAlgorithm):
+    """Lets its change count by a weight that grows with its loss."""
+
+    total = MIXTURE
+    keeps_score = True
+    needs_losses = True
+
+    def answer(self, end: LocalRound) -> Answer:
+        before, score = end.shared[MIXTURE], end.kept["score"]
+        weight = (score - before).clamp(-EXPONENT_MAX, EXPONENT_MAX).exp()
+        score = score + self.settings.mixture_learning_rate * end.losses.to(end.steps.dtype)
+        return Answer(
+            params=end.scaled(weight), companions={MIXTURE: before + weight}, kept={"score": score}
+        )
+
+
+class FedLion(LocalAlgorithm):
+    """Begins with the shared momentum, and answers with its own."""
+
+    companions = (MOMENTUM,)
+    slot = MOMENTUM
+
+    def answer(self, end: LocalRound) -> Answer:
+        sent = {companion(MOMENTUM, name): end.momentum[name] for name in end.learned}
+        return Answer(params=end.trained, companions=sent)
+
+
+LOCAL_ALGORITHMS: dict[str, type[LocalAlgorithm]] = {
+    "plain": LocalAlgorithm,
+    "scaffold": Scaffold,
+    "fednova": FedNova,
+    "feddyn": FedDyn,
+    "qfedavg": QFedAvg,
+    "afl": Afl,
+    "fedlion": FedLion,
+}
+
+
+CORRECTED = frozenset(LOCAL_ALGORITHMS) - {"plain"}
+"""Those that have a part in a client's steps, or in what it answers."""
+
+
+def local_algorithm(settings: TrainingSettings) -> LocalAlgorithm:
+    """Return the client's half of the algorithm that an instruction asks for."""
+    return LOCAL_ALGORITHMS[settings.algorithm](settings)

@@ -1,0 +1,105 @@
+"""What an algorithm does in the steps of a client's training, on each process that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from ...machine.accelerators import widest_float
+from ...strategies.algorithms.companions import companion
+from ..local_round import Tensors
+from ..loop.optimizers import Slots
+from .algorithms import LocalAlgorithm
+
+__all__ = ["Corrections", "kept_zeros", "learned_in", "names_of"]
+
+
+class Corrections:
+    """Corrects a module's steps by what the client keeps and what came with the params.
+
+    Attributes:
+        slots: what the optimizer begins with; None: with new ones.
+        steps: how many steps there were.
+    """
+
+    def __init__(
+        self, algorithm: LocalAlgorithm, module: torch.nn.Module, shared: Tensors, kept: Tensors
+    ) -> None:
+        """Begin with a module that has its params."""
+        self._algorithm = algorithm
+        self._learned = learned_in(module)
+        self._starts = {name: param.detach().clone() for name, param in self._learned.items()}
+        self._shared, self._kept = dict(shared), dict(kept)
+        self.slots: Slots | None = None
+        if algorithm.slot is not None:
+            self.slots = [[shared[companion(algorithm.slot, n)].clone() for n in self._learned]]
+        self.steps = 0
+
+    @classmethod
+    def empty(cls, algorithm: LocalAlgorithm, module: torch.nn.Module) -> Corrections:
+        """Return those of a process that is going to be sent the values."""
+        params = {name: param.detach() for name, param in learned_in(module).items()}
+        shared = {
+            companion(kind, name): torch.zeros_like(param)
+            for kind in (algorithm.steers, algorithm.slot)
+            if kind is not None
+            for name, param in params.items()
+        }
+        device = next((param.device for param in params.values()), torch.device("cpu"))
+        return cls(algorithm, module, shared, kept_zeros(algorithm, params, device))
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what all processes need to make the same steps, to be read or written."""
+        yield from self._starts.values()
+        kinds = ((self._algorithm.keeps, self._kept), (self._algorithm.steers, self._shared))
+        for kind, found in kinds:
+            for name, param in self._learned.items() if kind is not None else ():
+                key = companion(str(kind), name)
+                found[key] = found[key].to(_kept_dtype(param))
+                yield found[key]
+        for slot in self.slots or ():
+            yield from slot
+
+    def correct(self) -> None:
+        """Correct the gradients of the step that is about to be made."""
+        self.steps += 1
+        for name, param in self._learned.items():
+            if param.grad is not None:
+                own, shared = names_of(self._algorithm, name)
+                param.grad = self._algorithm.corrected(
+                    param.grad,
+                    param.detach(),
+                    self._starts[name],
+                    self._kept.get(own),
+                    self._shared.get(shared),
+                ).to(param.dtype)
+
+
+def learned_in(module: torch.nn.Module) -> Mapping[str, torch.nn.Parameter]:
+    """Return the params that gradients move."""
+    return {name: param for name, param in module.named_parameters() if param.requires_grad}
+
+
+def names_of(algorithm: LocalAlgorithm, name: str) -> tuple[str, str]:
+    """Return by which names a tensor's own and shared correction are found."""
+    return companion(algorithm.keeps or "", name), companion(algorithm.steers or "", name)
+
+
+def kept_zeros(
+    algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Return what a client keeps before its first round."""
+    made: dict[str, torch.Tensor] = {}
+    if algorithm.keeps is not None:
+        for name, start in learned.items():
+            made[companion(algorithm.keeps, name)] = torch.zeros_like(
+                start, dtype=_kept_dtype(start)
+            )
+    if algorithm.keeps_score:
+        made["score"] = torch.zeros((), dtype=widest_float(device), device=device)
+    return made
+
+
+def _kept_dtype(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

@@ -1,0 +1,167 @@
+"""`client_app(task)`: a Flower ClientApp that trains and evaluates a task on one site's data."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ...errors import ProtocolError
+from ...partitioning.partition import Partition
+from ...task import Site, Task
+
+if TYPE_CHECKING:
+    from .site import LocalSite
+    from .training import LocalTraining
+
+__all__ = ["client_app", "site_in", "site_of"]
+
+SITES_KEPT_MAX = 1024
+DEVICE_VARIABLE = "MEADOW_DEVICE"
+_OWN_KEYS = ("site-index", "site-count", "partition-id", "num-partitions")
+
+
+def client_app(
+    task: Task,
+    *,
+    device: str | None = None,
+    copies: bool = True,
+    training: LocalTraining | None = None,
+) -> ClientApp:
+    """Return a Flower ClientApp for `task`; it also runs under Flower alone.
+
+    It answers "train" with the params after training, "evaluate" with metrics, and "query" with
+    the numbers of samples. Which site it is, the Context says: `node_config["site-index"]` and
+    `["site-count"]`, or Flower's "partition-id" and "num-partitions".
+
+    Without `copies` the params in a reply may be the trained module's own memory, good until the
+    next message: for a process that sends them at once.
+
+    `device` is "auto", "cpu" or an accelerator as torch names it, "cuda:0"; by default what MEADOW_DEVICE says, or "auto".
+    `training` says more than that, for the agents' training process.
+    """
+    wanted = device or os.environ.get(DEVICE_VARIABLE, "auto")
+    sites = _Sites(task, wanted, copies, training)
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return sites.of(context).train(message, client=context.node_id, state=context.state)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return sites.of(context).evaluate(message, client=context.node_id, state=context.state)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return sites.of(context).count(message)
+
+    return app
+
+
+class _Sites:
+    """The sites that this process has seen, the last ones of them with their data loaded.
+
+    torch is imported at the first message, so that an app can be looked at without it.
+    """
+
+    def __init__(
+        self, task: Task, device: str, copies: bool, training: LocalTraining | None
+    ) -> None:
+        self._task = task
+        self._training = training
+        self._copies = copies
+        self._wanted = device
+        self._make: Any = None
+        self._kept: OrderedDict[tuple[Any, ...], LocalSite] = OrderedDict()
+
+    def of(self, context: Context) -> LocalSite:
+        site = site_of(context)
+        key = (site.index, site.count, site.partition, site.seed, repr(sorted(site.config.items())))
+        if key not in self._kept:
+            self._kept[key] = self._made(site)
+            if len(self._kept) > SITES_KEPT_MAX:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _made(self, site: Site) -> LocalSite:
+        if self._make is None:
+            from ..device_use import choose_device
+            from ..warm_module import WarmModule
+            from .site import LocalSite
+            from .training import LocalTraining
+
+            training = self._training
+            if training is None:
+                training = LocalTraining(self._task, choose_device(self._wanted))
+            module = WarmModule(self._task, training.module_device, training.use.prepare)
+            self._make = lambda site: LocalSite(
+                self._task, site, training=training, module=module, copies=self._copies
+            )
+        made: LocalSite = self._make(site)
+        return made
+
+
+def site_of(context: Context) -> Site:
+    """Return the site that a Context belongs to.
+
+    Raises:
+        ProtocolError: the Context names no site.
+    """
+    return site_in(context.node_config, context.run_config)
+
+
+def site_in(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
+    """Return the site that a node's and a run's configuration are of; raises as `site_of`."""
+    index = node.get("site-index", node.get("partition-id"))
+    count = node.get("site-count", node.get("num-partitions"))
+    if type(index) is not int or type(count) is not int or not 0 <= index < count:
+        raise ProtocolError(
+            f"site-index {index!r} of site-count {count!r} is no site; set data.index and "
+            "data.count in client.toml, or with Flower alone "
+            "--node-config 'partition-id=0 num-partitions=2'"
+        )
+    return Site(
+        index=index,
+        count=count,
+        config={key: value for key, value in node.items() if key not in _OWN_KEYS},
+        partition=_partition(run),
+        seed=_whole(run.get("partition-seed", 0)),
+    )
+
+
+def _partition(run: Mapping[str, Any]) -> Partition:
+    if "partition" not in run:
+        return Partition()
+    return _partition_of(
+        run["partition"],
+        float(run.get("partition-alpha", 0.5)),
+        _whole(run.get("partition-classes-per-client", 2)),
+        _whole(run.get("partition-min-samples", 1)),
+        float(run.get("partition-noise-variance", 0.1)),
+    )
+
+
+@lru_cache(maxsize=16)  # a simulation asks for every client's
+def _partition_of(
+    kind: Any, alpha: float, classes_per_client: int, min_samples: int, noise_variance: float
+) -> Partition:
+    return Partition(
+        kind=kind,
+        alpha=alpha,
+        classes_per_client=classes_per_client,
+        min_samples=min_samples,
+        noise_variance=noise_variance,
+    )
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ProtocolError(f"a whole number is needed, got {value!r}")
+    return value

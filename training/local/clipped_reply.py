@@ -1,0 +1,42 @@
+"""What leaves a client under differential privacy: a clipped change, and nothing about its data."""
+
+from __future__ import annotations
+
+from flwr.app import ArrayRecord, MetricRecord
+
+from ...flower.messages import MemoryTensor, arrays_to_params, params_to_arrays, tensors_of
+from ...privacy.dp.mechanisms.clipping import Clipping, clip_update, reported_metrics
+from ...privacy.dp.mechanisms.local import noisy_update
+from ...privacy.dp.noise_terms import AnnouncedNoise
+from ...randomness.entropy import system_entropy
+
+__all__ = ["clipped_reply"]
+
+
+def clipped_reply(
+    before: ArrayRecord,
+    trained: ArrayRecord,
+    clipping: Clipping,
+    noise: AnnouncedNoise | None,
+    *,
+    copy: bool = True,
+) -> tuple[ArrayRecord, MetricRecord]:
+    """Return a reply's params and metrics, with noise where the client adds its own.
+
+    Without `copy` the params are clipped where they are read, once: they are `trained`'s memory.
+
+    Every client counts once, so the number of its examples stays with it; so do loss and metrics.
+
+    Raises:
+        UpdateError: the trained params are not finite.
+    """
+    params = arrays_to_params(before)
+    if noise is not None and noise.is_local:
+        noisy = noisy_update(params, tensors_of(trained), clipping, noise, system_entropy)
+        return params_to_arrays(noisy), MetricRecord({"num-examples": 1})
+    tensors, within = clip_update(params, tensors_of(trained), clipping)
+    if copy:
+        tensors = {name: MemoryTensor(tensor.numpy()) for name, tensor in tensors.items()}
+    return params_to_arrays(tensors), MetricRecord(
+        {"num-examples": 1, **reported_metrics(clipping, within)}
+    )

@@ -1,0 +1,150 @@
+"""One client's round under an algorithm that asks for more than training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from ...errors import ProtocolError
+from ...flower.messages import TensorArray, arrays_to_params, params_to_arrays, record_of
+from ...machine.accelerators import widest_float
+from ...strategies.algorithms.companions import companion, kind_of
+from ..algorithms.algorithms import LocalAlgorithm
+from ..algorithms.corrections import Corrections, kept_zeros, learned_in
+from ..local_round import LocalRound, Tensors
+from ..module_params import owners_of, params_of_module, to_array, to_tensor
+
+__all__ = [
+    "KEPT",
+    "LocalSession",
+    "kept_in",
+    "shared_in",
+    "without_companions",
+]
+
+KEPT = "algorithm"
+"""The record of a client's state that an algorithm's part is in."""
+
+
+class LocalSession:
+    """Has a module's steps corrected, and makes the answer once it is trained.
+
+    Attributes:
+        corrections: what the trainer needs of it.
+    """
+
+    def __init__(
+        self,
+        algorithm: LocalAlgorithm,
+        module: torch.nn.Module,
+        arrays: ArrayRecord,
+        state: RecordDict,
+    ) -> None:
+        """Begin with a module that has its params, the instruction's arrays and what is kept.
+
+        Raises:
+            ProtocolError: a companion that the algorithm needs is missing, or of another shape.
+        """
+        self._algorithm = algorithm
+        self._module = module
+        self._state = state
+        self._arrays = arrays
+        self._learned = frozenset(learned_in(module))
+        self._starts = {name: tensor.clone() for name, tensor in _tensors_of(module).items()}
+        learned = {name: self._starts[name] for name in self._learned}
+        device = next((each.device for each in learned.values()), torch.device("cpu"))
+        self._device = device
+        self._owners = owners_of(module)
+        self._shared = shared_in(arrays, algorithm, learned, device)
+        self._kept = {**kept_zeros(algorithm, learned, device), **kept_in(state, device)}
+        self.corrections = Corrections(algorithm, module, self._shared, self._kept)
+
+    @torch.no_grad()
+    def finish(self, *, loss: float, copy: bool) -> ArrayRecord:
+        """Return the arrays of the reply, and let the state have what the client keeps."""
+        trained = _tensors_of(self._module)
+        slots = self.corrections.slots[0] if self.corrections.slots else ()
+        wide = widest_float(self._device)
+        answer = self._algorithm.answer(
+            LocalRound(
+                starts=self._starts,
+                trained=trained,
+                learned=self._learned,
+                owners=self._owners,
+                shared=self._shared,
+                kept=self._kept,
+                steps=torch.tensor(self.corrections.steps, dtype=wide, device=self._device),
+                losses=torch.tensor(loss, dtype=wide, device=self._device),
+                momentum=dict(zip(learned_in(self._module), slots, strict=bool(slots))),
+            )
+        )
+        for name, tensor in answer.params.items():
+            trained[name].copy_(tensor)
+        if answer.kept:
+            kept = {name: to_array(tensor, copy=True) for name, tensor in answer.kept.items()}
+            self._state[KEPT] = params_to_arrays(kept)
+        made = params_to_arrays(params_of_module(self._module, copy=copy))
+        for name, array in self._arrays.items():
+            if name in answer.companions:
+                tensor = answer.companions[name].to(self._shared[name].dtype)
+                sent = to_array(tensor, copy=copy).astype(array.dtype, copy=False)
+                made[name] = TensorArray(sent)
+            elif name not in made:
+                made[name] = array
+        return made
+
+
+def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def without_companions(arrays: ArrayRecord, algorithm: LocalAlgorithm) -> ArrayRecord:
+    """Return the model's own arrays among those of an instruction."""
+    kinds = _kinds_of(algorithm)
+    if not kinds:
+        return arrays
+    return record_of({n: array for n, array in arrays.items() if kind_of(n, kinds) is None})
+
+
+def shared_in(
+    arrays: ArrayRecord, algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Return the companions of an instruction.
+
+    Raises:
+        ProtocolError: one that the algorithm needs is missing.
+    """
+    kinds = _kinds_of(algorithm)
+    named = record_of({name: a for name, a in arrays.items() if kind_of(name, kinds) is not None})
+    found = {name: _placed(a, device) for name, a in arrays_to_params(named).items()}
+    needed = {companion(kind, name) for kind in algorithm.companions for name in learned}
+    needed |= {algorithm.total} if algorithm.total else set()
+    if missing := needed - found.keys():
+        raise ProtocolError(
+            f"tensor {min(missing)!r} is missing: algorithm {algorithm.settings.algorithm!r} needs it"
+        )
+    return found
+
+
+def kept_in(state: RecordDict, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return what a client kept; nothing before its first round."""
+    record = state.array_records.get(KEPT)
+    if record is None:
+        return {}
+    return {name: _placed(array, device) for name, array in arrays_to_params(record).items()}
+
+
+def _placed(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array on a device, in float32 where it is float64 and the device has none."""
+    tensor = to_tensor(array)
+    return tensor.to(device, widest_float(device) if tensor.dtype == torch.float64 else None)
+
+
+def _kinds_of(algorithm: LocalAlgorithm) -> Collection[str]:
+    total = (algorithm.total or "").partition("/")[0]
+    return {*algorithm.companions, total} - {""}

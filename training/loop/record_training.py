@@ -1,0 +1,238 @@
+"""DP-SGD on one site's data: what leaves is private for each of its records.
+
+Opacus computes the gradient of every example in one backward pass. Coins and noise are of the
+operating system's entropy: what a run's seed decides is no secret. Ranks that train together draw
+the same ones, and each computes the gradients of a part of the records.
+
+Source: Abadi et al., "Deep learning with differential privacy" (2016), algorithm 1; Yousefpour et
+al., "Opacus: user-friendly differential privacy library in PyTorch" (2021).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...errors import DataError
+from ...machine.accelerators import widest_float
+from ...privacy.dp.mechanisms.noise import generator_of
+from ...privacy.dp.records import RecordTerms
+from ...randomness.entropy import system_entropy
+from ...randomness.seeded import seeded
+from ...randomness.seeds import derive
+from ..batches import Batch, chosen_from, samples_in
+from ..objectives import proximal
+from ..parallel.divided import Divided, send_params
+from ..parallel.form import rows_of
+from ..record_separation import (
+    EXAMINED,
+    check_separation,
+    check_unchanged,
+    example_losses,
+    fixed_tensors,
+)
+from ..settings import TrainingSettings
+from .optimizers import descend, new_slots
+
+if TYPE_CHECKING:
+    from ...task import Data, Task
+
+__all__ = ["draw_records", "step_noise", "train_records"]
+
+GRADIENT_BYTES = 256 << 20
+"""What the gradients of single examples may take at once."""
+GRADIENT_ROUNDING = 1e-2
+"""By how much of its length a gradient may differ when it is computed in another way."""
+
+
+def train_records(
+    task: Task,
+    module: torch.nn.Module,
+    data: Data,
+    settings: TrainingSettings,
+    terms: RecordTerms,
+    *,
+    client: int,
+    device: str,
+    coins: np.random.Generator | None = None,
+    form: Divided | None = None,
+) -> int:
+    """Train `module` in place; returns the number of records, and nothing else about them.
+
+    `coins` are drawn from, the same on all ranks; None: from new ones. `form` is how ranks divide
+    the records; None: this process has them all.
+
+    Guarantees: the module's params are private as `terms.event(settings.epochs)` says.
+    Edge cases: a record whose gradient is not finite adds nothing; a batch without records is a
+        step of noise.
+    Raises:
+        DataError: there are no data, a record has a part in another's loss, the module changes a
+            buffer, or Opacus is missing.
+    """
+    count = samples_in(data)
+    if not count:
+        raise DataError("there are no samples; a site's data must not be empty")
+    part, parts = 0, 1
+    if form is not None:
+        part, parts = form.part, form.parts
+        send_params(module)
+    params = [param for param in module.parameters() if param.requires_grad]
+    starts = [param.detach().clone() for param in params] if settings.proximal_mu else []
+    slots, coins = new_slots(params, settings), coins or generator_of(system_entropy)
+    size = sum(param.numel() * param.element_size() for param in params)
+    rows = max(1, GRADIENT_BYTES // max(1, size))
+    own = (part,) if part else ()  # as `trainer.train` has it
+    stream = derive(settings.seed, settings.server_round, client, "training", *own)
+    fixed, tried, plain = fixed_tensors(module), _some_of(data, device), copy.deepcopy(module)
+    check_separation(task, plain.train(), *tried)
+    with seeded(stream, device), _example_gradients(module.train()) as hooked:
+        _check_gradients(task, plain, hooked, tried)
+        for step in range(1, terms.steps(settings.epochs) + 1):
+            sums = [torch.zeros_like(param) for param in params]
+            places = draw_records(count, terms.rate, coins)
+            mine = rows_of(len(places), part, parts)
+            for start in range(mine.start, mine.stop, rows):
+                some = places[start : min(start + rows, mine.stop)]
+                batch = chosen_from(data, torch.from_numpy(some))
+                _add_clipped(task, hooked, params, batch, terms.clip, sums)
+            if form is not None:
+                form.add_up(sums)
+            gradients = [
+                (total + step_noise(total, terms, coins)) / (terms.rate * count) for total in sums
+            ]
+            for place, start_of in enumerate(starts):
+                here = params[place].detach()
+                gradients[place] = proximal(
+                    gradients[place], here, start_of, mu=settings.proximal_mu
+                )
+            descend(params, gradients, slots, settings, step=step)
+    check_unchanged(module, fixed)
+    return count
+
+
+def draw_records(count: int, rate: float, coins: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return which records are in a step's batch: each by its own coin."""
+    return np.flatnonzero(coins.random(count) < rate)
+
+
+def step_noise(like: torch.Tensor, terms: RecordTerms, coins: np.random.Generator) -> torch.Tensor:
+    """Return a step's noise on a sum of clipped gradients."""
+    drawn = torch.from_numpy(coins.standard_normal(tuple(like.shape), np.float32))
+    return drawn.to(like.device, like.dtype).mul_(terms.noise_multiplier * terms.clip)
+
+
+def _add_clipped(
+    task: Task,
+    module: Any,
+    params: list[torch.nn.Parameter],
+    batch: Batch,
+    clip: float,
+    sums: list[torch.Tensor],
+) -> None:
+    """Add the clipped gradients of a batch's examples to the sums."""
+    device = sums[0].device
+    inputs, targets = batch[0].to(device), batch[1].to(device)
+    single = _gradients_of_examples(task, module, params, inputs, targets)
+    known = [each.flatten(1) for each in single if each is not None]
+    if known:
+        norms = torch.stack([each.norm(dim=1) for each in known]).norm(dim=0)
+        factors = torch.where(norms.isfinite(), (clip / norms).clamp(max=1.0), 0.0)
+        finite = bool(norms.isfinite().all())
+        for total, each in zip(sums, single, strict=True):
+            if each is not None:
+                rows = each if finite else each.nan_to_num(0.0, 0.0, 0.0)
+                total += (factors @ rows.flatten(1)).view_as(total)
+
+
+def _gradients_of_examples(
+    task: Task,
+    module: Any,
+    params: list[torch.nn.Parameter],
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+) -> list[torch.Tensor | None]:
+    """Return the gradients of every example's loss, by param; None of one without any."""
+    losses = example_losses(task, module, inputs, targets)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    single = [getattr(param, "grad_sample", None) for param in params]
+    for param in params:
+        param.grad_sample = None  # type: ignore[attr-defined]
+        param.grad = None
+    return single
+
+
+def _some_of(data: Data, device: str) -> Batch:
+    """Return records to try the model with: as many of the data, the last again where they are few."""
+    count = samples_in(data)
+    places = torch.linspace(0, count - 1, min(count, EXAMINED)).long()
+    chosen = chosen_from(data, places)
+    inputs, targets = (part.to(device).nan_to_num(0.0, 0.0, 0.0) for part in chosen)
+    rows = torch.arange(EXAMINED, device=inputs.device).clamp(max=len(targets) - 1)
+    return inputs[rows], targets[rows]
+
+
+def _check_gradients(task: Task, plain: torch.nn.Module, hooked: Any, some: Batch) -> None:
+    """Check that a record's gradient is what Opacus says it is; `plain` is the same module.
+
+    Raises:
+        DataError: it is not.
+    """
+    own = [param for param in plain.parameters() if param.requires_grad]
+    with seeded(0, str(some[0].device)):
+        losses = example_losses(task, plain, *some)
+    params = [param for param in hooked.parameters() if param.requires_grad]
+    with seeded(0, str(some[0].device)):
+        single = _gradients_of_examples(task, hooked, params, *some)
+    for place in (0, EXAMINED - 1):
+        alone = torch.autograd.grad(losses[place], own, retain_graph=True, allow_unused=True)
+        found = [None if each is None else each[place] for each in single]
+        if not _agree(found, alone):
+            raise DataError(
+                "the gradients of single examples of this model cannot be told apart: its layers "
+                "must take the batch as the first dimension of what they compute with"
+            )
+
+
+def _agree(some: Sequence[torch.Tensor | None], others: Sequence[torch.Tensor | None]) -> bool:
+    """Say whether gradients are the same up to rounding; one that is missing is 0."""
+    apart = size = 0.0
+    for one, other in zip(some, others, strict=True):
+        if one is None and other is None:
+            continue
+        one = torch.zeros_like(other) if one is None else one  # type: ignore[arg-type]
+        other = torch.zeros_like(one) if other is None else other
+        apart += float((one - other).to(widest_float(one.device)).square().sum())
+        size += float(other.to(widest_float(other.device)).square().sum())
+    return not math.isfinite(size) or apart <= GRADIENT_ROUNDING**2 * (size + 1e-12)
+
+
+@contextmanager
+def _example_gradients(module: torch.nn.Module) -> Iterator[Any]:
+    """Let a backward pass leave every example's gradient in `grad_sample` of the params."""
+    try:
+        from opacus import GradSampleModule
+        from opacus.validators import ModuleValidator
+    except ImportError:
+        raise DataError(
+            "records as the unit of privacy need Opacus on the client: pip install 'meadow-fl[dp]'"
+        ) from None
+    if wrong := ModuleValidator.validate(module, strict=False):
+        raise DataError(
+            f"this model cannot be trained with records as the unit of privacy: {wrong[0]}; "
+            "use group or layer norm in the place of batch norm"
+        )
+    hooked = GradSampleModule(module, loss_reduction="sum")
+    try:
+        with warnings.catch_warnings():
+            # its hooks look at outputs alone, and need no gradient of the inputs
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            yield hooked
+    finally:
+        hooked.to_standard_module()

@@ -1,0 +1,295 @@
+"""Trains a module on one site's data: some epochs from the params that the server sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+
+from ...errors import DataError
+from ...randomness.seeded import seeded
+from ...randomness.seeds import derive, spread_one
+from ..batches import Batch, batches_of, samples_in
+from ..device_use import DeviceUse
+from ..evaluation import ExampleMeans
+from ..micro_batch import MicroBatch, ran_out_of_memory
+from ..objectives import proximal
+from ..parallel.form import Alone, Form, LossOf
+from ..parallel.sharded_tensors import local_of
+from ..settings import TrainingSettings
+from ..step_timer import Phases, Unwatched, each
+from .optimizers import LocalOptimizer, Slots
+from .unfinished import Place, Unfinished
+
+if TYPE_CHECKING:
+    from ...task import Data, Task
+    from ..mid_epoch import MidEpoch
+
+__all__ = ["Session", "train"]
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Session(Protocol):
+    """What an algorithm does in a client's training.
+
+    Attributes:
+        slots: what the optimizer begins with; None: with new ones.
+    """
+
+    slots: Slots | None
+
+    def correct(self) -> None:
+        """Correct the gradients of the step that is about to be made."""
+
+
+def train(
+    task: Task,
+    module: torch.nn.Module,
+    data: Data,
+    settings: TrainingSettings,
+    *,
+    client: int,
+    device: str,
+    session: Session | None = None,
+    form: Form | None = None,
+    use: DeviceUse | None = None,
+    phases: Phases | None = None,
+    micro_batch: MicroBatch | None = None,
+    saves: MidEpoch | None = None,
+    resume_at: int = -1,
+) -> tuple[int, dict[str, float]]:
+    """Train `module` in place; returns the number of samples seen in an epoch, and the means of
+    "loss" and the task's metrics over all examples, as they were before each step.
+
+    `session` is the algorithm's part in the steps, if it asks for more than training; it is not
+    saved. With `saves` the round is saved now and then; `resume_at` is
+    the step of a save to go on from.
+
+    Guarantees: the same params, data, settings and client give the same bits in any process
+        that has as many threads and the same kind of device, resumed or not; no global generator
+        is left changed. On several ranks the params are those of one within rounding, unless the
+        module draws random numbers.
+    Raises:
+        DataError: the data are empty or not what the task needs, or the loss is not finite.
+    """
+    form = form or Alone()
+    own = (form.part,) if form.part else ()  # part 0 draws what one process alone would draw
+    stream = derive(settings.stream, settings.server_round, client, "training", *own)
+    with seeded(stream, device):
+        pieces = micro_batch or MicroBatch()
+        around = use or DeviceUse(), phases or Unwatched()
+        local = _Local(task, module, settings, client, device, form, *around, pieces, session)
+        return local.run(data, saves, resume_at)
+
+
+def batch_order_seed(settings: TrainingSettings, client: int) -> int:
+    """Return the seed of a client's batches in a round."""
+    return spread_one(_stream_of_batches(settings.stream, settings.server_round), client)
+
+
+@lru_cache(maxsize=4)  # the clients of a round share it
+def _stream_of_batches(stream: int, server_round: int) -> int:
+    return derive(stream, server_round, "batches")
+
+
+class _Local:
+    """One client's training in one round."""
+
+    def __init__(
+        self,
+        task: Task,
+        module: torch.nn.Module,
+        settings: TrainingSettings,
+        client: int,
+        device: str,
+        form: Form,
+        use: DeviceUse,
+        phases: Phases,
+        micro_batch: MicroBatch,
+        session: Session | None,
+    ) -> None:
+        self._task = task
+        self._settings = settings
+        self._client = client
+        self._device = torch.device(device)
+        self._form = form
+        self._use = use
+        self._phases = phases
+        self._micro_batch = micro_batch
+        module.train()
+        module = form.attach(module, self._autocast)
+        self._params = [p for p in module.parameters() if p.requires_grad]
+        starts = (local_of(p.detach()).clone() for p in self._params)
+        self._starts = [*starts] if settings.proximal_mu else []
+        self._session = session
+        clips = settings.gradient_clip_norm > 0
+        self._corrects = bool(self._starts) or session is not None or clips
+        scaled = settings.precision == "fp16"
+        self._scaler = torch.amp.GradScaler(self._device.type) if scaled else None
+        slots = session.slots if session is not None else None
+        self._optimizer = LocalOptimizer(self._params, settings, slots)
+        self._means = ExampleMeans(task)
+        self._unfinished = Unfinished(module, self._optimizer, self._scaler, self._means, device)
+
+    def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
+        """Train for the epochs that the settings ask for."""
+        settings, form = self._settings, self._form
+        order = batch_order_seed(settings, self._client)
+        sizes = _sizes(data, settings.batch_size, form)
+        place, means = Place(), {}
+        if saves is not None and at >= 0:
+            place = self._unfinished.resume(saves, at, form)
+        while place.epoch < settings.epochs:
+            batches = batches_of(
+                data,
+                settings.batch_size,
+                seed=order,
+                epoch=place.epoch,
+                skip=place.batches,
+                share=form.share if form.parts > 1 else None,
+                processes=self._use.loader_processes,
+            )
+            groups = _groups(batches, settings.accumulation_steps)
+            for group in each(groups, self._phases, "data"):
+                self._step(group, sizes[place.batches : place.batches + len(group)])
+                place = place.after(len(group))
+                if saves is not None and place.steps % saves.every_steps == 0:
+                    self._unfinished.save(saves, place, form)
+            examples, *sums = form.totals([self._means.examples, *self._means.sums()])
+            means = {
+                name: total / examples for name, total in zip(self._names(), sums, strict=True)
+            }
+            if not math.isfinite(means["loss"]):
+                raise DataError(
+                    f"the training loss is {means['loss']} in round "
+                    f"{settings.server_round}, epoch {place.epoch + 1}; lower "
+                    "training.learning_rate, set training.gradient_clip_norm, or look for "
+                    "invalid values in the data"
+                )
+            place = place.in_next_epoch(samples=int(examples))
+        form.collect()
+        return place.samples, means
+
+    def _names(self) -> tuple[str, ...]:
+        return "loss", *self._task.metrics
+
+    def _step(self, group: list[Batch], sizes: Sequence[int]) -> None:
+        """Make one optimizer step from the mean gradient over all examples of these batches."""
+        sizes = sizes or [len(targets) for _, targets in group]
+        mark = self._means.mark()
+        while True:
+            try:
+                self._backward(group, sizes)
+                break
+            except Exception as error:
+                if not ran_out_of_memory(error) or self._form.ranks > 1:
+                    raise  # ranks that wait for this one are started again
+            self._micro_batch.halve(max(sizes))
+            self._means.back_to(mark)
+            self._optimizer.zero_grad()
+        with self._phases.of("optimizer"):
+            self._descend()
+
+    def _descend(self) -> None:
+        """Make a step from the gradients that are there."""
+        optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler looks at it
+        if self._scaler:
+            self._scaler.unscale_(optimizer)
+        if self._corrects:
+            self._correct()
+        if self._scaler:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        else:
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _backward(self, group: list[Batch], sizes: Sequence[int]) -> None:
+        """Add up the gradients of the mean loss over all examples, on all ranks."""
+        examples, form = sum(sizes), self._form
+        place, device = self._use.place, self._device
+        for index, (batch, size) in enumerate(zip(group, sizes, strict=True)):
+            mine, most = form.rows(size), -(-size // form.parts)
+            pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
+            for number, (inputs, targets, live) in enumerate(pieces, 1):
+                inputs, targets = place(inputs, device), place(targets, device)
+                last = number == len(pieces) and index == len(group) - 1
+                loss = self._loss_of(examples, live)
+                with self._phases.of("backward"):
+                    form.backward(inputs, targets, loss, live=live, last=last)
+
+    def _loss_of(self, examples: int, live: bool) -> LossOf:
+        """Return what one piece adds to the loss whose gradient makes the step."""
+        autocast = self._settings.precision in _AUTOCAST
+
+        def loss(
+            outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
+        ) -> torch.Tensor:
+            if autocast and outputs.dtype in _AUTOCAST.values():
+                outputs = outputs.float()
+            with self._phases.of("forward"):
+                losses = self._task.loss(outputs, targets)
+                if live and note:
+                    self._means.add(outputs, targets, losses)
+            if live and losses.shape[0] == examples:
+                mean = losses.mean()  # the same gradient as below, in half the time
+            else:
+                mean = losses.sum() / examples if live else losses.sum() * 0
+            return self._scaler.scale(mean) if self._scaler else mean
+
+        return loss
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """What the forward pass runs in."""
+        dtype = _AUTOCAST.get(self._settings.precision)
+        return self._phases.of("forward") if dtype is None else self._casting(dtype)
+
+    @contextmanager
+    def _casting(self, dtype: torch.dtype) -> Iterator[None]:
+        with self._phases.of("forward"), torch.autocast(self._device.type, dtype):
+            yield
+
+    def _correct(self) -> None:
+        """Apply the algorithm's local objective, then clip."""
+        settings = self._settings
+        for param, start in zip(self._params, self._starts, strict=False):
+            if param.grad is not None:
+                here = local_of(param.grad), local_of(param.detach())
+                here[0].copy_(proximal(*here, start, mu=settings.proximal_mu))
+        if self._session is not None:
+            self._session.correct()
+        if settings.gradient_clip_norm:
+            self._form.clip(self._params, settings.gradient_clip_norm)
+
+
+def _sizes(data: Data, batch_size: int, form: Form) -> list[int]:
+    """Return the sizes of an epoch's batches, over all ranks; nothing where one rank sees them.
+
+    Raises:
+        DataError: the ranks do not have the same number of samples.
+    """
+    if form.parts == 1:
+        return []
+    count = samples_in(data)
+    if form.totals([count]) != [count * form.ranks]:
+        raise DataError(
+            f"process {form.rank} of {form.ranks} has {count} samples, others another number; "
+            "client_data must give the same data in every process"
+        )
+    return [min(batch_size, count - at) for at in range(0, count, batch_size)]
+
+
+def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Yield lists of `size` batches, the last one perhaps shorter."""
+    if size == 1:
+        yield from ([batch] for batch in batches)
+        return
+    left = iter(batches)
+    while group := list(islice(left, size)):
+        yield group

@@ -1,0 +1,203 @@
+"""The ranks as rank 0 sees them: started, told what to do, watched, and started again.
+
+Whatever happens to a rank - killed, hung, out of memory - the round's work is repeated by a new
+group, from where it was last saved, in the same training process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeVar
+
+from ...errors import DataError, MeadowError
+from ..device_use import DeviceUse
+from ..micro_batch import ran_out_of_memory
+from .form import Form
+from .meeting import is_lost_rank, join, leave
+from .orders import READY, RankStart, RoundOrder, Word, hear, tell
+from .plan import ParallelPlan
+from .stages import Stages
+
+__all__ = ["ATTEMPTS_MAX", "RankGroup"]
+
+ATTEMPTS_MAX = 5
+"""How often a round is tried when ranks are lost or memory runs out."""
+START_WAIT_S = 300.0
+"""How long a rank may take to load the app."""
+REPORT_WAIT_S = 2.0
+"""How long a rank whose end was noticed may take to say why."""
+MODULE = "meadow.training.local.rank"
+
+T = TypeVar("T")
+
+
+class RankGroup:
+    """The processes that train one app together; this one is rank 0.
+
+    Attributes:
+        generation: how often they were started.
+    """
+
+    def __init__(
+        self,
+        plan: ParallelPlan,
+        use: DeviceUse,
+        *,
+        app_dir: str,
+        sha256: str,
+        folder: Path,
+        stages: Stages | None = None,
+    ) -> None:
+        """`folder` is where ranks meet; no other group may be at work in it."""
+        self._plan, self._use, self._stages = plan, use, stages
+        self._app = {"app_dir": app_dir, "sha256": sha256}
+        self._folder = folder
+        self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._form: Form | None = None
+        self.generation = 0
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the other ranks."""
+        return [process.pid for process, _ in self._ranks]
+
+    def warm(self) -> Form:
+        """Start the ranks, if they are not there; returns when all have met.
+
+        Raises:
+            DataError: they cannot start, for instance because the app does not load there.
+        """
+        if self._form is not None and all(process.poll() is None for process, _ in self._ranks):
+            return self._form
+        self.close()
+        self.generation += 1
+        shutil.rmtree(self._folder, ignore_errors=True)  # of a group that was killed
+        self._folder.mkdir(parents=True)
+        meeting_place = Path(tempfile.mkdtemp(dir=self._folder)) / "meeting"
+        try:
+            for rank in range(1, self._plan.ranks):
+                connection = self._started()
+                start = RankStart(
+                    **self._app,
+                    rank=rank,
+                    plan=self._plan,
+                    use=self._use,
+                    meeting_place=str(meeting_place),
+                )
+                tell(connection, start.to_json())
+            for _, connection in self._ranks:
+                self._require_ready(connection)
+            self._form = join(self._plan, 0, meeting_place, stages=self._stages)
+        except DataError:
+            self.close()
+            raise
+        except (EOFError, OSError, RuntimeError) as error:
+            fault = self._first_fault()
+            self.close()
+            why = fault.text if fault else str(error)
+            raise DataError(f"{self._plan.ranks} processes did not come together: {why}") from error
+        return self._form
+
+    def run(
+        self,
+        order: Callable[[], RoundOrder],
+        work: Callable[[RoundOrder, Form], T],
+        memory_ran_out: Callable[[], None],
+    ) -> T:
+        """Have all ranks do a round's work; returns what it gives on this one.
+
+        `order` and `work` are called again if a rank is lost, or, after `memory_ran_out`, if
+        that is what happened.
+
+        Raises:
+            Exception: what the app raises on this rank.
+            DataError: what it raises on another, or the ranks were lost in every attempt.
+        """
+        lost = ""
+        for _ in range(ATTEMPTS_MAX):
+            form = self.warm()
+            try:
+                told = order()
+                for _, connection in self._ranks:
+                    tell(connection, told.to_json())
+                return work(told, form)
+            except MeadowError:
+                self.close()  # the others wait for this one
+                raise
+            except Exception as error:
+                fault = self._fault(error)
+                self.close()
+                if fault is None:
+                    raise
+                if fault.kind == "app":
+                    raise DataError(f"in another process: {fault.text}") from error
+                if fault.kind == "memory":
+                    memory_ran_out()
+                lost = fault.text
+                print(f"meadow: the ranks are started again: {lost}", file=sys.stderr)
+            except BaseException:
+                self.close()
+                raise
+        raise DataError(f"ranks were lost {ATTEMPTS_MAX} times in a row, last: {lost}")
+
+    def close(self) -> None:
+        """End the other ranks, and be alone again."""
+        ranks, self._ranks = self._ranks, []
+        for process, connection in ranks:
+            process.kill()
+            connection.close()
+            process.wait()
+        self._form = None
+        leave()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _started(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                (sys.executable, "-m", MODULE, "--fd", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+        connection = Connection(ours.detach())
+        self._ranks.append((process, connection))
+        return connection
+
+    def _require_ready(self, connection: Connection) -> None:
+        if not connection.poll(START_WAIT_S):
+            raise TimeoutError(f"a rank was not ready within {START_WAIT_S:.0f} s")
+        word = Word(**hear(connection))
+        if word.kind != READY:
+            raise DataError(f"in another process: {word.text}")
+
+    def _fault(self, error: Exception) -> Word | None:
+        """Return what went wrong in the group, None if it is this rank's own app."""
+        if ran_out_of_memory(error):
+            return Word(kind="memory", text=str(error))
+        if not is_lost_rank(error):
+            return None
+        return self._first_fault() or Word(kind="lost", text=str(error))
+
+    def _first_fault(self) -> Word | None:
+        """Return what a rank says of its end; that it lost another one counts least."""
+        until_s = time.monotonic() + REPORT_WAIT_S
+        faults = []
+        for process, connection in self._ranks:
+            with contextlib.suppress(EOFError, OSError):
+                if connection.poll(max(0.0, until_s - time.monotonic())):
+                    faults.append(Word(**hear(connection)))
+                    continue
+            status = process.poll()
+            if status is not None:
+                faults.append(Word(kind="lost", text=f"a rank ended with status {status}"))
+        faults.sort(key=lambda fault: ("memory", "app", "lost").index(fault.kind))
+        return faults[0] if faults else None

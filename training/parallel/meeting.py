@@ -1,0 +1,88 @@
+"""Where ranks meet: torch's process group, on this machine alone, with bounded waits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+
+from ...machine.accelerators import is_accelerator
+from .ddp import Ddp
+from .form import Form
+from .plan import ParallelPlan
+from .stages import Stages
+
+__all__ = ["is_lost_rank", "join", "leave"]
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+
+
+def join(
+    plan: ParallelPlan, rank: int, meeting_place: Path, *, stages: Stages | None = None
+) -> Form:
+    """Become a rank; returns when all are there.
+
+    `meeting_place` is a file that none of them has used before, `stages` the task's list.
+
+    Raises:
+        RuntimeError: one of them did not come in time.
+    """
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # a lost rank is then an exception here too
+    device = plan.devices[rank]
+    if is_accelerator(device):
+        torch.accelerator.set_device_index(device)
+    dist.init_process_group(
+        plan.backend,
+        store=dist.FileStore(str(meeting_place), plan.ranks),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=plan.ranks,
+        timeout=timedelta(seconds=plan.timeout_s),
+    )
+    dist.barrier()
+    return _form(plan, rank, device, stages)
+
+
+def _form(plan: ParallelPlan, rank: int, device: str, stages: Stages | None) -> Form:
+    """Return a rank's form; what it needs of torch is loaded now."""
+    me = rank, plan.ranks, device
+    if plan.kind == "ddp":
+        return Ddp(*me, timeout_s=plan.timeout_s)
+    if plan.kind == "tensor":
+        from .tensor import Tensor
+
+        return Tensor(*me)
+    from .copies import Copies
+
+    copies = Copies(
+        rank, plan.ranks, torch.device(device), count=plan.copies, timeout_s=plan.timeout_s
+    )
+    if plan.kind == "fsdp":
+        from .fsdp import Fsdp
+
+        return Fsdp(*me, copies=copies)
+    from .pipeline import Pipeline
+
+    return Pipeline(*me, copies=copies, schedule=plan.schedule, stages=stages)
+
+
+def leave() -> None:
+    """Be no rank any more."""
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Say whether an exception means that another rank is gone or hangs, rather than a fault of
+    the app."""
+    if isinstance(error, dist.DistError | ConnectionError | EOFError | TimeoutError):
+        return True
+    text = str(error)
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Timed out")
+    return isinstance(error, RuntimeError) and any(word in text for word in words)

@@ -1,0 +1,132 @@
+"""What rank 0 tells the others, as JSON over a socket pair; tensors go through collectives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from ...partitioning.partition import Partition
+from ...privacy.dp.records import RecordTerms
+from ...task import Site
+from ..device_use import DeviceUse
+from ..mid_epoch import MidEpoch
+from ..settings import TrainingSettings
+from .plan import ParallelPlan
+
+__all__ = ["READY", "RankStart", "RoundOrder", "Word", "hear", "tell"]
+
+READY = "ready"
+
+FRAME_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """Which app a rank is for, and whom it meets."""
+
+    app_dir: str
+    sha256: str
+    rank: int
+    plan: ParallelPlan
+    use: DeviceUse
+    meeting_place: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        return {
+            "app_dir": self.app_dir,
+            "sha256": self.sha256,
+            "rank": self.rank,
+            "plan": self.plan.to_json(),
+            "use": asdict(self.use),
+            "meeting_place": self.meeting_place,
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> RankStart:
+        """Return what `to_json` gave."""
+        plan = ParallelPlan.from_json(said["plan"])
+        return cls(**{**said, "plan": plan, "use": DeviceUse(**said["use"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOrder:
+    """One round: all ranks train by the same order.
+
+    Attributes:
+        evaluate: which of the site's data to evaluate instead; empty: none.
+        records: how records are protected, if they are; `coins` (hex) is then the secret seed of
+            what is drawn for that.
+    """
+
+    site: Site
+    settings: TrainingSettings
+    client: int
+    examples_max: int | None
+    saves: MidEpoch | None
+    resume_at: int
+    evaluate: Literal["", "train", "test"] = ""
+    records: RecordTerms | None = None
+    coins: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON holds it."""
+        site = {**asdict(self.site), "config": dict(self.site.config)}
+        saves = None
+        if self.saves is not None:
+            saves = {**asdict(self.saves), "folder": str(self.saves.folder)}
+        return {
+            "site": site,
+            "settings": asdict(self.settings),
+            "client": self.client,
+            "examples_max": self.examples_max,
+            "saves": saves,
+            "resume_at": self.resume_at,
+            "evaluate": self.evaluate,
+            "records": None if self.records is None else asdict(self.records),
+            "coins": self.coins,
+        }
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> RoundOrder:
+        """Return what `to_json` gave."""
+        site = {**said["site"], "partition": Partition(**said["site"]["partition"])}
+        saves = said["saves"]
+        if saves is not None:
+            saves = MidEpoch(**{**saves, "folder": Path(saves["folder"])})
+        told = {"settings": TrainingSettings(**said["settings"]), "saves": saves}
+        if said["records"] is not None:
+            told["records"] = RecordTerms(**said["records"])
+        return cls(**{**said, **told, "site": Site(**site)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What a rank says: that it is ready, or what ended it: "app", "memory", or "lost", which is
+    the end of another one."""
+
+    kind: str
+    text: str
+
+
+def tell(connection: Connection, said: Mapping[str, Any]) -> None:
+    """Send one object.
+
+    Raises:
+        OSError: nobody is there any more.
+    """
+    connection.send_bytes(json.dumps(said).encode())
+
+
+def hear(connection: Connection) -> dict[str, Any]:
+    """Return the next object.
+
+    Raises:
+        OSError: nobody is there any more; EOFError is one that multiprocessing raises too.
+    """
+    said: dict[str, Any] = json.loads(connection.recv_bytes(FRAME_BYTES_MAX))
+    return said

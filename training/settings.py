@@ -1,0 +1,141 @@
+"""How a client trains: the settings that a train instruction carries, read and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+from ..errors import ProtocolError
+from ..randomness.seeds import derive
+
+__all__ = ["TrainingSettings"]
+
+Optimizer = Literal["sgd", "adam", "adamw", "lion"]
+Schedule = Literal["constant", "cosine", "step"]
+Precision = Literal["fp32", "bf16", "fp16"]
+LocalAlgorithm = Literal[
+    "plain", "scaffold", "fednova", "feddyn", "qfedavg", "afl", "fedlion",
+    "fedper", "fedbn", "fedrep", "ditto", "ifca", "lora",
+    "analytics", "newton", "xgb_bagging", "xgb_cyclic",
+]  # fmt: skip
+
+WHOLE_MAX = 1_000_000_000
+NUMBER_MAX = 1e12
+"""What no setting exceeds: wide enough for any use, and nothing overflows within it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """The keys of a train instruction's ConfigRecord, in kebab-case there; see [training]."""
+
+    epochs: int = 1
+    batch_size: int = 32
+    optimizer: Optimizer = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+    schedule: Schedule = "constant"
+    schedule_rounds: int = 1
+    warmup_rounds: int = 0
+    step_rounds: int = 10
+    decay: float = 0.1
+    gradient_clip_norm: float = 0.0
+    accumulation_steps: int = 1
+    precision: Precision = "fp32"
+    seed: int = 0
+    server_round: int = 1
+    repeat: int = 0
+    """How often the client has trained from the same params before: where nobody waits."""
+    proximal_mu: float = 0.0
+    algorithm: LocalAlgorithm = "plain"
+    dynamic_alpha: float = 0.01
+    fairness_q: float = 0.0
+    mixture_learning_rate: float = 0.0
+    ditto_lambda: float = 0.0
+    head_epochs: int = 1
+    tuning_epochs: int = 0
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> TrainingSettings:
+        """Read the settings from a ConfigRecord; keys that are not ours are another's.
+
+        Raises:
+            ProtocolError: a value is of another type, or impossible.
+        """
+        return _read(tuple((k, type(v), _hashable(v)) for k, v in record.items() if k in _KEYS))
+
+    def _check(self) -> None:
+        for name in ("epochs", "batch_size", "schedule_rounds", "step_rounds", "server_round",
+                     "accumulation_steps", "head_epochs"):  # fmt: skip
+            if not 1 <= getattr(self, name) <= WHOLE_MAX:
+                raise ProtocolError(
+                    f"{name} must be in [1, {WHOLE_MAX}], got {getattr(self, name)}"
+                )
+        for name in ("learning_rate", "momentum", "weight_decay", "gradient_clip_norm",
+                     "proximal_mu", "epsilon", "dynamic_alpha", "fairness_q",
+                     "mixture_learning_rate", "ditto_lambda", "tuning_epochs", "repeat",
+                     "warmup_rounds"):  # fmt: skip
+            if not 0 <= getattr(self, name) <= NUMBER_MAX:  # NaN is refused here too
+                raise ProtocolError(
+                    f"{name} must be in [0, {NUMBER_MAX:g}], got {getattr(self, name)}"
+                )
+        for name in ("beta_1", "beta_2", "decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ProtocolError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule),
+                           ("precision", Precision),
+                           ("algorithm", LocalAlgorithm)):  # fmt: skip
+            if getattr(self, name) not in get_args(kind):
+                raise ProtocolError(f"{name} must be one of {get_args(kind)}")
+
+    @property
+    def stream(self) -> int:
+        """What a client's random numbers in a round derive from."""
+        return derive(self.seed, "repeat", self.repeat) if self.repeat else self.seed
+
+    def learning_rate_now(self) -> float:
+        """Return this round's learning rate: warm-up first, then the schedule."""
+        number = self.server_round - 1
+        if number < self.warmup_rounds:
+            return self.learning_rate * (number + 1) / (self.warmup_rounds + 1)
+        if self.schedule == "step":
+            return self.learning_rate * self.decay ** (number // self.step_rounds)
+        if self.schedule == "cosine":
+            span = max(1, self.schedule_rounds - self.warmup_rounds)
+            done = min(1.0, (number - self.warmup_rounds) / span)
+            return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        return self.learning_rate
+
+
+_DEFAULTS = TrainingSettings()
+_KEYS = {
+    name.replace("_", "-"): (name, type(getattr(_DEFAULTS, name)))
+    for name in TrainingSettings.__dataclass_fields__
+}
+"""The record's keys: the field of each, and its type."""
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str | bytes) else repr(value)
+
+
+@lru_cache(maxsize=8)
+def _read(items: tuple[tuple[str, type, Any], ...]) -> TrainingSettings:
+    """Read settings; all clients of a simulation are sent the same ones."""
+    values: dict[str, Any] = {}
+    for key, given, value in items:
+        name, kind = _KEYS[key]
+        if kind is float and given is int:
+            value = float(value)
+        elif given is not kind:
+            raise ProtocolError(f"{key} must be of type {kind.__name__}, got {value!r:.80}")
+        values[name] = value
+    settings = TrainingSettings(**values)
+    settings._check()
+    return settings

@@ -1,0 +1,126 @@
+"""Where the time of a local round goes: what the trainer does is told by the name of its phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol, TypeVar
+
+import torch
+
+from ..errors import MeadowError
+from ..machine.accelerators import is_accelerator
+
+__all__ = ["EnoughError", "Phases", "StopWatch", "Unwatched", "each"]
+
+T = TypeVar("T")
+OPTIMIZER = "optimizer"
+
+
+class EnoughError(MeadowError):
+    """As many steps were watched as were asked for."""
+
+
+class Phases(Protocol):
+    """Told of every phase."""
+
+    def of(self, name: str) -> AbstractContextManager[None]:
+        """Return what a phase runs in; one may be within another."""
+
+
+class Unwatched:
+    """The usual case: nobody wants to know."""
+
+    _nothing = nullcontext()
+
+    def of(self, name: str) -> AbstractContextManager[None]:
+        """As `Phases.of`."""
+        return self._nothing
+
+
+class StopWatch:
+    """Adds up the time of phases, each without those within it, and marks them in a trace.
+
+    Attributes:
+        seconds: by phase, since the first steps were over.
+        steps: how many steps of the optimizer there were since then.
+        total_s: how long they took.
+    """
+
+    def __init__(self, device: str, *, warm_steps: int, steps_max: int) -> None:
+        """Let some steps go by and watch so many; the next one raises EnoughError.
+
+        A round that has not so many steps is watched from its beginning.
+        """
+        self._accelerator = torch.device(device) if is_accelerator(device) else None
+        self._warm_steps, self._steps_max = warm_steps, steps_max
+        self._within: list[float] = []
+        self._steps = 0
+        self._laps = [_Lap(), _Lap()]
+
+    @property
+    def steps(self) -> int:
+        """As said above."""
+        return self._steps - self._warm_steps if self._steps > self._warm_steps else self._steps
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """As said above."""
+        return self._lap.seconds
+
+    @property
+    def total_s(self) -> float:
+        """As said above."""
+        return self._lap.ended_at_s - self._lap.begun_at_s
+
+    @property
+    def _lap(self) -> _Lap:
+        return self._laps[self._steps > self._warm_steps]
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """As `Phases.of`; it waits for the accelerator, which works on while Python goes ahead."""
+        if self._steps == self._warm_steps + self._steps_max and name != OPTIMIZER:
+            raise EnoughError(f"{self._steps_max} steps were watched")
+        begun_at_s = time.perf_counter()
+        with torch.profiler.record_function(f"meadow:{name}"):
+            self._within.append(0.0)
+            yield
+            if self._accelerator is not None:
+                torch.accelerator.synchronize(self._accelerator)
+        ended_at_s = time.perf_counter()
+        took_s = ended_at_s - begun_at_s
+        lap = self._laps[self._steps >= self._warm_steps]
+        lap.add(name, took_s - self._within.pop(), begun_at_s, ended_at_s)
+        if self._within:
+            self._within[-1] += took_s
+        self._steps += name == OPTIMIZER
+
+
+class _Lap:
+    """Times of phases, and from when to when they were."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.begun_at_s = self.ended_at_s = 0.0
+
+    def add(self, name: str, own_s: float, begun_at_s: float, ended_at_s: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + own_s
+        self.begun_at_s = min(self.begun_at_s or begun_at_s, begun_at_s)
+        self.ended_at_s = ended_at_s
+
+
+def each(items: Iterable[T], phases: Phases, name: str) -> Iterator[T]:
+    """Return items as they are made, the making of each being a phase."""
+    return iter(items) if isinstance(phases, Unwatched) else _watched(iter(items), phases, name)
+
+
+def _watched(left: Iterator[T], phases: Phases, name: str) -> Iterator[T]:
+    while True:
+        with phases.of(name):
+            try:
+                item = next(left)
+            except StopIteration:
+                return
+        yield item
