@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import datasets
-    from .config.load import Config, load_config, make_config
+    from .config.load import load_config, make_config
+    from .config.sections.model import Config
     from .errors import MeadowError
     from .run.app import server_app
     from .strategies.algorithms.afl import afl
@@ -78,7 +79,7 @@ __all__ = [
 
 _HOMES = {
     "ClientData": ".task",
-    "Config": ".config.load",
+    "Config": ".config.sections.model",
     "FederatedStrategy": ".strategies.rounds.adapter",
     "MeadowError": ".errors",
     "Site": ".task",

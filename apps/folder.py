@@ -21,8 +21,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..config.app_options import make_task
-from ..config.load import FILE_NAME, Config, load_config
+from ..config.load import FILE_NAME, load_config
 from ..config.schema.sources import given_by_environment
+from ..config.sections.model import Config
 from ..errors import AppError, MeadowError
 from ..task import Task
 from .flower_app import FlowerApp, read_flower_app

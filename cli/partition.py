@@ -12,7 +12,7 @@ from ..errors import AppError
 from .output import Format, FormatOption, say, show_rows
 
 if TYPE_CHECKING:
-    from ..config.load import Config
+    from ..config.sections.model import Config
     from ..reports.partition_survey import Survey
 
 __all__ = ["partition"]
@@ -43,7 +43,7 @@ def partition(
 ) -> None:
     """Show which data each simulated client gets: samples, classes, and how uneven they are."""
     from ..apps.folder import App
-    from ..config.load import build_partition
+    from ..config.rules.builders import build_partition
     from ..reports.partition_picture import check_picture, draw
     from ..reports.partition_survey import survey  # imports torch; the help need not
 

@@ -9,87 +9,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .app_options import split_options
-from .rules.builders import (
-    build_algorithm,
-    build_asynchrony,
-    build_compression_terms,
-    build_partition,
-    build_secure_terms,
-    evaluation_record,
-    training_record,
-)
 from .rules.combinations import check_config
 from .rules.selection import clients_for_turns
 from .schema.settings import Settings
-from .schema.sources import given_by_environment, given_by_overrides, given_by_table, read_toml
+from .schema.sources import (
+    given_by_environment,
+    given_by_overrides,
+    given_by_table,
+    read_toml,
+)
 from .schema.text import settings_to_toml
 from .schema.values import build
-from .sections.compression import CompressionConfig
-from .sections.privacy import DifferentialPrivacyConfig, PrivacyConfig, SecureAggregationConfig
-from .sections.robust import RobustConfig
-from .sections.rounds import RoundsConfig
-from .sections.run import AppConfig, EarlyStoppingConfig, EvaluationConfig, RunConfig
-from .sections.selection import SelectionConfig
-from .sections.simulation import AdversariesConfig, DevicesConfig, SimulationConfig
-from .sections.strategy import StrategyConfig
-from .sections.training import TrainingConfig
+from .sections.model import Config
+from .sections.simulation import SimulationConfig
 
-__all__ = [
-    "FILE_NAME",
-    "AdversariesConfig",
-    "AppConfig",
-    "CompressionConfig",
-    "Config",
-    "DevicesConfig",
-    "DifferentialPrivacyConfig",
-    "EarlyStoppingConfig",
-    "EvaluationConfig",
-    "PrivacyConfig",
-    "RobustConfig",
-    "RoundsConfig",
-    "RunConfig",
-    "SecureAggregationConfig",
-    "SelectionConfig",
-    "SimulationConfig",
-    "StrategyConfig",
-    "TrainingConfig",
-    "build_algorithm",
-    "build_asynchrony",
-    "build_compression_terms",
-    "build_partition",
-    "build_secure_terms",
-    "config_to_toml",
-    "evaluation_record",
-    "load_config",
-    "make_config",
-    "training_record",
-]
+__all__ = ["FILE_NAME", "config_to_toml", "load_config", "make_config"]
 
 FILE_NAME = "meadow.toml"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Everything that meadow.toml says; make one with `load_config` or `make_config`."""
-
-    app: AppConfig = field(default_factory=AppConfig)
-    run: RunConfig = field(default_factory=RunConfig)
-    rounds: RoundsConfig = field(default_factory=RoundsConfig)
-    selection: SelectionConfig = field(default_factory=SelectionConfig)
-    strategy: StrategyConfig = field(default_factory=StrategyConfig)
-    robust: RobustConfig | None = None
-    compression: CompressionConfig | None = None
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    simulation: SimulationConfig = field(default_factory=SimulationConfig)
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    source: Path | None = field(default=None, compare=False)
-    """The file it was read from."""
 
 
 def load_config(

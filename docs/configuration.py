@@ -11,9 +11,9 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from meadow.config.client_config import ClientConfig
-from meadow.config.load import Config
 from meadow.config.schema.settings import Rule, rule_of, section_of
 from meadow.config.schema.text import value_to_toml
+from meadow.config.sections.model import Config
 from meadow.config.server_config import ServerConfig
 
 INTRODUCTION = """\

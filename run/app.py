@@ -9,8 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..compression.grid import CompressionGrid
-from ..config.load import (
-    Config,
+from ..config.rules.builders import (
     build_algorithm,
     build_asynchrony,
     build_compression_terms,
@@ -20,8 +19,10 @@ from ..config.load import (
 )
 from ..config.rules.privacy import build_privacy
 from ..config.rules.secure_aggregation import sum_sizes
+from ..config.sections.model import Config
 from ..flower.messages import arrays_to_params, params_to_arrays
 from ..privacy.dp.plan import PrivacyPlan
+from ..privacy.dp.private_algorithm import private_algorithm
 from ..privacy.secagg.server.grid import SecureAggregationGrid
 from ..privacy.secagg.terms.terms import SecureTerms
 from ..privacy.secagg.terms.vector import VectorLayout
@@ -75,7 +76,7 @@ def run_rounds(
     initial = initial_arrays(task, config.run.seed) if of_model else params_to_arrays({})
     privacy = privacy or open_books(config)
     if privacy is not None:
-        algorithm = privacy.plan.private(algorithm)
+        algorithm = private_algorithm(privacy.plan, algorithm)
     strategy = FederatedStrategy(algorithm, _plan(config), recorder=recorder, privacy=privacy)
     if config.privacy.secure_aggregation.enabled:
         terms = _secure_terms(task, config, privacy)

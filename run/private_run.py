@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import RunStoppedError, StoreError
+from ..privacy.dp.claim import claim_of
 from ..privacy.dp.plan import PrivacyPlan
 from ..privacy.dp.record_plan import RecordPlan
 from .population_ledger import RunShare
@@ -129,5 +130,5 @@ class PrivateRun:
             "min_separation": plan.separation,
             "participations": None if plan.sampling == "poisson" else plan.counted(count, repeated),
             "mechanism": plan.mechanism_name,
-            "claim": plan.claim(count, repeated),
+            "claim": claim_of(plan, count, repeated),
         }

@@ -21,7 +21,8 @@ from ..run.execute import execute, resolved_toml, rounds_of, run_config_of
 from ..run.run_folder import TRACEBACKS, RunFolder
 from ..transport.durable import write_file
 from .executors.adversarial import with_adversaries
-from .executors.choice import ExecutorPlan, client_app_of
+from .executors.apps import client_app_of
+from .executors.choice import ExecutorPlan
 from .executors.contract import Executor, Teller
 from .grids.simulation_grid import SimulationGrid
 from .grids.virtual_grid import VirtualGrid, devices_of

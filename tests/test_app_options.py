@@ -11,7 +11,8 @@ from flwr.app import ConfigRecord, Metadata, RecordDict
 from meadow.apps.folder import App
 from meadow.client.worker.installed_app import InstalledApp
 from meadow.config.app_options import OPTIONS_KEY, options_from_text
-from meadow.config.load import config_to_toml, load_config, make_config, training_record
+from meadow.config.load import config_to_toml, load_config, make_config
+from meadow.config.rules.builders import training_record
 from meadow.errors import AppError, ConfigError, ProtocolError
 from meadow.flower.messages import params_to_arrays, rebuild_message
 from meadow.run.execute import run_config_of

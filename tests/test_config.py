@@ -13,16 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.config.load import (
-    Config,
-    build_algorithm,
-    build_partition,
-    config_to_toml,
-    load_config,
-    make_config,
-    training_record,
-)
+from meadow.config.load import config_to_toml, load_config, make_config
+from meadow.config.rules.builders import build_algorithm, build_partition, training_record
 from meadow.config.schema.settings import settings_of
+from meadow.config.sections.model import Config
 from meadow.errors import ConfigError
 from meadow.strategies.algorithms.algorithm import Aggregate
 from meadow.strategies.algorithms.catalogue import CATALOGUE

@@ -20,9 +20,10 @@ import typer
 import meadow
 from meadow.cli.main import app
 from meadow.config.client_config import load_client_config
-from meadow.config.load import Config, load_config
+from meadow.config.load import load_config
 from meadow.config.schema.settings import section_of
 from meadow.config.schema.values import hints_of
+from meadow.config.sections.model import Config
 from meadow.config.server_config import load_server_config
 
 ROOT = Path(__file__).parent.parent

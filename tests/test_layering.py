@@ -162,6 +162,65 @@ def test_the_root_is_the_face() -> None:
     assert {name for name in MODULES if "." not in name} - set(FOLDERS) == ROOT_MODULES
 
 
+def folder_of(module: str, depth: int) -> str:
+    """Return the folder that a module lies in, as deep as asked; a module of the root is its own."""
+    folders = MODULES[module].relative_to(ROOT).parent.parts[:depth]
+    return "/".join(folders) or module
+
+
+def circles(edges: set[tuple[str, str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one node (Tarjan, SIAM 1972)."""
+    after: dict[str, list[str]] = {}
+    for here, there in sorted(edges):
+        after.setdefault(here, []).append(there)
+        after.setdefault(there, [])
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = low[node] = len(number)
+        stack.append(node)
+        for other in after[node]:
+            if other not in number:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], number[other])
+        if low[node] == number[node]:
+            component = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in after:
+        if node not in number:
+            visit(node)
+    return found
+
+
+def test_circles_are_found() -> None:
+    """The search knows a circle when it sees one."""
+    edges = {("a", "b"), ("b", "c"), ("c", "b"), ("c", "d"), ("e", "a"), ("d", "f")}
+    assert circles(edges) == [["b", "c"]]
+
+
+@pytest.mark.parametrize("depth", [1, 2, None])
+def test_no_circles(depth: int | None) -> None:
+    """Neither folders nor files import each other in circles, for types or at a call included."""
+    edges = set()
+    for module in MODULES:
+        for _, name in imports(module):
+            if name[0] == "." and (there := name[1:] or "__init__") in MODULES:
+                nodes = (module, there)
+                if depth is not None:
+                    nodes = (folder_of(module, depth), folder_of(there, depth))
+                if nodes[0] != nodes[1]:
+                    edges.add(nodes)
+    assert circles(edges) == []
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(PURE)])
 def test_maths_is_pure(module: str) -> None:
     """Strategies and privacy know no torch, gRPC, files, clocks or logs."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...apps.folder import App
 from ...config.client_config import ClientConfig, load_client_config
-from ...config.load import training_record
+from ...config.rules.builders import training_record
 from ...errors import AppError
 from ...flower.messages import params_to_arrays
 from ...task import ClientData, Site, Task

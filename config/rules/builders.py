@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...strategies.algorithms.algorithm import Algorithm
     from ...strategies.algorithms.asynchrony import Asynchrony
     from ...strategies.robust.rules import Rule
-    from ..load import Config
+    from ..sections.model import Config
     from ..sections.robust import RobustConfig
 
 __all__ = [

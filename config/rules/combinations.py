@@ -13,7 +13,7 @@ from .selection import selection_rules
 from .strategy import beside_rules, strategy_rules
 
 if TYPE_CHECKING:
-    from ..load import Config
+    from ..sections.model import Config
 
 __all__ = ["check_config"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..load import Config
+    from ..sections.model import Config
 
 __all__ = ["noise_rules"]
 

@@ -18,7 +18,7 @@ from .noise import noise_rules
 from .records import build_record_plan, record_rules
 
 if TYPE_CHECKING:
-    from ..load import Config
+    from ..sections.model import Config
 
 __all__ = ["build_privacy", "cohort_of", "privacy_rules"]
 

@@ -11,7 +11,7 @@ from ...privacy.dp.records import RecordTerms
 from .builders import build_algorithm
 
 if TYPE_CHECKING:
-    from ..load import Config
+    from ..sections.model import Config
 
 __all__ = ["build_record_plan", "record_rules"]
 

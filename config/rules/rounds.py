@@ -9,7 +9,7 @@ from ..sections.rounds import RoundsConfig
 if TYPE_CHECKING:
     from ...strategies.algorithms.algorithm import Algorithm
     from ...strategies.algorithms.asynchrony import Asynchrony
-    from ..load import Config
+    from ..sections.model import Config
 
 __all__ = ["asynchrony_of", "rounds_rules"]
 

@@ -10,7 +10,7 @@ from .strategy import is_clippable
 
 if TYPE_CHECKING:
     from ...privacy.dp.noise_terms import AnnouncedNoise
-    from ..load import Config
+    from ..sections.model import Config
 
 __all__ = ["secure_rules", "sum_sizes"]
 

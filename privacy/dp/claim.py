@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from .mechanism_words import MECHANISMS
-
-if TYPE_CHECKING:
-    from .plan import PrivacyPlan
+from .plan import PrivacyPlan
+from .record_plan import RecordPlan
 
 __all__ = ["claim_of", "upwards"]
 
 
-def claim_of(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
+def claim_of(plan: PrivacyPlan | RecordPlan, releases: int, repeated: Sequence[int] = ()) -> str:
     """Say what holds after so many releases; `repeated` is how often rounds were released, where that
     is more than once."""
+    if isinstance(plan, RecordPlan):
+        return _claim_of_records(plan, releases)
     epsilon = plan.epsilon(releases, repeated)
     words = MECHANISMS[plan.noise]
     bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
@@ -28,6 +28,23 @@ def claim_of(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
         f"{_clipping(plan)}, with {words.noise} of multiplier "
         f"{plan.noise_multiplier:.6g}{_correlation(plan)}, added by {words.adder}. "
         "Who took part, traffic and durations are not covered."
+    )
+
+
+def _claim_of_records(plan: RecordPlan, releases: int) -> str:
+    epsilon, terms = plan.epsilon(releases), plan.terms
+    bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
+    return (
+        f"What clients sent is differentially private with {bound} and delta = "
+        f"{plan.delta:g}, against the server too. Unit: one record of a client's training "
+        "data; a client with all of its data is not protected. Neighbours: "
+        f"{plan.relation}. Sampling: each record was in a step's batch with probability "
+        f"{terms.rate:.4g}, independently and secretly; nothing is presumed of how cohorts were "
+        f"drawn: a client may have taken part in every round. Mechanism: {releases} rounds of "
+        f"{terms.steps(plan.epochs)} steps of DP-SGD on the client, every record's gradient "
+        f"clipped to an L2 norm of {terms.clip:g}, with Gaussian noise of multiplier "
+        f"{terms.noise_multiplier:.6g}. The numbers of records, who took part, traffic and "
+        "durations are not covered."
     )
 
 

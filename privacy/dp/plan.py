@@ -10,9 +10,7 @@ from typing import Literal
 
 from ...errors import ConfigError
 from ...randomness.entropy import Entropy, system_entropy
-from ...strategies.algorithms.algorithm import Algorithm
 from ...strategies.algorithms.bounds import require_choice, require_number, require_whole
-from ...strategies.algorithms.mean import MeanAggregator
 from .accounting.accountant import (
     Accountant,
     Draws,
@@ -29,7 +27,6 @@ from .accounting.events import (
     PoissonEvent,
     SeparatedEvent,
 )
-from .claim import claim_of
 from .correlated.correlation import Correlation
 from .correlated.noise_memory import NoisePast
 from .mechanism_words import MECHANISMS
@@ -38,7 +35,6 @@ from .mechanisms.clipping import Clipping
 from .mechanisms.mechanism import PrivateMean
 from .mechanisms.sampling import draw_poisson
 from .noise_terms import SOURCES, AnnouncedNoise, NoiseSource
-from .private_algorithm import private_algorithm
 
 __all__ = ["PrivacyPlan", "Sampling"]
 
@@ -278,21 +274,6 @@ class PrivacyPlan:
             return unit * math.sqrt(rounds)
         return unit * math.sqrt(self.correlation.sum_variances(rounds)[-1])
 
-    # ------------------------------------------------------------------ the algorithm
-
-    def private(self, algorithm: Algorithm) -> Algorithm:
-        """Return the algorithm with private aggregates: whatever it makes of them is private too.
-
-        Raises:
-            ConfigError: it needs something else than a mean of updates.
-        """
-        if not algorithm.linear or not isinstance(algorithm.aggregator, MeanAggregator):
-            raise ConfigError(
-                f"strategy {algorithm.name!r} looks at single updates, and differential privacy "
-                "is for a noisy sum of them; choose fedavg or fedprox"
-            )
-        return private_algorithm(self, algorithm)
-
     # ------------------------------------------------------------------ in words
 
     @property
@@ -309,7 +290,3 @@ class PrivacyPlan:
         """The noise and the clipping, in short."""
         noise = "" if self.correlation is None else f", {self.correlation.kind} noise"
         return f"{MECHANISMS[self.noise].name}, {self.clipping.kind} clipping{noise}"
-
-    def claim(self, releases: int, repeated: Sequence[int] = ()) -> str:
-        """Say what holds after so many releases: unit, relation, sampling, delta, mechanism."""
-        return claim_of(self, releases, repeated)

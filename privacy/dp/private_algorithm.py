@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...errors import ConfigError
 from ...strategies.algorithms.algorithm import Aggregate, Algorithm, Params, State
+from ...strategies.algorithms.mean import MeanAggregator
 from .correlated.noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot
 from .mechanisms.clipping import Clipping
 from .mechanisms.mechanism import NoisyAggregate
 from .mechanisms.summed import SummedMean
-
-if TYPE_CHECKING:
-    from .plan import PrivacyPlan
+from .plan import PrivacyPlan
+from .record_plan import RecordPlan
 
 __all__ = ["CLIP_SLOT", "REACH_KEY", "private_algorithm"]
 
@@ -26,8 +26,27 @@ REACH_KEY = "dp-noise-reach"
 within them pays more than the multiplier says."""
 
 
-def private_algorithm(plan: PrivacyPlan, algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm with private aggregates: whatever it makes of them is private too."""
+def private_algorithm(plan: PrivacyPlan | RecordPlan, algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm under a plan: whatever it makes of its aggregates is private too.
+
+    With one record as the unit the clients train privately, and the aggregates are plain.
+
+    Raises:
+        ConfigError: it needs something else than a mean of updates; or, with one record as the
+            unit, its clients send more than the params that training made.
+    """
+    if isinstance(plan, RecordPlan):
+        if algorithm.companions:
+            raise ConfigError(
+                f"clients of strategy {algorithm.name!r} send more than DP-SGD's params; choose "
+                "fedavg or fedprox"
+            )
+        return replace(algorithm, client_config={**algorithm.client_config, **plan.terms.record()})
+    if not algorithm.linear or not isinstance(algorithm.aggregator, MeanAggregator):
+        raise ConfigError(
+            f"strategy {algorithm.name!r} looks at single updates, and differential privacy "
+            "is for a noisy sum of them; choose fedavg or fedprox"
+        )
     made = _Private(plan, algorithm)
     return replace(algorithm, init=made.init, apply=made.apply, of_round=made.of_round)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from ...errors import ConfigError
-from ...strategies.algorithms.algorithm import Algorithm
 from ...strategies.algorithms.bounds import require_number, require_whole
 from .accounting.accountant import epsilon_of, epsilon_of_many
 from .accounting.composition import Releases
 from .accounting.events import StepsEvent
-from .claim import upwards
 from .records import RecordTerms
 
 __all__ = ["RecordPlan"]
@@ -82,41 +78,10 @@ class RecordPlan:
         """Return an upper bound of `epsilon(releases)`, cheap to ask for after every round."""
         return epsilon_of_many(self.event, count=releases, delta=self.delta, planned=self.rounds)
 
-    def private(self, algorithm: Algorithm) -> Algorithm:
-        """Return the algorithm with clients that train privately; what it makes of that is private.
-
-        Raises:
-            ConfigError: its clients send more than the params that training made.
-        """
-        if algorithm.companions:
-            raise ConfigError(
-                f"clients of strategy {algorithm.name!r} send more than DP-SGD's params; choose "
-                "fedavg or fedprox"
-            )
-        told = {**algorithm.client_config, **self.terms.record()}
-        return replace(algorithm, client_config=told)
-
     @property
     def relation(self) -> str:
         """How neighbours differ."""
         return (
             "one record of one client, of which nothing is used, the number of records being the "
             "same"
-        )
-
-    def claim(self, releases: int, repeated: Sequence[int] = ()) -> str:
-        """Say what holds after so many rounds: unit, relation, sampling, delta, mechanism."""
-        epsilon, terms = self.epsilon(releases), self.terms
-        bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
-        return (
-            f"What clients sent is differentially private with {bound} and delta = "
-            f"{self.delta:g}, against the server too. Unit: one record of a client's training "
-            "data; a client with all of its data is not protected. Neighbours: "
-            f"{self.relation}. Sampling: each record was in a step's batch with probability "
-            f"{terms.rate:.4g}, independently and secretly; nothing is presumed of how cohorts were "
-            f"drawn: a client may have taken part in every round. Mechanism: {releases} rounds of "
-            f"{terms.steps(self.epochs)} steps of DP-SGD on the client, every record's gradient "
-            f"clipped to an L2 norm of {terms.clip:g}, with Gaussian noise of multiplier "
-            f"{terms.noise_multiplier:.6g}. The numbers of records, who took part, traffic and "
-            "durations are not covered."
         )

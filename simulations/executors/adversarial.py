@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Message, MessageType
 from numpy.typing import NDArray
 
-from ...config.load import Config
+from ...config.sections.model import Config
 from ...flower.messages import arrays_to_params, params_to_arrays
 from ...randomness.seeds import derive
 from ...strategies.algorithms.algorithm import Params

@@ -16,7 +16,8 @@ from typing import Any
 from flwr.app import ConfigRecord, MessageType, RecordDict
 
 from ...apps.folder import App
-from ...config.load import Config, build_algorithm, training_record
+from ...config.rules.builders import build_algorithm, training_record
+from ...config.sections.model import Config
 from ...flower.messages import params_to_arrays
 from ...machine.process_limits import available_cores, threads_at_most
 from ...strategies.rounds.broadcast import Broadcast

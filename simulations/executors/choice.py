@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from flwr.clientapp import ClientApp
-
 from ...apps.folder import App
-from ...compression.client import compressed_app
-from ...config.load import Config, build_algorithm
-from ...errors import AppError, ConfigError
-from ...privacy.secagg.client.app import secure_app
-from ...privacy.secagg.client.identity import simulated_identity
+from ...config.rules.builders import build_algorithm
+from ...config.sections.model import Config
+from ...errors import ConfigError
 from ...run.execute import run_config_of
-from ...task import Task
 from ...training.device_use import choose_device
 from ...training.local.app import DEVICE_VARIABLE, client_app
-from ..adversaries.poison import attacked
 from ..population.clients import SimulatedClients
+from .apps import client_app_of, task_of
 from .auto import Candidate, Trying, choose_executor
 from .contract import Executor, Teller
 from .processes.executor import ProcessesExecutor
@@ -26,7 +21,7 @@ from .ray.executor import RayExecutor
 from .sequential import SequentialExecutor
 from .vectorized.executor import VectorizedExecutor
 
-__all__ = ["ExecutorPlan", "client_app_of", "combines"]
+__all__ = ["ExecutorPlan", "combines"]
 
 EXECUTORS = ("sequential", "vectorized", "processes", "ray")
 
@@ -133,7 +128,7 @@ def _vectorized(
             'executor "vectorized" trains a meadow.Task; a Flower app\'s own ClientApp runs with '
             '"sequential", "processes" or "ray"'
         )
-    task = _task_of(app, app.config)
+    task = task_of(app, app.config)
     device = choose_device(os.environ.get(DEVICE_VARIABLE, "auto"))
     other = SequentialExecutor(client_app(task), clients, teller=teller)
     verify = app.config is None or app.config.simulation.verify
@@ -152,28 +147,3 @@ def combines(config: Config) -> bool:
     seen = run.update_norm_max is not None or config.rounds.kind != "synchronous"
     seen = seen or any(table is not None for table in single)
     return build_algorithm(config).linear and not seen
-
-
-def _task_of(app: App, config: Config | None) -> Task:
-    """Return an app's task, its data divided among honest clients and adversaries."""
-    task = app.load_task()
-    chosen = None if config is None else config.simulation.adversaries
-    return task if chosen is None else attacked(task, chosen)
-
-
-def client_app_of(app: App) -> ClientApp:
-    """Return an app's ClientApp: its own, or Meadow's for its task.
-
-    Raises:
-        AppError: the code does not load, or gives something else.
-    """
-    if app.config is not None:
-        made = client_app(_task_of(app, app.config))
-        if app.config.privacy.secure_aggregation.enabled:
-            return secure_app(made, identify=simulated_identity(app.config.run.seed))
-        return compressed_app(made) if app.config.compression is not None else made
-    assert app.flower is not None
-    loaded = app.load_object(app.flower.client_app)
-    if not isinstance(loaded, ClientApp):
-        raise AppError(f"{app.flower.client_app!r} is a {type(loaded).__name__}, not a ClientApp")
-    return loaded

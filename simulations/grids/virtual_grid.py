@@ -9,7 +9,7 @@ from flwr.app import Error, Message, MessageType
 from numpy.typing import NDArray
 
 from ...apps.folder import App
-from ...config.load import Config
+from ...config.sections.model import Config
 from ...errors import NOTHING_TO_EVALUATE
 from ...flower.messages import set_message_id
 from ...strategies.algorithms.combined import clients_of

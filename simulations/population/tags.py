@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...config.load import Config
+from ...config.sections.model import Config
 from ...errors import ConfigError
 from ...randomness.seeds import derive, spread
 from ...strategies.rounds.tags import TAG_FORM, is_tag

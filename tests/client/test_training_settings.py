@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from meadow.config.load import evaluation_record, make_config, training_record
+from meadow.config.load import make_config
+from meadow.config.rules.builders import evaluation_record, training_record
 from meadow.errors import ProtocolError
 from meadow.strategies.algorithms.catalogue import CATALOGUE
 from meadow.training.settings import TrainingSettings

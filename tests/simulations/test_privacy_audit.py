@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 import meadow
-from meadow.config.load import Config, make_config
+from meadow.config.load import make_config
 from meadow.config.rules.privacy import build_privacy
+from meadow.config.sections.model import Config
 from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
 from meadow.privacy.dp import plan as plan_module
 from meadow.privacy.dp.correlated.correlation import Correlation

@@ -15,7 +15,7 @@ from ..module_params import params_of_module, to_array
 
 if TYPE_CHECKING:
     from ...task import Data
-    from .work import WorkBench
+    from .work_bench import WorkBench
 
 __all__ = ["TrainAdapters"]
 

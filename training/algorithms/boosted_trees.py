@@ -15,7 +15,7 @@ from ..evaluation import ExampleMeans
 
 if TYPE_CHECKING:
     from ...task import Data
-    from .work import WorkBench
+    from .work_bench import WorkBench
 
 __all__ = ["GrowTrees"]
 

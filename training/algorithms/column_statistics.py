@@ -16,7 +16,7 @@ from ...task import ClientData
 
 if TYPE_CHECKING:
     from ...task import Data, Task
-    from .work import WorkBench
+    from .work_bench import WorkBench
 
 __all__ = ["ColumnStatistics"]
 

@@ -18,7 +18,7 @@ from ..module_params import to_array
 
 if TYPE_CHECKING:
     from ...task import Data
-    from .work import WorkBench
+    from .work_bench import WorkBench
 
 __all__ = ["NewtonSums"]
 

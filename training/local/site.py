@@ -17,7 +17,8 @@ from ...task import Site, Task
 from ..algorithms.algorithms import local_algorithm
 from ..algorithms.corrections import Corrections
 from ..algorithms.personalization import PERSONAL, Personal, PersonalBench, evaluate_own
-from ..algorithms.work import WORKS, WorkBench
+from ..algorithms.work import WORKS
+from ..algorithms.work_bench import WorkBench
 from ..batches import samples_in
 from ..module_params import params_of_module
 from ..settings import TrainingSettings

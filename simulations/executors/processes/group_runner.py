@@ -25,7 +25,7 @@ from ....transport.fleet_pb2 import Envelope
 from ....transport.writer import BlobWriter
 from ...population.clients import SimulatedClients
 from ...population.state_store import MemoryStates
-from ..choice import client_app_of
+from ..apps import client_app_of
 from ..contract import APP_RAISED, Executor, Teller
 from ..sequential import SequentialExecutor
 from .group_files import BROADCAST, MESSAGES, REPLIES, STATES, SUMS, Job, Report, WorkerSettings

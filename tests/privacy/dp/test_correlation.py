@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from meadow.errors import ConfigError
 from meadow.privacy.dp.accounting.accountant import epsilon_of
 from meadow.privacy.dp.accounting.events import GaussianEvent, SeparatedEvent
+from meadow.privacy.dp.claim import claim_of
 from meadow.privacy.dp.correlated.correlation import Banded, Correlation, Tree, correlated
 from meadow.privacy.dp.correlated.noise_memory import NoiseMemory, seeds_in, seeds_slot
 from meadow.privacy.dp.correlated.toeplitz import best_coefficients, inverse_series
 from meadow.privacy.dp.mechanisms.clipping import Clipping
 from meadow.privacy.dp.mechanisms.noise import generator_from
 from meadow.privacy.dp.plan import PrivacyPlan
+from meadow.privacy.dp.private_algorithm import private_algorithm
 from meadow.strategies.algorithms.fedavg import fedavg
 
 CORRELATIONS: list[Correlation] = [
@@ -194,7 +196,7 @@ def test_what_is_released_is_noise_of_the_planned_scale(kind: str) -> None:
     """C times the released noise is independent and of the planned variance; 3 % off is told."""
     correlation = correlated(kind, rounds=6, separation=5, bands=3)
     plan = plan_of(correlation=correlation)
-    private = plan.private(fedavg())
+    private = private_algorithm(plan, fedavg())
     state = private.init({"a": np.zeros((100, 300)), "b": np.zeros(10_000, np.float32)})
     rows = []
     for _ in range(6):
@@ -236,7 +238,7 @@ def test_the_event_and_the_count_are_those_of_turns() -> None:
     assert plan.counted(13, (2, 2)) == plan.counted(11) + 2
     assert plan.epsilon() == epsilon_of(once, count=3, delta=1e-5)
     assert replace(plan, participations_max=2).counted(12) == 2
-    claim = plan.claim(14, (2, 2))
+    claim = claim_of(plan, 14, (2, 2))
     for part in (
         "5 rounds later at the earliest",
         "3 times at most",

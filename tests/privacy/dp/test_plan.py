@@ -10,12 +10,14 @@ import pytest
 
 from meadow.errors import ConfigError
 from meadow.privacy.dp.accounting.events import GaussianEvent, PoissonEvent
+from meadow.privacy.dp.claim import claim_of
 from meadow.privacy.dp.mechanisms.adaptive import AdaptiveClip
 from meadow.privacy.dp.mechanisms.clipping import Clipping
 from meadow.privacy.dp.mechanisms.mechanism import NoisyAggregate
 from meadow.privacy.dp.mechanisms.sampling import draw_poisson
 from meadow.privacy.dp.noise_terms import NOISE_KEY
 from meadow.privacy.dp.plan import PrivacyPlan
+from meadow.privacy.dp.private_algorithm import private_algorithm
 from meadow.randomness.entropy import system_entropy
 from meadow.strategies.algorithms.algorithm import Algorithm
 from meadow.strategies.algorithms.fedavg import fedavg
@@ -71,7 +73,7 @@ def test_coins_are_independent_and_of_the_planned_probability() -> None:
 def test_it_makes_algorithms_private(algorithm: Algorithm) -> None:
     """Clients are told the clip and the noise; the aggregate's divisor is the plan's cohort."""
     plan = plan_of()
-    private = plan.private(algorithm)
+    private = private_algorithm(plan, algorithm)
     state = private.init({"a": np.zeros(3)})
     now = private.at(state)
     assert now.client_config.items() >= algorithm.client_config.items()
@@ -86,8 +88,9 @@ def test_it_makes_algorithms_private(algorithm: Algorithm) -> None:
 def test_the_clip_follows_the_quantile() -> None:
     """Too many within it lower the clip, too few raise it, as the rate says; clients hear of it."""
     adaptive = AdaptiveClip(quantile=0.5, rate=0.2, count_stddev=2.5)
-    private = plan_of(clipping=Clipping(kind="adaptive", norm=0.1), adaptive=adaptive).private(
-        fedavg(server_optimizer="adam")
+    private = private_algorithm(
+        plan_of(clipping=Clipping(kind="adaptive", norm=0.1), adaptive=adaptive),
+        fedavg(server_optimizer="adam"),
     )
     state = private.init({"a": np.zeros(3)})
     for within, norm in ((1.0, 0.1 * np.exp(-0.1)), (0.0, 0.1)):
@@ -101,7 +104,7 @@ def test_the_clip_follows_the_quantile() -> None:
 def test_only_means_are_made_private() -> None:
     """A strategy that looks at single updates is refused."""
     with pytest.raises(ConfigError, match="looks at single updates"):
-        plan_of().private(replace(fedavg(), linear=False))
+        private_algorithm(plan_of(), replace(fedavg(), linear=False))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_wrong_plans(changes: dict[str, Any], says: str) -> None:
 
 def test_the_claim_names_everything() -> None:
     """Unit, neighbours, sampling, delta, mechanism, and what is not covered; rounded upwards."""
-    claim = plan_of().claim(100)
+    claim = claim_of(plan_of(), 100)
     for part in (
         "a client with all",
         "one client added or removed",
@@ -132,6 +135,6 @@ def test_the_claim_names_everything() -> None:
         assert part in claim
     for part in ("100 noisy sums", "multiplier 1.5", "server, which is trusted", "not covered"):
         assert part in claim
-    assert "left out of every sum" in plan_of(sampling="fixed").claim(100)
+    assert "left out of every sum" in claim_of(plan_of(sampling="fixed"), 100)
     said = float(claim.partition("epsilon = ")[2].split()[0])
     assert 0 <= said - plan_of().epsilon() < 2e-4

@@ -10,6 +10,7 @@ import pytest
 from meadow.client.owner.record_budget import Release, record_epsilon
 from meadow.errors import ConfigError, ProtocolError
 from meadow.privacy.dp.accounting.accountant import epsilon_of
+from meadow.privacy.dp.private_algorithm import private_algorithm
 from meadow.privacy.dp.record_plan import RecordPlan
 from meadow.privacy.dp.records import RECORD_ORDERS, RecordTerms, sampled_divergences
 from meadow.strategies.algorithms.fedavg import fedavg
@@ -61,10 +62,10 @@ def test_noise_for_the_client_hides_its_records_too() -> None:
 
 def test_it_makes_algorithms_private() -> None:
     """Clients are told; those that would send more than params are refused."""
-    told = plan_of().private(fedavg()).client_config
+    told = private_algorithm(plan_of(), fedavg()).client_config
     assert RecordTerms.of(told) == TERMS and RecordTerms.of({}) is None
     with pytest.raises(ConfigError, match="'scaffold' send more"):
-        plan_of().private(scaffold())
+        private_algorithm(plan_of(), scaffold())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Message
 
 from meadow.apps.folder import App
-from meadow.simulations.executors.choice import client_app_of
+from meadow.simulations.executors.apps import client_app_of
 from meadow.simulations.executors.contract import Executor, Teller
 from meadow.simulations.executors.processes.executor import ProcessesExecutor
 from meadow.simulations.executors.ray.executor import RayExecutor

@@ -1,0 +1,37 @@
+"""`Config`: everything that meadow.toml says, one attribute a section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .compression import CompressionConfig
+from .privacy import PrivacyConfig
+from .robust import RobustConfig
+from .rounds import RoundsConfig
+from .run import AppConfig, EvaluationConfig, RunConfig
+from .selection import SelectionConfig
+from .simulation import SimulationConfig
+from .strategy import StrategyConfig
+from .training import TrainingConfig
+
+__all__ = ["Config"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that meadow.toml says; make one with `load_config` or `make_config`."""
+
+    app: AppConfig = field(default_factory=AppConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    robust: RobustConfig | None = None
+    compression: CompressionConfig | None = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    source: Path | None = field(default=None, compare=False)
+    """The file it was read from."""

@@ -1,0 +1,40 @@
+"""What a client works with under an algorithm that is not training by gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ProtocolError
+from ..settings import TrainingSettings
+from ..warm_module import WarmModule
+
+if TYPE_CHECKING:
+    from ...task import ClientData, Task
+
+__all__ = ["WorkBench"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkBench:
+    """What a client works with; `config` is the instruction's, all of it."""
+
+    task: Task
+    data: ClientData
+    client: int
+    module: WarmModule
+    device: str
+    settings: TrainingSettings
+    config: Mapping[str, Any]
+
+    def told(self, key: str, kind: type[Any]) -> Any:
+        """Return what the instruction says.
+
+        Raises:
+            ProtocolError: it does not, or something of another type.
+        """
+        value = self.config.get(key)
+        if type(value) is not kind:
+            raise ProtocolError(f"{key} must be of type {kind.__name__}, got {value!r}")
+        return value
