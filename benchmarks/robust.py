@@ -25,7 +25,7 @@ from harness.report import report
 from meadow.flower.messages import MemoryTensor
 from meadow.strategies.algorithms.algorithm import Update
 from meadow.strategies.robust.aggregator import RobustAggregator
-from meadow.strategies.robust.rules import Rule, robust_rule
+from meadow.strategies.robust.rules import AggregationRule, robust_rule
 
 CLIENTS = 100
 BYZANTINE = 20
@@ -80,7 +80,7 @@ def main() -> None:
     report("robust", rows, {**figures, "slowest_s": round(max(ours.values()), 3)})
 
 
-def rule_of(what: str) -> Rule:
+def rule_of(what: str) -> AggregationRule:
     """Return the rule that a row of the table is of."""
     aggregation, before = RULES[what]
     return robust_rule(
@@ -92,7 +92,7 @@ def rule_of(what: str) -> Rule:
     )
 
 
-def seconds(rule: Rule, updates: Sequence[Update], repeats: int) -> float:
+def seconds(rule: AggregationRule, updates: Sequence[Update], repeats: int) -> float:
     """Return the least time that a round's aggregation took."""
     aggregator, took = RobustAggregator(rule=rule), []
     like = {"w": np.zeros(VALUES, np.float32)}

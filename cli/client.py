@@ -193,10 +193,10 @@ def profile(
 
     os.environ |= training_environment(load_client_config(dir).device)  # before torch is loaded
     from ..client.tools.profiling import advice_on, profile_round
-    from ..client.tools.workbench import Workbench
+    from ..client.tools.workbench import TryOut
 
     file = trace or dir / f"profile-{name}.json"
-    found = profile_round(Workbench.open(dir, name), file)
+    found = profile_round(TryOut.open(dir, name), file)
     advice = [*advice_on(found)]
     if format is Format.JSON:
         say(format, "", **asdict(found), advice=advice, trace=str(file))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
-__all__ = ["completion", "prepare_completion"]
+__all__ = ["choice", "completion", "prepare_completion"]
 
 PROGRAM = "meadow"
 VARIABLE = "_MEADOW_COMPLETE"
@@ -36,3 +36,14 @@ def prepare_completion() -> None:
     """Be ready to answer, if it is a shell that asks."""
     if VARIABLE in os.environ:
         completion_init()
+
+
+def choice(section: type[Any], key: str, *, help: str) -> Any:
+    """Return an option for a setting of a section of the configuration, which has its values.
+
+    The configuration checks the value, so that the command line and files say the same of it.
+    """
+    values = get_args(get_type_hints(section)[key])
+    return typer.Option(
+        metavar=f"[{'|'.join(values)}]", help=help, autocompletion=lambda: list(values)
+    )

@@ -10,7 +10,7 @@ import typer
 
 from ..config.sections.privacy import DifferentialPrivacyConfig
 from ..errors import ConfigError
-from .choices import choice
+from .completion import choice
 from .output import Format, FormatOption, epsilon_text, say, show_rows
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ..apps.flower_app import read_node_config
 from ..config.sections.simulation import SimulationConfig
 from ..errors import ConfigError, MeadowError
 from ..machine.process_limits import keep_freed_memory, wait_for_threads
-from .choices import choice
+from .completion import choice
 from .live import RunView
 from .output import Format, FormatOption, say
 

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import ConfigError, MeadowError
 from ..machine.process_limits import available_cores
-from ..sweeps.children import Children, Job
+from ..sweeps.children import ChildCommand, Children
 from ..sweeps.combinations import Combination, grid_of
 from ..sweeps.outcome import Group, best_group, compared_metric, groups_of
 from ..sweeps.plan import RunState, Sweep, command_of, plan_sweep, state_of
@@ -102,8 +102,8 @@ def _run(
     return children.stops > 0, errors
 
 
-def _job(planned: Sweep, combination: Combination) -> Job:
-    return Job(
+def _job(planned: Sweep, combination: Combination) -> ChildCommand:
+    return ChildCommand(
         name=combination.name,
         command=lambda: command_of(planned, combination),
         log=planned.out / "logs" / f"{combination.name}.txt",

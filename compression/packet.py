@@ -18,7 +18,7 @@ from ..errors import ConfigError, ProtocolError
 from ..flower.messages import FlatTensor, TensorArray, record_of, tensors_of
 from ..strategies.algorithms.algorithm import Params
 from ..strategies.algorithms.server_optimizers import is_floating
-from ..strategies.rounds.checks import Form, Forms
+from ..strategies.rounds.checks import Forms, TensorForm
 from .codecs import Codec, codec_of
 from .numbers import Row
 from .terms import CompressionTerms
@@ -79,7 +79,7 @@ class Packer:
         packed = tensors.pop(PACKED, None)
         others = {name.removeprefix(PLAIN_TENSOR): tensor for name, tensor in tensors.items()}
         expected = {n: form for n, form in self._forms.items() if n not in self._floating}
-        found = {name: Form(tensor.shape, tensor.dtype) for name, tensor in others.items()}
+        found = {name: TensorForm(tensor.shape, tensor.dtype) for name, tensor in others.items()}
         if packed is None or found != expected:
             raise ProtocolError("a compressed record holds other tensors than the model")
         if packed.dtype != np.uint8 or len(packed.shape) != 1:
@@ -153,5 +153,5 @@ def _reals(array: NDArray[Any]) -> NDArray[Any]:
     return row.view(row.real.dtype) if row.dtype.kind == "c" else row
 
 
-def _real_shape(form: Form) -> tuple[int, ...]:
+def _real_shape(form: TensorForm) -> tuple[int, ...]:
     return (*form.shape, 2) if form.dtype.kind == "c" else form.shape

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 from ..errors import ProtocolError
 from ..flower.messages import dtype_of
 from ..strategies.algorithms.algorithm import Params
-from ..strategies.rounds.checks import Form, Forms
+from ..strategies.rounds.checks import Forms, TensorForm
 
 __all__ = ["DOWNLOADS", "RECORD", "UPLOADS", "CompressionTerms", "forms_in", "forms_text"]
 
@@ -88,7 +88,9 @@ def forms_in(record: Mapping[str, object]) -> Forms:
     """
     try:
         said = json.loads(str(record[FORMS]))
-        forms = {str(name): Form(_shape(shape), dtype_of(dtype)) for name, dtype, shape in said}
+        forms = {
+            str(name): TensorForm(_shape(shape), dtype_of(dtype)) for name, dtype, shape in said
+        }
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a compressed model's forms cannot be read: {error}") from None
     if sum(math.prod(form.shape) for form in forms.values()) > VALUES_MAX:

@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from meadow.config.client_config import ClientConfig
-from meadow.config.schema.settings import Rule, rule_of, section_of
+from meadow.config.schema.settings import KeyRule, rule_of, section_of
 from meadow.config.schema.text import value_to_toml
 from meadow.config.sections.model import Config
 from meadow.config.server_config import ServerConfig
@@ -95,7 +95,7 @@ def tables(schema: type[Any], prefix: str) -> Iterator[str]:
             yield from tables(inner, f"{prefix}.{entry.name}" if prefix else entry.name)
 
 
-def row(name: str, kind: Any, rule: Rule, default: Any) -> str:
+def row(name: str, kind: Any, rule: KeyRule, default: Any) -> str:
     """Return one key's line of a table."""
     shown = "" if default is None or default == () else f"`{value_to_toml(default)}`"
     others = [
@@ -108,7 +108,7 @@ def row(name: str, kind: Any, rule: Rule, default: Any) -> str:
     return f"| `{name}` | {wanted(kind, rule)} | {shown} | {meaning} |"
 
 
-def wanted(kind: Any, rule: Rule) -> str:
+def wanted(kind: Any, rule: KeyRule) -> str:
     """Return what a key's value may be."""
     if rule.choices:
         return ", ".join(f"`{value_to_toml(choice)}`" for choice in rule.choices)

@@ -196,7 +196,7 @@ WIRE_LIMITS = (
         "server/test_bounds.py::test_an_agent_that_does_not_read_is_cut_off",
     ),
     Limit(
-        "server.daemon.allowance:CALLERS_MAX",
+        "server.daemon.audit_limiter:CALLERS_MAX",
         "callers whose shares are remembered",
         "server/test_bounds.py::test_callers_are_forgotten",
     ),
@@ -211,12 +211,12 @@ WIRE_LIMITS = (
         "faults/test_enrollment.py::test_many_renewals",
     ),
     Limit(
-        "server.journal.event_table:EVENTS_PER_RUN_MAX",
+        "server.journal.journal:EVENTS_PER_RUN_MAX",
         "events of a run, and of the server, that are kept",
         "server/test_bounds.py::test_events_of_a_run",
     ),
     Limit(
-        "server.journal.event_table:TEXT_CHARS_MAX",
+        "server.journal.journal:TEXT_CHARS_MAX",
         "a line of the log",
         "server/test_bounds.py::test_events_of_a_run",
     ),
@@ -559,7 +559,7 @@ BESIDES = {
     "how a method works; another value gives another result, or none, and takes no more of anything": """
         client.tools.batch_probe:BATCH_MAX client.tools.batch_probe:MEMORY_FILLED_MAX training.algorithms.algorithms:EXPONENT_MAX
         training.parallel.choice:FILLED_MAX compression.numbers:FINITE_MAX privacy.dp.mechanisms.adaptive:NORM_MAX
-        privacy.dp.announced_numbers:NUMBER_MAX privacy.dp.announced_numbers:STEPS_MAX
+        privacy.dp.noise_terms:NUMBER_MAX privacy.dp.noise_terms:STEPS_MAX
         privacy.dp.accounting.calibration:MULTIPLIER_MAX privacy.dp.accounting.calibration:ROUNDS_MAX
         privacy.dp.accounting.gaussian:EPSILON_MAX privacy.dp.mechanisms.inversion:STDDEV_MAX privacy.dp.mechanisms.parts:ALONE_MAX
         privacy.dp.mechanisms.parts:THREADS_MAX privacy.dp.mechanisms.rounding:TRIES_MAX privacy.dp.correlated.toeplitz:HALVINGS_MAX
@@ -574,7 +574,7 @@ BESIDES = {
         client.agent.connection:ANSWER_WAIT_S training.device_meter:SAMPLE_S client.tools.enroll:ANSWER_WAIT_S
         client.tools.batch_probe:TRIALS_S_MAX training.parallel.group:ATTEMPTS_MAX training.parallel.group:REPORT_WAIT_S
         training.parallel.group:START_WAIT_S training.parallel.local_barrier:LOOKING_S
-        client.agent.process:EXIT_WAIT_S client.worker.training_process:STEP_S client.tools.trial:WAIT_S
+        client.agent.process:EXIT_WAIT_S client.worker.training_process:STEP_S client.tools.doctor:WAIT_S
         client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
         server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS

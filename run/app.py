@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from ..compression.grid import CompressionGrid
@@ -31,15 +31,16 @@ from ..strategies.rounds.plan import RoundPlan
 from ..strategies.rounds.progress import EarlyStopping
 from ..strategies.rounds.recorder import Recorder
 from ..strategies.rounds.selection import Selection
-from .central import CentralEvaluation
 from .population_ledger import RunShare
 from .privacy_ledger import RunLedger
 from .private_run import PrivateRun
 
 if TYPE_CHECKING:
-    from ..task import Task
+    import torch
 
-__all__ = ["initial_arrays", "open_books", "run_rounds", "server_app"]
+    from ..task import Data, Task
+
+__all__ = ["CentralEvaluation", "initial_arrays", "open_books", "run_rounds", "server_app"]
 
 
 def server_app(task: Task, config: Config, *, recorder: Recorder | None = None) -> ServerApp:
@@ -173,3 +174,27 @@ def _plan(config: Config) -> RoundPlan:
         ),
         asynchronous=build_asynchrony(config),
     )
+
+
+class CentralEvaluation:
+    """Evaluates params with the task's `server_data`, which is loaded once."""
+
+    def __init__(self, task: Task, *, batch_size: int, seed: int) -> None:
+        self._task = task
+        self._batch_size = batch_size
+        self._seed = seed
+        self._loaded: tuple[torch.nn.Module, Data] | None = None
+
+    def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Return the metrics of `arrays`; None if the task has no such data."""
+        from ..training.evaluation import evaluate
+        from ..training.module_params import build_module, load_some
+
+        if self._task.server_data is None:
+            return None
+        if self._loaded is None:
+            self._loaded = build_module(self._task, self._seed), self._task.server_data()
+        module, data = self._loaded
+        load_some(module, arrays_to_params(arrays))
+        _, means = evaluate(self._task, module, data, batch_size=self._batch_size)
+        return MetricRecord(dict(means))

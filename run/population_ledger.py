@@ -23,9 +23,16 @@ from ..privacy.dp.accounting.events import (
     LaplaceEvent,
     PoissonEvent,
 )
-from ..transport.database import Database, Layout
+from ..transport.database import Database, TableLayout
 
-__all__ = ["POPULATION_LAYOUT", "Asked", "PopulationLedger", "RunShare", "Unit", "open_population"]
+__all__ = [
+    "POPULATION_LAYOUT",
+    "AskedReleases",
+    "PopulationLedger",
+    "RunShare",
+    "Unit",
+    "open_population",
+]
 
 Unit = Literal["client", "record"]
 
@@ -42,7 +49,7 @@ CREATE TABLE asked (
 );
 """
 
-POPULATION_LAYOUT: Final = Layout(
+POPULATION_LAYOUT: Final = TableLayout(
     versions=((_VERSION_1,),),
     sealed={"asked": ("run_id", "place")},
     remedy="restore it from a backup that has all runs",
@@ -59,7 +66,7 @@ KEYS: Mapping[Unit, str] = {"client": "epsilon_max", "record": "record_epsilon_m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class AskedReleases:
     """Releases of one kind that a run makes; `law` is "none" for a run without noise."""
 
     run_id: int
@@ -97,14 +104,14 @@ class PopulationLedger:
         self._db = Database(path, POPULATION_LAYOUT)
         self._db.check()
 
-    def rows(self) -> list[Asked]:
+    def rows(self) -> list[AskedReleases]:
         """Return what all runs ask for, or have asked for."""
         return [
-            Asked(**{key: value for key, value in row.items() if key != "place"})
+            AskedReleases(**{key: value for key, value in row.items() if key != "place"})
             for row in self._db.sealed("asked", "ORDER BY run_id, place")
         ]
 
-    def epsilon(self, unit: Unit, rows: list[Asked] | None = None) -> float:
+    def epsilon(self, unit: Unit, rows: list[AskedReleases] | None = None) -> float:
         """Return the epsilon of all runs together, for a client or a record that is in all of them.
 
         Edge cases: infinite if one was without noise; for a client, with noise for records alone.
@@ -140,7 +147,7 @@ class PopulationLedger:
         """Close the file."""
         self._db.close()
 
-    def _replace(self, run_id: int, asked: list[Asked]) -> None:
+    def _replace(self, run_id: int, asked: list[AskedReleases]) -> None:
         """Write a run's rows, within a transaction."""
         self._db.rows("DELETE FROM asked WHERE run_id = ?", (run_id,))
         for place, row in enumerate(asked):
@@ -150,7 +157,9 @@ class PopulationLedger:
                 (run_id, place, row.unit, row.law, *values),
             )
 
-    def _require_within(self, run_id: int, others: list[Asked], asked: list[Asked]) -> None:
+    def _require_within(
+        self, run_id: int, others: list[AskedReleases], asked: list[AskedReleases]
+    ) -> None:
         for unit, key in KEYS.items():
             bound = self._bounds.get(unit)
             if bound is None:
@@ -199,10 +208,10 @@ class RunShare:
         self.ledger.settle(self.run_id, unit, releases)
 
 
-def _rows_of(run_id: int, unit: Unit | None, releases: Releases) -> list[Asked]:
+def _rows_of(run_id: int, unit: Unit | None, releases: Releases) -> list[AskedReleases]:
     if unit is None:
         return [
-            Asked(
+            AskedReleases(
                 run_id=run_id,
                 unit=NOBODY,
                 law="none",
@@ -214,10 +223,10 @@ def _rows_of(run_id: int, unit: Unit | None, releases: Releases) -> list[Asked]:
     return [_row_of(run_id, unit, event, count) for event, count in releases]
 
 
-def _row_of(run_id: int, unit: Unit, event: Release, count: int) -> Asked:
+def _row_of(run_id: int, unit: Unit, event: Release, count: int) -> AskedReleases:
     sampled = isinstance(event, PoissonEvent)
     released = event.event if isinstance(event, PoissonEvent) else event
-    return Asked(
+    return AskedReleases(
         run_id=run_id,
         unit=unit,
         law=NAMES[type(released)],
@@ -227,7 +236,9 @@ def _row_of(run_id: int, unit: Unit, event: Release, count: int) -> Asked:
     )
 
 
-def _without_noise(run_id: int, unit: Unit, key: str, bound: float, rows: list[Asked]) -> str:
+def _without_noise(
+    run_id: int, unit: Unit, key: str, bound: float, rows: list[AskedReleases]
+) -> str:
     hidden = {"client"} if unit == "client" else {"client", "record"}
     run = max(row.run_id for row in rows if row.unit not in hidden)
     adds = "adds no noise" if unit == "record" else "adds no noise that hides a client"

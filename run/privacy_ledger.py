@@ -10,7 +10,7 @@ from typing import Final
 
 from ..errors import ConfigError
 from ..privacy.dp.accounting.events import Event
-from ..transport.database import Database, Layout
+from ..transport.database import Database, TableLayout
 
 __all__ = ["RELEASES_LAYOUT", "RunLedger"]
 
@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS draws (
 );
 """
 
-RELEASES_LAYOUT: Final = Layout(
+RELEASES_LAYOUT: Final = TableLayout(
     versions=((_VERSION_1,), (_VERSION_2,)),
     sealed={"releases": ("number",), "draws": ("round",)},
     remedy="restore it from a backup that has all releases, or end the run",

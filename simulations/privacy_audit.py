@@ -42,7 +42,7 @@ from .executors.vectorized.cohort_data import CohortData
 from .executors.vectorized.stacked_module import StackedModule
 from .executors.vectorized.stacked_records import train_stacked_records
 
-__all__ = ["Finding", "audit", "judged"]
+__all__ = ["AuditResult", "audit", "judged"]
 
 CONFIDENCE = 0.999
 SUM_CLIENTS = 32
@@ -57,7 +57,7 @@ Released = GaussianEvent | ConcentratedEvent | LaplaceEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AuditResult:
     """What an audit found, as epsilon of one release at `delta`.
 
     Attributes:
@@ -79,7 +79,7 @@ class Finding:
         return self.measured <= self.claimed
 
 
-def audit(plan: PrivacyPlan | RecordPlan, *, trials: int = 20_000) -> list[Finding]:
+def audit(plan: PrivacyPlan | RecordPlan, *, trials: int = 20_000) -> list[AuditResult]:
     """Try a plan's mechanisms out, each by itself; the claim is that of one release that somebody took
     part in.
 
@@ -114,7 +114,9 @@ def audit(plan: PrivacyPlan | RecordPlan, *, trials: int = 20_000) -> list[Findi
     return findings
 
 
-def judged(mechanism: str, event: Released, there: Reals, gone: Reals, *, delta: float) -> Finding:
+def judged(
+    mechanism: str, event: Released, there: Reals, gone: Reals, *, delta: float
+) -> AuditResult:
     """Return what statistics prove, of those who were there (near 1) and of those who were not."""
     trials = min(len(there), len(gone))
     epsilon_of = _scale_of(event, delta)
@@ -123,7 +125,7 @@ def judged(mechanism: str, event: Released, there: Reals, gone: Reals, *, delta:
     alarms = _at_most(int((gone > threshold).sum()), len(gone))
     misses = _at_most(int((there <= threshold).sum()), len(there))
     none = _at_most(0, trials)
-    return Finding(
+    return AuditResult(
         mechanism=mechanism,
         trials=trials,
         delta=delta,

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-__all__ = ["Children", "Job"]
+__all__ = ["ChildCommand", "Children"]
 
 LINE_BYTES_MAX = 1 << 20
 """A longer event is passed over."""
@@ -33,7 +33,7 @@ OnEvent = Callable[[str, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ChildCommand:
     """A command, called when its turn comes, and where its stderr goes."""
 
     name: str
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(slots=True, kw_only=True)
 class _Child:
-    job: Job
+    job: ChildCommand
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     said: bytearray = field(default_factory=bytearray)
@@ -75,7 +75,7 @@ class Children:
         self.stops = 0
         """How often somebody asked to stop."""
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[ChildCommand]) -> None:
         """Run the jobs to their end, or until somebody stops them."""
         waiting = deque(jobs)
         with self._selector, self._interruptible():
@@ -94,7 +94,7 @@ class Children:
         for child in list(self._running.values()):
             self._signal(child, signal.SIGINT if self.stops < 3 else signal.SIGKILL)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: ChildCommand) -> None:
         environment = dict(os.environ)
         if self._at_once > 1:
             environment |= dict.fromkeys(THREADS, "1")

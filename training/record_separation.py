@@ -93,10 +93,10 @@ def check_separation(
     real = inputs[places], targets[places]
     with seeded(0, str(inputs.device)):
         for batch in (real, (_random_like(real[0], generator), real[1].roll(1, 0))):
-            _Trial(task, trial, *batch).run(_random_like(real[0], generator))
+            _BatchTrial(task, trial, *batch).run(_random_like(real[0], generator))
 
 
-class _Trial:
+class _BatchTrial:
     """The examination of one batch."""
 
     def __init__(

@@ -24,7 +24,7 @@ from zlib_ng.zlib_ng import crc32
 from ..errors import DamageError, StoreError
 from .write_ahead_log import accept_log, log_damage, log_of
 
-__all__ = ["Database", "Layout", "Salvage", "Script", "columns_of", "salvage"]
+__all__ = ["Database", "Salvage", "Script", "TableLayout", "columns_of", "salvage"]
 
 Script = str | Callable[[sqlite3.Connection], None]
 
@@ -41,7 +41,7 @@ _SAY_DAMAGE: Final = (_NOT_AS_WRITTEN, "UTF-8", "user-defined function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class TableLayout:
     """What tables a file has.
 
     Attributes:
@@ -80,7 +80,7 @@ class Database:
         StoreError: it is of a newer version of Meadow, or the disk fails.
     """
 
-    def __init__(self, path: Path | None, layout: Layout, *, sync: bool = True) -> None:
+    def __init__(self, path: Path | None, layout: TableLayout, *, sync: bool = True) -> None:
         self.path = path
         self._layout = layout
         self._lock = threading.RLock()
@@ -330,7 +330,7 @@ class Database:
         return DamageError(f"{self.path} is damaged: {what}; {self._layout.remedy}")
 
 
-def salvage(path: Path, layout: Layout, table: str) -> Salvage:
+def salvage(path: Path, layout: TableLayout, table: str) -> Salvage:
     """Read what is intact in a table of a damaged file, which is not changed."""
     if log_damage(log_of(path)) is None:
         return _salvage(path, layout, table)
@@ -342,7 +342,7 @@ def salvage(path: Path, layout: Layout, table: str) -> Salvage:
         return _salvage(copy, layout, table)
 
 
-def _salvage(path: Path, layout: Layout, table: str) -> Salvage:
+def _salvage(path: Path, layout: TableLayout, table: str) -> Salvage:
     seals: dict[str, int] = {}
     found: dict[str, dict[str, Any]] = {}
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from ..flower.messages import FlatTensor, TensorArray
 from .header import build_header
 
-__all__ = ["BLOCK_BYTES", "Layout"]
+__all__ = ["BLOCK_BYTES", "FileLayout"]
 
 BLOCK_BYTES: Final = 1 << 20
 
 
-class Layout:
+class FileLayout:
     """What will be in a file of tensors; bytes become a vector of uint8.
 
     Attributes:

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from ..flower.messages import FlatTensor, TensorArray, dtype_of
 from .header import Extent, parse_header, read_length
-from .layout import Layout
+from .layout import FileLayout
 
 __all__ = ["PACKED_BYTES_MAX", "pack_tensors", "unpack_tensors"]
 
 PACKED_BYTES_MAX: Final = 32 << 10
 
 
-def pack_tensors(layout: Layout) -> bytes:
+def pack_tensors(layout: FileLayout) -> bytes:
     """Return the file that a layout is of, all of it in memory."""
     return b"".join(layout.blocks())
 

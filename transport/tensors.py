@@ -27,7 +27,7 @@ from ..flower.messages import FlatTensor, dtype_of
 from .durable import Writeback, replacing, write_all
 from .file_pool import Spares, open_held
 from .header import CODES, Extent, parse_header, read_length
-from .layout import BLOCK_BYTES, Layout
+from .layout import BLOCK_BYTES, FileLayout
 
 __all__ = [
     "FileInfo",
@@ -70,11 +70,11 @@ def write_tensors(
         ProtocolError: a name is too long, or the format has no such dtype.
         StoreError: the file cannot be written.
     """
-    return write_layout(path, Layout(tensors, metadata), fsync=fsync, spares=spares)
+    return write_layout(path, FileLayout(tensors, metadata), fsync=fsync, spares=spares)
 
 
 def write_layout(
-    path: Path, layout: Layout, *, fsync: bool, spares: Spares | None = None
+    path: Path, layout: FileLayout, *, fsync: bool, spares: Spares | None = None
 ) -> FileInfo:
     """As `write_tensors`.
 

@@ -17,7 +17,7 @@ from .durable import make_folder, sync_folder
 from .file_pool import Spares
 from .fleet_pb2 import ArrayInfo, Arrays, Blob
 from .header import check_name
-from .layout import Layout
+from .layout import FileLayout
 from .packed import PACKED_BYTES_MAX, pack_tensors
 from .tensors import FileInfo, FileTensor, TensorFile, holds, write_layout
 
@@ -79,7 +79,7 @@ class BlobWriter:
         parts = {name: _part(name, array) for name, array in record.items()}
         tensors = {name: tensor for name, (tensor, _) in parts.items()}
         infos = [info for _, info in parts.values()]
-        layout = Layout(tensors)
+        layout = FileLayout(tensors)
         if layout.size_bytes <= self.packed_bytes_max:
             return Arrays(packed=pack_tensors(layout), infos=infos)
         blob_id = new_blob_id()

@@ -23,10 +23,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ... import __version__
 from ...apps.folder import content_hash
 from ...errors import IdentityError, MeadowError
 from ...transport.fleet_pb2 import Welcome
-from ..owner.database import Database
+from ..owner.database import AgentDatabase
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
 from ..owner.ledger import Ledger
 from ..owner.owner import Owner
@@ -36,13 +37,12 @@ from .connection import Connection
 from .delivery import Deliveries
 from .events import Event, Report
 from .execution import Execution
-from .line import Line
+from .line import LineState
 from .lock import hold_lock
 from .reconnecting import Outage
-from .state import State
+from .state import AgentState
 from .training import Trainer
 from .uplink import Uplink, retry_delay_s
-from .version import VERSION
 from .warm_process import WarmProcess
 
 __all__ = ["Agent"]
@@ -72,7 +72,7 @@ class Agent:
         self._clock = clock
         self._identities = IdentityFolder(self._directory)
         self._uplink = Uplink()
-        self._line = Line()
+        self._line = LineState()
         self._stopping = asyncio.Event()
         self._renewed = False
         self._server_clock = Clock()
@@ -97,7 +97,7 @@ class Agent:
                 if isinstance(found, MeadowError):
                     self._report(Event(kind="warning", text=f"app {app}: {found}"))
             (self._directory / "blobs").mkdir(exist_ok=True)
-            database = Database(self._directory / "agent.sqlite")
+            database = AgentDatabase(self._directory / "agent.sqlite")
             log = self._directory / "training.log"
             trainer = self._trainer or WarmProcess(
                 owner, node_id=identity.node_id, log=log, report=self._report
@@ -112,9 +112,9 @@ class Agent:
                 database.close()
 
     async def _serve(
-        self, owner: Owner, database: Database, ledger: Ledger, trainer: Trainer
+        self, owner: Owner, database: AgentDatabase, ledger: Ledger, trainer: Trainer
     ) -> None:
-        state = State(database, self._directory)
+        state = AgentState(database, self._directory)
         state.spares.clear()
         deliveries = Deliveries(self._uplink, state, self._report)
         execution = Execution(
@@ -157,7 +157,7 @@ class Agent:
                 address, credentials = identity.fleet_address, identity.credentials()
                 async with Connection(address, credentials, self._line) as connection:
                     sent_s = self._clock()
-                    welcome = await connection.hello(identity.name, VERSION)
+                    welcome = await connection.hello(identity.name, __version__)
                     welcomed = True
                     outage.end()
                     self._compare_clocks(welcome, sent_s)

@@ -10,7 +10,7 @@ from ...transport.fleet_pb2 import AgentMessage, Cancel, Instruction, Progress, 
 from .delivery import Deliveries
 from .events import Event, Report
 from .execution import Execution, label_of
-from .state import State
+from .state import AgentState
 from .uplink import Uplink
 
 __all__ = ["INSTRUCTIONS_MAX", "Assignments"]
@@ -34,7 +34,7 @@ class Assignments:
         self,
         execution: Execution,
         deliveries: Deliveries,
-        state: State,
+        state: AgentState,
         uplink: Uplink,
         report: Report,
     ) -> None:

@@ -25,7 +25,7 @@ from ...transport.fleet_pb2 import (
 from ...transport.fleet_pb2_grpc import FleetStub
 from ...transport.protocol import PROTOCOL_VERSION
 from ...transport.proxy import proxy_options
-from .line import Line
+from .line import LineState
 from .rpc_errors import rpc_errors
 from .stream import Stream
 from .transfer import Bulk
@@ -69,11 +69,11 @@ class Connection:
     """
 
     def __init__(
-        self, address: str, credentials: grpc.ChannelCredentials, line: Line | None = None
+        self, address: str, credentials: grpc.ChannelCredentials, line: LineState | None = None
     ) -> None:
         """Open it; `line` is what earlier connections have found out about the way."""
         self.address = address
-        self._line = line or Line()
+        self._line = line or LineState()
         lookahead = LOOKAHEAD_CHUNKS * self._line.chunk_bytes
         if self._line.is_steady:
             lookahead = LOOKAHEAD_BYTES_MAX

@@ -8,14 +8,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from ...errors import IdentityError, MeadowError, UnreachableError
-from ...privacy.secagg.terms.kinds import is_talk
+from ...privacy.secagg.terms.terms import is_talk
 from ...transport.blobs import blob_path, blobs_of
 from ...transport.durable import write_file
 from ...transport.fleet_pb2 import AgentMessage, AppError, Blob, Envelope, Reply
 from .connection import Connection
 from .events import Event, Report, size_text
 from .rpc_errors import GoneError
-from .state import State
+from .state import AgentState
 from .training import REPLY_UNAVAILABLE
 from .uplink import Uplink
 
@@ -29,7 +29,7 @@ REPLY_BYTES_MAX = 128 << 10
 class Deliveries:
     """Uploads what a reply refers to, sends the reply, and does so again until it is confirmed."""
 
-    def __init__(self, uplink: Uplink, state: State, report: Report) -> None:
+    def __init__(self, uplink: Uplink, state: AgentState, report: Report) -> None:
         self._uplink = uplink
         self._state = state
         self._report = report

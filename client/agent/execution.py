@@ -19,7 +19,7 @@ from ...errors import (
     StoreError,
     UnreachableError,
 )
-from ...privacy.secagg.terms.kinds import is_talk
+from ...privacy.secagg.terms.terms import is_talk
 from ...transport.blobs import blob_path, blobs_of, check_blob_id
 from ...transport.fields import check_fields
 from ...transport.file_pool import Spares
@@ -32,7 +32,7 @@ from ..owner.owner import Owner
 from ..owner.policy import NotInstalledError, check, is_training
 from .events import Event, Report
 from .rpc_errors import GoneError
-from .state import State
+from .state import AgentState
 from .training import APP_NOT_LOADED, APP_RAISED, REASON_CHARS_MAX, Trainer, failure
 from .uplink import Uplink
 
@@ -51,7 +51,7 @@ class Execution:
         *,
         owner: Owner,
         ledger: Ledger,
-        state: State,
+        state: AgentState,
         trainer: Trainer,
         uplink: Uplink,
         blob_dir: Path,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CHUNK_BYTES_MIN", "UPLOAD_CHUNK_BYTES_MAX", "Line"]
+__all__ = ["CHUNK_BYTES_MIN", "UPLOAD_CHUNK_BYTES_MAX", "LineState"]
 
 CHUNK_BYTES_MIN: Final = 4 << 10
 UPLOAD_CHUNK_BYTES_MAX: Final = 1 << 20
@@ -18,7 +18,7 @@ STEADY_CHUNKS: Final = 16
 """So many chunks without a loss, and they may be twice as large."""
 
 
-class Line:
+class LineState:
     """Outlives the connections over it; transfers in several threads tell it how they fare.
 
     Attributes:

@@ -20,10 +20,10 @@ from typing import cast
 from ...transport.blobs import blob_path, blobs_of
 from ...transport.file_pool import Spares
 from ...transport.fleet_pb2 import Envelope, Instruction
-from ..owner.database import Database
+from ..owner.database import AgentDatabase
 from ..owner.ledger import content_of
 
-__all__ = ["Recorded", "State"]
+__all__ = ["AgentState", "Recorded"]
 
 RUNS_MAX = 64
 """How many runs are remembered; the one used longest ago is forgotten first."""
@@ -44,14 +44,14 @@ class Recorded:
     acknowledged: bool
 
 
-class State:
+class AgentState:
     """The agent's memory of its runs, in its database and the folder `runs`.
 
     Attributes:
         spares: the agent's files that nobody needs any more.
     """
 
-    def __init__(self, database: Database, directory: Path) -> None:
+    def __init__(self, database: AgentDatabase, directory: Path) -> None:
         """Of the agent on the folder `directory`."""
         self._database = database
         self._runs = directory / "runs"

@@ -21,7 +21,7 @@ from ...transport.blobs import Receiver, blob_path, chunks
 from ...transport.chunk_wire import Piece, pack_upload_chunk, pack_upload_open, unpack_chunk
 from ...transport.file_pool import Spares
 from ...transport.fleet_pb2 import Blob, DownloadRequest, UploadOpen, UploadState
-from .line import Line
+from .line import LineState
 from .rpc_errors import rpc_errors
 
 __all__ = ["Bulk"]
@@ -40,7 +40,7 @@ class Bulk:
         self,
         channel: grpc.Channel,
         address: str,
-        line: Line | None = None,
+        line: LineState | None = None,
         *,
         blob_bytes_max: int,
     ) -> None:
@@ -55,7 +55,7 @@ class Bulk:
             response_deserializer=UploadState.FromString,
         )
         self._address = address
-        self._line = line or Line()
+        self._line = line or LineState()
         self._blob_bytes_max = blob_bytes_max
 
     async def download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:

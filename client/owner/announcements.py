@@ -14,8 +14,7 @@ from ...privacy.dp.mechanisms.clipping import Clipping
 from ...privacy.dp.noise_terms import AnnouncedNoise
 from ...privacy.dp.records import RecordTerms
 from ...privacy.secagg.terms.announcement import NODE_BYTES
-from ...privacy.secagg.terms.kinds import is_secure
-from ...privacy.secagg.terms.terms import RECORD
+from ...privacy.secagg.terms.terms import RECORD, is_secure
 from ...training.settings import TrainingSettings
 from ...transport.entries import unpack_entries
 from ...transport.fleet_pb2 import Instruction

@@ -18,7 +18,7 @@ from ...privacy.dp.accounting.concentrated import epsilon_of_line
 from ...privacy.dp.accounting.events import GaussianEvent
 from ...privacy.dp.accounting.gaussian import epsilon_of_cost
 from ...privacy.dp.private_algorithm import REACH_KEY
-from ...privacy.secagg.terms.kinds import is_talk
+from ...privacy.secagg.terms.terms import is_talk
 from ...transport.fleet_pb2 import Instruction
 from .announcements import announcement_of, charged_noise, charged_steps
 from .policy import is_training

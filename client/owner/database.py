@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from ...transport import database
-from ...transport.database import Layout, columns_of
+from ...transport.database import TableLayout, columns_of
 
-__all__ = ["AGENT_LAYOUT", "Database"]
+__all__ = ["AGENT_LAYOUT", "AgentDatabase"]
 
 _VERSION_1: Final = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -97,7 +97,7 @@ CREATE TABLE ledger (
 );
 """
 
-AGENT_LAYOUT: Final = Layout(
+AGENT_LAYOUT: Final = TableLayout(
     versions=((_VERSION_1, _take_over_spent), (_VERSION_2,)),
     sealed={
         "runs": ("run_id",),
@@ -113,7 +113,7 @@ AGENT_LAYOUT: Final = Layout(
 )
 
 
-class Database(database.Database):
+class AgentDatabase(database.Database):
     """An agent's `agent.sqlite`; may be used from any thread."""
 
     def __init__(self, path: Path) -> None:

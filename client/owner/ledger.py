@@ -14,7 +14,7 @@ from ...randomness.entropy import system_entropy
 from ...transport.durable import write_file
 from ...transport.fleet_pb2 import Instruction
 from .budget import Spending
-from .database import Database
+from .database import AgentDatabase
 from .record_budget import Release, steps_of
 
 __all__ = ["REFUSALS_MAX", "Ledger", "content_of"]
@@ -28,7 +28,7 @@ ID_BYTES = 16
 class Ledger:
     """Participations and refusals, in the agent's database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: AgentDatabase) -> None:
         self._database = database
 
     def claim(self, identity: Path) -> None:

@@ -17,7 +17,7 @@ Signature = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(slots=True)
-class _Hashed:
+class _HashedApp:
     signature: Signature
     sha256: str
 
@@ -47,7 +47,7 @@ class Owner:
     def __init__(self, directory: Path, content_hash: Callable[[Path], str]) -> None:
         self._file = OwnersFile(directory)
         self._content_hash = content_hash
-        self._hashes: dict[Path, _Hashed] = {}
+        self._hashes: dict[Path, _HashedApp] = {}
 
     @property
     def directory(self) -> Path:
@@ -75,7 +75,7 @@ class Owner:
         signature = signature_of(*sorted(_files_in(folder)))
         known = self._hashes.get(folder)
         if known is None or known.signature != signature:
-            known = _Hashed(signature, self._content_hash(folder))
+            known = _HashedApp(signature, self._content_hash(folder))
             self._hashes[folder] = known
         approved = self.config().approved.get(app)
         if approved is not None and approved != known.sha256:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...config.client_config import PolicyConfig
 from ...errors import RefusedError
-from ...privacy.secagg.terms.kinds import is_secure, is_talk
+from ...privacy.secagg.terms.terms import is_secure, is_talk
 from ...transport.blobs import blobs_of
 from ...transport.fleet_pb2 import Instruction
 from .announcements import announced_noise, announced_steps

@@ -29,7 +29,7 @@ from ...training.loop.trainer import train
 from ...training.micro_batch import ran_out_of_memory
 from ...training.parallel.plan import ParallelPlan
 from ...training.warm_module import WarmModule
-from .workbench import Workbench
+from .workbench import TryOut
 
 if TYPE_CHECKING:
     from ...task import Data
@@ -90,14 +90,14 @@ def main() -> None:
     parser.add_argument("--app", required=True)
     options = parser.parse_args()
     try:
-        print(json.dumps(asdict(fit_of(Workbench.open(options.dir, options.app)))))
+        print(json.dumps(asdict(fit_of(TryOut.open(options.dir, options.app)))))
     except UntriedError as error:
         print(json.dumps({"untried": str(error)}))
     except MeadowError as error:
         print(json.dumps({"problem": str(error)}))
 
 
-def fit_of(bench: Workbench) -> Fit:
+def fit_of(bench: TryOut) -> Fit:
     """Try out growing batches on one of the owner's devices.
 
     Raises:
@@ -192,7 +192,7 @@ def room_bytes(device: str, memory_mb_max: int | None) -> int:
     return bound if memory_mb_max is None else min(bound, memory_mb_max * MB)
 
 
-def _steps(bench: Workbench, device: str, data: Data) -> Callable[[int], Trial]:
+def _steps(bench: TryOut, device: str, data: Data) -> Callable[[int], Trial]:
     """Return what makes a few steps with batches of a size, of the data again and again."""
     config = bench.config.device
     use = DeviceUse.of(config, kind="none", device=device)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import shutil
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from ... import __version__
 from ...apps.folder import content_hash
 from ...errors import IdentityError, MeadowError
 from ...transport.fleet_pb2 import Blob
@@ -18,25 +24,22 @@ from ..agent.clock import clock_fault
 from ..agent.connection import Connection
 from ..agent.lock import lock_holder
 from ..agent.rpc_errors import GoneError
-from ..agent.version import VERSION
-from ..agent.warm_process import WarmProcess
+from ..agent.warm_process import WarmProcess, training_environment
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
 from ..owner.owner import Owner
 from ..owner.secure_owner import peer_of, pins_of, signing_key
-from .finding import Finding
-from .trial import tried_out
 
-__all__ = ["Finding", "examine"]
+__all__ = ["CheckResult", "examine", "tried_out"]
 
 DISK_BYTES_MIN = 1_000_000_000
 
 
-async def examine(directory: Path) -> AsyncIterator[Finding]:
+async def examine(directory: Path) -> AsyncIterator[CheckResult]:
     """Look at one thing after another."""
     try:
         identity = IdentityFolder(directory).load()
     except MeadowError as error:
-        yield Finding(subject="certificate", ok=False, text=str(error))
+        yield CheckResult(subject="certificate", ok=False, text=str(error))
         return
     yield _certificate(identity)
     for finding in await _server(directory, identity):
@@ -47,30 +50,30 @@ async def examine(directory: Path) -> AsyncIterator[Finding]:
         yield finding
 
 
-def _certificate(identity: ClientIdentity) -> Finding:
+def _certificate(identity: ClientIdentity) -> CheckResult:
     seen, now = identity.certificate, datetime.now(UTC)
     days = (seen.not_after - now).total_seconds() / 86400
     try:
         seen.check(now, role="client")
     except IdentityError as error:
         text = f"{error}; ask the server's operator for a token and enrol again"
-        return Finding(subject="certificate", ok=False, text=text)
+        return CheckResult(subject="certificate", ok=False, text=text)
     text = f"of {identity.name}, node {identity.node_id}, valid for {days:.1f} days"
-    return Finding(subject="certificate", ok=True, text=text)
+    return CheckResult(subject="certificate", ok=True, text=text)
 
 
-def _secure_key(directory: Path) -> Finding:
+def _secure_key(directory: Path) -> CheckResult:
     """Show the key by which other owners know this client in secure sums."""
     try:
         peers = len(Owner(directory, content_hash).config().policy.known_peers)
         known = f"{peers} known peers" if peers else f"{len(pins_of(directory))} peers seen so far"
         text = f"{peer_of(signing_key(directory))}, for the known_peers of others; {known}"
     except MeadowError as error:
-        return Finding(subject="secure sums", ok=False, text=str(error))
-    return Finding(subject="secure sums", ok=True, text=text)
+        return CheckResult(subject="secure sums", ok=False, text=str(error))
+    return CheckResult(subject="secure sums", ok=True, text=text)
 
 
-async def _server(directory: Path, identity: ClientIdentity) -> list[Finding]:
+async def _server(directory: Path, identity: ClientIdentity) -> list[CheckResult]:
     """Say hello, unless an agent does so already: a second stream would end the agent's."""
     address, agent = identity.fleet_address, lock_holder(directory)
     try:
@@ -78,7 +81,7 @@ async def _server(directory: Path, identity: ClientIdentity) -> list[Finding]:
             if agent is not None:
                 return [await _probe(connection, directory, agent)]
             before_s = time.time()
-            welcome = await connection.hello(identity.name, VERSION)
+            welcome = await connection.hello(identity.name, __version__)
             ours_s = (before_s + time.time()) / 2
     except MeadowError as error:
         text = f"{error}; ask the server's operator for a token and enrol again"
@@ -87,51 +90,51 @@ async def _server(directory: Path, identity: ClientIdentity) -> list[Finding]:
             found = await asyncio.to_thread(why_not_reached, address, identity.ca_pem, now=now)
             remedy = "is the server running, and does the network let this machine reach it?"
             text = found or f"{error}; {remedy}"
-        return [Finding(subject="server", ok=False, text=text)]
-    server = Finding(subject="server", ok=True, text=f"{address} welcomes {identity.name}")
+        return [CheckResult(subject="server", ok=False, text=text)]
+    server = CheckResult(subject="server", ok=True, text=f"{address} welcomes {identity.name}")
     return [server, _clock(ours_s - welcome.server_time_s)]
 
 
-def _clock(skew_s: float) -> Finding:
+def _clock(skew_s: float) -> CheckResult:
     fault = clock_fault(skew_s)
     if fault is not None:
-        return Finding(subject="clock", ok=False, text=fault)
+        return CheckResult(subject="clock", ok=False, text=fault)
     ahead = f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
-    return Finding(subject="clock", ok=True, text=ahead)
+    return CheckResult(subject="clock", ok=True, text=ahead)
 
 
-async def _probe(connection: Connection, directory: Path, agent: int) -> Finding:
+async def _probe(connection: Connection, directory: Path, agent: int) -> CheckResult:
     """Ask for a blob that does not exist: whoever is told so has been let in."""
     with suppress(GoneError):
         await connection.download(Blob(id="doctor", size_bytes=1), directory / "blobs")
     text = f"{connection.address} answers; the agent is running, process {agent}"
-    return Finding(subject="server", ok=True, text=text)
+    return CheckResult(subject="server", ok=True, text=text)
 
 
-def _disk(directory: Path) -> Finding:
+def _disk(directory: Path) -> CheckResult:
     free = shutil.disk_usage(directory).free
     text = f"{free / 1e9:.1f} GB free"
     if free < DISK_BYTES_MIN:
         text += f", less than {DISK_BYTES_MIN / 1e9:.0f} GB; make room on the disk of {directory}"
-    return Finding(subject="disk", ok=free >= DISK_BYTES_MIN, text=text)
+    return CheckResult(subject="disk", ok=free >= DISK_BYTES_MIN, text=text)
 
 
-async def _apps(directory: Path, identity: ClientIdentity) -> AsyncIterator[Finding]:
+async def _apps(directory: Path, identity: ClientIdentity) -> AsyncIterator[CheckResult]:
     owner = Owner(directory, content_hash)
     try:
         apps = owner.apps()
     except MeadowError as error:
-        yield Finding(subject="client.toml", ok=False, text=str(error))
+        yield CheckResult(subject="client.toml", ok=False, text=str(error))
         return
     if not apps:
         text = f"none is installed; name one under [apps] in {directory / 'client.toml'}"
-        yield Finding(subject="apps", ok=False, text=text)
+        yield CheckResult(subject="apps", ok=False, text=text)
     log = directory / "doctor.log"
     trainer = WarmProcess(owner, node_id=identity.node_id, log=log)
     try:
         for app, found in apps.items():
             if isinstance(found, MeadowError):
-                yield Finding(subject=f"app {app}", ok=False, text=str(found))
+                yield CheckResult(subject=f"app {app}", ok=False, text=str(found))
                 continue
             finding, trains = await _app(trainer, app, found, log)
             yield finding
@@ -142,18 +145,73 @@ async def _apps(directory: Path, identity: ClientIdentity) -> AsyncIterator[Find
         await trainer.close()
 
 
-async def _app(trainer: WarmProcess, app: str, sha256: str, log: Path) -> tuple[Finding, bool]:
+async def _app(trainer: WarmProcess, app: str, sha256: str, log: Path) -> tuple[CheckResult, bool]:
     """Return what there is to say of an app, and whether a round of it can be tried out."""
     subject, shown = f"app {app}", f"sha256:{sha256}"
     try:
         device, inspection = await trainer.inspect(app)
     except MeadowError as error:
-        return Finding(subject=subject, ok=False, text=f"{shown}: {error}"), False
+        return CheckResult(subject=subject, ok=False, text=f"{shown}: {error}"), False
     if inspection.problem:
         text = f"{shown}: its data do not load: {inspection.problem}; the whole story is in {log}"
-        return Finding(subject=subject, ok=False, text=text), False
+        return CheckResult(subject=subject, ok=False, text=text), False
     data = "it loads"
     if inspection.counted:
         data = f"{inspection.train_samples} samples to train, {inspection.test_samples} to test"
     text = f"{shown}, device {device}, {data}"
-    return Finding(subject=subject, ok=True, text=text), inspection.counted
+    return CheckResult(subject=subject, ok=True, text=text), inspection.counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One thing that was looked at."""
+
+    subject: str
+    ok: bool
+    text: str
+    """What was found; if that is not well, also what to do."""
+
+
+WAIT_S = 180.0
+MODULE = "meadow.client.tools.batch_probe"
+
+
+async def tried_out(owner: Owner, app: str, log: Path) -> CheckResult:
+    """Measure time and memory of a local round; a round that cannot be tried out is no problem."""
+    subject = f"fit {app}"
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE, "--dir", str(owner.directory), "--app", app),
+            env={**os.environ, **training_environment(owner.config().device)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=output,
+        )
+    try:
+        async with asyncio.timeout(WAIT_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        text = (
+            f"a few steps take longer than {WAIT_S:.0f} s; use a faster device or a smaller batch"
+        )
+        return CheckResult(subject=subject, ok=False, text=text)
+    lines = said.decode(errors="replace").splitlines()
+    if process.returncode or not lines:
+        text = f"its steps ended the process with status {process.returncode}; see {log}"
+        return CheckResult(subject=subject, ok=False, text=text)
+    found = json.loads(lines[-1])  # what the app prints comes before
+    if "problem" in found:
+        return CheckResult(subject=subject, ok=False, text=found["problem"])
+    if "untried" in found:
+        return CheckResult(subject=subject, ok=True, text=f"not tried out: {found['untried']}")
+    return CheckResult(subject=subject, ok=True, text=_sentence(found))
+
+
+def _sentence(found: Mapping[str, Any]) -> str:
+    return (
+        f"a round takes about {found['round_s']:.1f} s ({found['examples_a_second']:.0f} examples "
+        f"a second) and {found['memory_mb']} of {found['room_mb']} MB with {found['batch']} "
+        f"examples at once; about {found['batch_max']} would fit, {found['batch_tried']} were tried"
+    )

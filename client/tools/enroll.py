@@ -20,7 +20,7 @@ from ...transport.proxy import proxy_options
 from ...transport.tls import channel_credentials, fetch_ca
 from ..agent.lock import hold_lock
 from ..agent.rpc_errors import rpc_errors
-from ..owner.database import Database
+from ..owner.database import AgentDatabase
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
 
 __all__ = ["enroll", "skew_when_enrolled"]
@@ -135,7 +135,7 @@ def _same_server(present: IdentityFolder, certificate: Certificate) -> bool:
 
 def _forget_runs(directory: Path) -> None:
     """Drop what belongs to another server's runs; the owner's ledger stays."""
-    database = Database(directory / "agent.sqlite")
+    database = AgentDatabase(directory / "agent.sqlite")
     with database.transaction() as rows:
         rows.execute("DELETE FROM runs")
         rows.execute("DELETE FROM replies")

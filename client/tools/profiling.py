@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, supported_activities
 from ...machine.accelerators import is_accelerator
 from ...training.batches import in_pool
 from ...training.step_timer import EnoughError, StopWatch
-from .workbench import Workbench
+from .workbench import TryOut
 
 __all__ = ["RoundProfile", "advice_on", "profile_round"]
 
@@ -53,7 +53,7 @@ class RoundProfile:
         return self.seconds.get(phase, 0.0) / self.total_s if self.total_s else 0.0
 
 
-def profile_round(bench: Workbench, trace: Path) -> RoundProfile:
+def profile_round(bench: TryOut, trace: Path) -> RoundProfile:
     """Train a local round, watch its first steps, and write them as a Chrome trace.
 
     Raises:

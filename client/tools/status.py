@@ -9,9 +9,9 @@ from pathlib import Path
 from ...apps.folder import content_hash
 from ...errors import MeadowError
 from ..agent.lock import lock_holder
-from ..agent.state import State
+from ..agent.state import AgentState
 from ..owner.budget import epsilon_spent
-from ..owner.database import Database
+from ..owner.database import AgentDatabase
 from ..owner.identity_folder import IdentityFolder
 from ..owner.ledger import Ledger
 from ..owner.owner import Owner
@@ -99,7 +99,7 @@ def spending_of(directory: Path) -> ClientSpending:
         StoreError: the database is damaged, or not the whole ledger of this client.
     """
     policy = Owner(directory, content_hash).config().policy
-    database = Database(directory / "agent.sqlite")
+    database = AgentDatabase(directory / "agent.sqlite")
     try:
         ledger = Ledger(database)
         ledger.require(IdentityFolder(directory).folder)
@@ -147,10 +147,10 @@ def status_of(directory: Path, *, now_s: float) -> ClientStatus:
         )
         for name, found in Owner(directory, content_hash).apps().items()
     ]
-    database = Database(directory / "agent.sqlite")
+    database = AgentDatabase(directory / "agent.sqlite")
     try:
         ledger = Ledger(database)
-        last = State(database, directory).last()
+        last = AgentState(database, directory).last()
         return ClientStatus(
             name=identity.name,
             node_id=identity.node_id,

@@ -18,11 +18,11 @@ from ...training.site_data import SiteData
 from ...training.warm_module import WarmModule
 from ..owner.identity_folder import IdentityFolder
 
-__all__ = ["Workbench"]
+__all__ = ["TryOut"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workbench:
+class TryOut:
     """What a round needs.
 
     Attributes:
@@ -36,7 +36,7 @@ class Workbench:
     settings: TrainingSettings
 
     @classmethod
-    def open(cls, directory: Path, name: str) -> Workbench:
+    def open(cls, directory: Path, name: str) -> TryOut:
         """Load an app that is installed in a client's folder.
 
         Raises:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...privacy.secagg.terms.terms import SecureTerms
     from ...strategies.algorithms.algorithm import Algorithm
     from ...strategies.algorithms.asynchrony import Asynchrony
-    from ...strategies.robust.rules import Rule
+    from ...strategies.robust.rules import AggregationRule
     from ..sections.model import Config
     from ..sections.robust import RobustConfig
 
@@ -48,7 +48,7 @@ def build_asynchrony(config: Config) -> Asynchrony | None:
     return asynchrony_of(config.rounds)
 
 
-def build_rule(chosen: RobustConfig) -> Rule:
+def build_rule(chosen: RobustConfig) -> AggregationRule:
     """Return the rule that [robust] names."""
     from ...strategies.robust.rules import robust_rule
 

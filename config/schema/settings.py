@@ -1,7 +1,7 @@
 """How a settings file becomes a frozen dataclass: types, bounds, and errors that help.
 
 A section is a dataclass whose fields are made by `setting`; its annotations say the type and the
-`Rule` says the rest. Values come from a file, from the environment and from the command line,
+`KeyRule` says the rest. Values come from a file, from the environment and from the command line,
 the later over the earlier; each remembers where it was said, so that an error can name it.
 """
 
@@ -16,7 +16,7 @@ from ...errors import ConfigError
 
 __all__ = [
     "Given",
-    "Rule",
+    "KeyRule",
     "Settings",
     "hints_of",
     "obstacle",
@@ -29,7 +29,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class KeyRule:
     """What a setting's value may be, beyond its type."""
 
     meaning: str = ""
@@ -46,8 +46,8 @@ class Rule:
 
 
 def setting(default: Any, meaning: str, **rule: Any) -> Any:
-    """Return a dataclass field with a default and the `Rule` of those keywords."""
-    return field(default=default, metadata={"rule": Rule(meaning=meaning, **rule)})
+    """Return a dataclass field with a default and the `KeyRule` of those keywords."""
+    return field(default=default, metadata={"rule": KeyRule(meaning=meaning, **rule)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ def refuse(where: str, key: str, what: str) -> NoReturn:
 # ---------------------------------------------------------------- the schema
 
 
-def rule_of(entry: Field[Any], kind: Any) -> Rule:
-    """Return the `Rule` of a dataclass field; a `Literal` type says its choices."""
-    rule: Rule = entry.metadata.get("rule") or Rule()
+def rule_of(entry: Field[Any], kind: Any) -> KeyRule:
+    """Return the `KeyRule` of a dataclass field; a `Literal` type says its choices."""
+    rule: KeyRule = entry.metadata.get("rule") or KeyRule()
     return replace(rule, choices=get_args(kind)) if get_origin(kind) is Literal else rule
 
 
@@ -88,7 +88,7 @@ def hints_of(section: type[Any]) -> Mapping[str, Any]:
     return _hints[section]
 
 
-def settings_of(section: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, Rule, Any]]:
+def settings_of(section: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, KeyRule, Any]]:
     """Yield (dotted key, type, rule, default) of every setting, sections within included."""
     hints = hints_of(section)
     for entry in fields(section):
@@ -103,7 +103,7 @@ def settings_of(section: type[Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield key, kind, rule_of(entry, kind), default
 
 
-def obstacle(rule: Rule, neighbours: Mapping[str, Any]) -> str | None:
+def obstacle(rule: KeyRule, neighbours: Mapping[str, Any]) -> str | None:
     """Return the neighbour beside whose value a setting means nothing, if there is one."""
     for key, values in rule.only.items():
         if neighbours[key] not in values if values else neighbours[key] is None:

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from .settings import Given, Rule, Settings, hints_of, obstacle, refuse, rule_of, section_of
+from .settings import Given, KeyRule, Settings, hints_of, obstacle, refuse, rule_of, section_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -61,7 +61,7 @@ def _refuse_idle(made: DataclassInstance, given: Settings, prefix: str) -> None:
         )
 
 
-def _convert(key: str, given: Given, kind: Any, rule: Rule) -> Any:
+def _convert(key: str, given: Given, kind: Any, rule: KeyRule) -> Any:
     kinds = tuple(k for k in _members(kind) if k is not NoneType)
     value = _parse(given.value, kinds) if given.textual else given.value
     if float in kinds and int not in kinds and type(value) is int:
@@ -120,7 +120,7 @@ def _parse(text: str, kinds: tuple[Any, ...]) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
-def _check_choice(key: str, where: str, value: Any, rule: Rule) -> None:
+def _check_choice(key: str, where: str, value: Any, rule: KeyRule) -> None:
     if value in rule.unavailable:
         refuse(where, key, f"= {_shown(value)} {rule.unavailable[value]}")
     if value not in rule.choices:
@@ -129,7 +129,7 @@ def _check_choice(key: str, where: str, value: Any, rule: Rule) -> None:
         refuse(where, key, f"must be {_listed(rule.choices)}, got {_shown(value)}{hint}")
 
 
-def _within(value: Any, rule: Rule) -> bool:
+def _within(value: Any, rule: KeyRule) -> bool:
     if not isinstance(value, int | float):
         return True
     return (
@@ -143,7 +143,7 @@ def _within(value: Any, rule: Rule) -> bool:
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
-def _wanted(kinds: tuple[Any, ...], rule: Rule) -> str:
+def _wanted(kinds: tuple[Any, ...], rule: KeyRule) -> str:
     if rule.choices:
         return _listed(rule.choices)
     if float in kinds and int in kinds:

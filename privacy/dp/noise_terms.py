@@ -8,10 +8,19 @@ from typing import Any, Literal
 
 from ...errors import ProtocolError
 from .accounting.events import ConcentratedEvent, GaussianEvent, LaplaceEvent
-from .announced_numbers import require_announced
 from .mechanisms.integer_sum import Law
 
-__all__ = ["NOISE_KEY", "SOURCES", "AnnouncedNoise", "NoiseSource"]
+__all__ = [
+    "NOISE_KEY",
+    "NUMBER_MAX",
+    "NUMBER_MIN",
+    "RATE_MIN",
+    "SOURCES",
+    "STEPS_MAX",
+    "AnnouncedNoise",
+    "NoiseSource",
+    "require_announced",
+]
 
 NoiseSource = Literal[
     "server", "distributed", "distributed_gaussian", "local_gaussian", "local_laplace"
@@ -82,3 +91,26 @@ class AnnouncedNoise:
             raise ProtocolError(f"{SOURCE_KEY} must be one of {SOURCES}, got {source!r:.80}")
         require_announced(NOISE_KEY, multiplier)
         return cls(source=source, multiplier=multiplier)
+
+
+NUMBER_MIN, NUMBER_MAX = 1e-12, 1e12
+"""Of clips and noise multipliers."""
+RATE_MIN = 1e-9
+"""Of sampling rates, which are 1 at most."""
+STEPS_MAX = 1_000_000
+"""How many steps of DP-SGD a round may have."""
+
+
+def require_announced(
+    key: str, value: object, *, at_least: float = NUMBER_MIN, at_most: float = NUMBER_MAX
+) -> float:
+    """Return a number that was announced.
+
+    Raises:
+        ProtocolError: it is no float within the bounds.
+    """
+    if type(value) is not float or not at_least <= value <= at_most:
+        raise ProtocolError(
+            f"{key} must be a number from {at_least:g} to {at_most:g}, got {value!r:.80}"
+        )
+    return value

@@ -21,7 +21,7 @@ from ...errors import ProtocolError
 from .accounting.concentrated import ORDERS
 from .accounting.events import GaussianEvent, PoissonEvent, StepsEvent
 from .accounting.gaussian import cost_of
-from .announced_numbers import RATE_MIN, STEPS_MAX, require_announced
+from .noise_terms import RATE_MIN, STEPS_MAX, require_announced
 
 __all__ = ["RECORD_ORDERS", "RecordTerms", "sampled_divergences"]
 

@@ -16,7 +16,7 @@ import grpc
 from ... import __version__
 from ...apps.folder import App, unpack
 from ...errors import AppError, MeadowError, StoreError
-from ...strategies.rounds.tags import TAG_FORM, is_tag
+from ...strategies.rounds.selection import TAG_FORM, is_tag
 from ...transport import fleet_pb2 as pb
 from ...transport.app_signature import SIGNATURE_FILE, AppSignature
 from ...transport.durable import make_folder, write_file
@@ -24,10 +24,10 @@ from ...transport.fleet_pb2_grpc import AdminServicer
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
 from ..journal.site_table import SiteRow
-from ..worker.offer import OFFER_FOLDER
 from .agent_registry import Links
 from .dispatch import Dispatcher
 from .floods import Floods
+from .offer import OFFER_FOLDER
 from .peer_auth import REVOKED, Callers, Context
 from .supervisor import Supervisor
 from .threads import JournalThread

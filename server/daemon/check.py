@@ -20,14 +20,14 @@ from ..journal.journal import Journal
 from ..journal.run_table import RunRow
 from .server_dir import AdminIdentity, ServerHome
 
-__all__ = ["Finding", "check_home", "repair_journal"]
+__all__ = ["FolderCheck", "check_home", "repair_journal"]
 
 DAMAGED_NAME = "journal.damaged.sqlite"
 SAVED = ("sites", "site_tags", "tokens", "runs", "run_sites")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FolderCheck:
     """One thing that was looked at."""
 
     subject: str
@@ -35,7 +35,7 @@ class Finding:
     text: str
 
 
-def check_home(home: ServerHome) -> Iterator[Finding]:
+def check_home(home: ServerHome) -> Iterator[FolderCheck]:
     """Read everything in a server's folder that can be checked; changes nothing that is well.
 
     Raises:
@@ -53,7 +53,7 @@ def check_home(home: ServerHome) -> Iterator[Finding]:
         unlock()
 
 
-def _identity(home: ServerHome) -> Finding:
+def _identity(home: ServerHome) -> FolderCheck:
     try:
         ca_pem = home.authority.certificate_pem
         admin = AdminIdentity.read(home.folder / "admin.json")
@@ -61,22 +61,22 @@ def _identity(home: ServerHome) -> Finding:
         if serial != home.admin_serial():
             raise StoreError("admin.json is not the one in force; `meadow server renew-admin`")
     except MeadowError as error:
-        return Finding(subject="identity", ok=False, text=str(error))
-    return Finding(subject="identity", ok=True, text="the authority and admin.json can be read")
+        return FolderCheck(subject="identity", ok=False, text=str(error))
+    return FolderCheck(subject="identity", ok=True, text="the authority and admin.json can be read")
 
 
-def _journal(home: ServerHome, problems: list[str]) -> Finding:
+def _journal(home: ServerHome, problems: list[str]) -> FolderCheck:
     if not problems:
-        return Finding(subject="journal", ok=True, text="every row is as it was written")
+        return FolderCheck(subject="journal", ok=True, text="every row is as it was written")
     saved = ", ".join(
         f"{len(found.rows)} of {len(found.rows) + len(found.lost)} {table}"
         for table, found in _salvaged(home).items()
     )
     text = f"{'; '.join(problems[:5])}. With --repair a new journal has what is intact: {saved}"
-    return Finding(subject="journal", ok=False, text=text)
+    return FolderCheck(subject="journal", ok=False, text=text)
 
 
-def _run(folder: Path, row: RunRow | None) -> Finding:
+def _run(folder: Path, row: RunRow | None) -> FolderCheck:
     """Check a run's app, checkpoints and ledger."""
     wrong, well = [], []
     if row is not None and row.sha256 and row.status in ("queued", "running"):
@@ -97,7 +97,7 @@ def _run(folder: Path, row: RunRow | None) -> Finding:
             wrong.append(str(error))
     if row is None:
         well.append("the journal does not know this run")
-    return Finding(
+    return FolderCheck(
         subject=f"run {folder.name}",
         ok=not wrong,
         text="; ".join([*wrong, *well]) or "nothing kept",

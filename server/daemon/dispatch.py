@@ -23,7 +23,7 @@ from ..journal.step_table import InstructionRow
 from .agent_registry import AgentLink, Links
 from .quotas import tensor_bytes_of
 from .spool import Spool
-from .steps import NODE_UNAVAILABLE, Pending, Step, accepted, addressed, failed, instruction_of
+from .steps import NODE_UNAVAILABLE, OpenStep, Pending, accepted, addressed, failed, instruction_of
 from .threads import JournalThread
 
 __all__ = ["Dispatcher"]
@@ -60,7 +60,7 @@ class Dispatcher:
         self._links = links
         self._lease_s = lease_s
         self._clock = clock
-        self._steps: dict[tuple[int, str], Step] = {}
+        self._steps: dict[tuple[int, str], OpenStep] = {}
         self._offers: dict[int, tuple[pb.App, Path]] = {}
         self._by_node: dict[int, dict[str, Pending]] = {}
         self._workers: dict[int, WorkerSend] = {}
@@ -143,12 +143,12 @@ class Dispatcher:
         sites: list[int],
         *,
         ended: bool = False,
-    ) -> Step:
+    ) -> OpenStep:
         ready, now_s = pb.WorkerReady.FromString(run.ready or b""), self._clock()
         count = self._count_told(run.id, group_id, len(sites))
         joined = set(sites[count:])  # since the group began
         told, with_joined = pack_sites(sites[:count]), pack_sites(sites)
-        step = Step(
+        step = OpenStep(
             run_id=run.id,
             key=key,
             group_id=group_id,
@@ -216,7 +216,7 @@ class Dispatcher:
             cancel = pb.Cancel(instruction_id=item.instruction.id, reason=reason)
             link.send(pb.ServerMessage(cancel=cancel))
 
-    async def _watch(self, step: Step) -> None:
+    async def _watch(self, step: OpenStep) -> None:
         """End the step when its time has come, and tell the worker once it is attached."""
         try:
             await self._until_over(step)
@@ -235,7 +235,7 @@ class Dispatcher:
         except MeadowError as error:
             self._fail(step.run_id, error)
 
-    async def _until_over(self, step: Step) -> None:
+    async def _until_over(self, step: OpenStep) -> None:
         while not step.ended:
             step.changed.clear()
             now_s = self._clock()
@@ -249,7 +249,7 @@ class Dispatcher:
             except TimeoutError:
                 continue
 
-    async def _tell_wait(self, step: Step, now_s: float) -> None:
+    async def _tell_wait(self, step: OpenStep, now_s: float) -> None:
         """Say for whom a step waits that has too few updates: all of them are silent."""
         silent = step.pending and step.is_silent(now_s)
         if silent and not step.wait_told and self.observer is not None:
@@ -263,7 +263,7 @@ class Dispatcher:
         if self.observer is not None:
             self.observer.fail(run_id, error)
 
-    async def _tell_end(self, step: Step) -> None:
+    async def _tell_end(self, step: OpenStep) -> None:
         send = self._workers.get(step.run_id)
         if send is None or not (step.ended and step.attached) or step.end_told:
             return
@@ -278,7 +278,7 @@ class Dispatcher:
         for upload in item.uploads:
             upload.cancel()
 
-    async def _forward(self, step: Step, id_: str, node_id: int, reply: pb.Envelope) -> None:
+    async def _forward(self, step: OpenStep, id_: str, node_id: int, reply: pb.Envelope) -> None:
         send = self._workers.get(step.run_id)
         if send is None:
             return

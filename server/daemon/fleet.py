@@ -17,7 +17,7 @@ from ...transport.fields import check_fields
 from ...transport.protocol import PROTOCOL_VERSION
 from ..journal.journal import Journal
 from .agent_registry import AgentLink, Links
-from .allowance import Allowance
+from .audit_limiter import Allowance
 from .blob_service import fair_chunk_bytes
 from .calls import FirstMessages, parse, unary_handler
 from .dispatch import Dispatcher

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote
 
-__all__ = ["FRUITLESS_BYTES_PER_S_MAX", "Ended", "Floods"]
+__all__ = ["FRUITLESS_BYTES_PER_S_MAX", "EndedConnection", "Floods"]
 
 FRUITLESS_BYTES_PER_S_MAX = 64 << 10
 """So much more than its bound may come of a connection each second without any use."""
@@ -33,7 +33,7 @@ _RECEIVED = struct.Struct("128xQ")
 Peer = tuple[str, int]
 
 
-class Ended(NamedTuple):
+class EndedConnection(NamedTuple):
     """A connection that was ended."""
 
     address: str
@@ -62,7 +62,7 @@ class Floods:
         with self._lock:
             self._useful[_parsed(peer)] += OVERHEAD * size + OVERHEAD_BYTES
 
-    def end_fruitless(self, bounds: Mapping[int, int], *, now_s: float) -> list[Ended]:
+    def end_fruitless(self, bounds: Mapping[int, int], *, now_s: float) -> list[EndedConnection]:
         """End the connections to these ports of ours that have brought more of no use than the port's bound."""
         if not sys.platform.startswith("linux"):
             return []
@@ -84,7 +84,7 @@ class Floods:
                 present[peer, inode] = known
                 own_port = sock.getsockname()[1]
                 if known.fruitless > bounds[own_port]:
-                    ended.append(Ended(peer[0], own_port, int(known.fruitless)))
+                    ended.append(EndedConnection(peer[0], own_port, int(known.fruitless)))
                     sock.shutdown(socket.SHUT_RDWR)
         self._known = present
         return ended

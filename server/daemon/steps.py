@@ -18,8 +18,8 @@ from .spool import Spool
 
 __all__ = [
     "NODE_UNAVAILABLE",
+    "OpenStep",
     "Pending",
-    "Step",
     "accepted",
     "addressed",
     "failed",
@@ -37,7 +37,7 @@ class Pending:
 
     instruction: pb.Instruction
     node_id: int
-    step: Step
+    step: OpenStep
     lease_until_s: float
     uploads: set[asyncio.Task[Any]] = field(default_factory=set)
     """What is being received for its answer, and ends with it."""
@@ -46,7 +46,7 @@ class Pending:
 
 
 @dataclass(slots=True, kw_only=True)
-class Step:
+class OpenStep:
     """One batch of instructions, and who still owes an answer."""
 
     run_id: int

@@ -21,10 +21,10 @@ from ...transport.durable import write_file
 from ...transport.pipe import AsyncPipe
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
-from ..worker.offer import OFFER_FOLDER, pack_offer
 from .agent_registry import Links
 from .background import Background
 from .dispatch import Dispatcher
+from .offer import OFFER_FOLDER, pack_offer
 from .spool import Spool
 from .threads import JournalThread, until_written
 

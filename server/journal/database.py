@@ -10,9 +10,9 @@ from typing import Final
 
 from ...errors import StoreError
 from ...transport import database
-from ...transport.database import Layout
+from ...transport.database import TableLayout
 
-__all__ = ["JOURNAL_LAYOUT", "Database"]
+__all__ = ["JOURNAL_LAYOUT", "JournalDatabase"]
 
 _VERSION_1: Final = """
 CREATE TABLE IF NOT EXISTS sites (
@@ -47,7 +47,7 @@ _VERSION_2: Final = """
 CREATE TABLE run_sites (run_id INTEGER PRIMARY KEY, node_ids TEXT NOT NULL);
 """
 
-JOURNAL_LAYOUT: Final = Layout(
+JOURNAL_LAYOUT: Final = TableLayout(
     versions=((_VERSION_1,), (_VERSION_2,)),
     sealed={
         "sites": ("node_id",),
@@ -65,7 +65,7 @@ JOURNAL_LAYOUT: Final = Layout(
 )
 
 
-class Database(database.Database):
+class JournalDatabase(database.Database):
     """The journal; its transactions can be made durable together."""
 
     def __init__(self, path: Path) -> None:

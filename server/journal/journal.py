@@ -6,18 +6,20 @@ off the event loop.
 
 from __future__ import annotations
 
+import json as json_module
+import logging
+import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from ...transport.database import Salvage
-from .database import Database
-from .event_table import EventTable
+from .database import JournalDatabase
 from .run_table import RunTable
 from .site_table import SiteTable
 from .step_table import StepTable
 
-__all__ = ["Journal"]
+__all__ = ["EVENTS_PER_RUN_MAX", "EventTable", "Journal"]
 
 
 class Journal:
@@ -29,14 +31,14 @@ class Journal:
         Raises:
             StoreError: it is no journal, is damaged or of a newer version, or cannot be opened.
         """
-        self._db = Database(path)
+        self._db = JournalDatabase(path)
         self.sites = SiteTable(self._db)
         self.runs = RunTable(self._db)
         self.steps = StepTable(self._db)
         self.events = EventTable(self._db)
 
     def together(self) -> AbstractContextManager[None]:
-        """As `Database.together`."""
+        """As `JournalDatabase.together`."""
         return self._db.together()
 
     @contextmanager
@@ -46,7 +48,7 @@ class Journal:
             yield
 
     def check(self) -> None:
-        """As `Database.check`; what is wrong with a run's steps is for that run to find.
+        """As `JournalDatabase.check`; what is wrong with a run's steps is for that run to find.
 
         Raises:
             DamageError: the journal is damaged.
@@ -54,7 +56,7 @@ class Journal:
         self._db.check(besides=("steps", "instructions"))
 
     def problems(self) -> list[str]:
-        """As `Database.problems`."""
+        """As `JournalDatabase.problems`."""
         return self._db.problems()
 
     def take_over(self, table: str, saved: Salvage, *, numbers: Iterable[int] = ()) -> None:
@@ -75,3 +77,69 @@ class Journal:
     def close(self) -> None:
         """Close the file; the last committed transaction stays."""
         self._db.close()
+
+
+LOG = logging.getLogger("meadow.server")
+
+EVENTS_PER_RUN_MAX = 20_000
+
+
+TROUBLE = ("denied", "died", "damaged", "failed", "refused", "waits", "warning")
+TEXT_CHARS_MAX = 400
+
+
+class EventTable:
+    """What people are told, in order; the oldest of a run are dropped beyond a bound."""
+
+    def __init__(self, db: JournalDatabase) -> None:
+        self._db = db
+
+    def record(self, run_id: int, kind: str, json: str, *, now_s: float, round: int = 0) -> int:
+        """Append an event (run 0: the server's own) and return its number."""
+        with self._db.transaction() as db:
+            cursor = db.execute(
+                "INSERT INTO events (at_s, run_id, kind, json) VALUES (?, ?, ?, ?)",
+                (now_s, run_id, kind, json),
+            )
+            if round:
+                db.execute("UPDATE runs SET round = ? WHERE id = ?", (round, run_id))
+            db.execute(
+                "DELETE FROM events WHERE run_id = ? AND id <= ?",
+                (run_id, (cursor.lastrowid or 0) - EVENTS_PER_RUN_MAX),
+            )
+        _log(run_id, kind, json, round)
+        return cursor.lastrowid or 0
+
+    def after(self, run_id: int, *, after: int = 0) -> list[sqlite3.Row]:
+        """Return a run's events (id, at_s, kind, json) that came after number `after`."""
+        return self._db.rows(
+            "SELECT * FROM events WHERE run_id = ? AND id > ? ORDER BY id", (run_id, after)
+        )
+
+
+def _log(run_id: int, kind: str, json: str, round: int) -> None:
+    """Write an event to the log too, as a line: level, run and round, what it is."""
+    level = logging.WARNING if any(word in kind for word in TROUBLE) else logging.INFO
+    if not LOG.isEnabledFor(level):
+        return
+    said = json_module.loads(json)
+    said = said if isinstance(said, dict) else {}
+    number = said.pop("round", None) or round
+    where = "".join(
+        [f"run {run_id}, " if run_id else "", f"round {number}, " if number and run_id else ""]
+    )
+    if said.get("status") == "failed":
+        level = logging.WARNING
+    words = [f"{key} {_short(value)}" for key, value in said.items() if _says(value)]
+    text = f"{where.removesuffix(', ')}{': ' if where else ''}{kind.replace('_', ' ')}"
+    text = f"{text}: {', '.join(words)}" if words else text
+    shown = "".join(mark if mark.isprintable() else "?" for mark in text[:TEXT_CHARS_MAX])
+    LOG.log(level, "%s", shown)
+
+
+def _says(value: object) -> bool:
+    return value not in ("", None) and isinstance(value, str | int | float | bool)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

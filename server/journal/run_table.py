@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from .database import Database
+from .database import JournalDatabase
 
 __all__ = ["RunRow", "RunTable"]
 
@@ -32,7 +32,7 @@ class RunRow:
 class RunTable:
     """Runs by number."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: JournalDatabase) -> None:
         self._db = db
 
     def submit(self, app: str, sha256: str, settings: str, *, now_s: float) -> int:

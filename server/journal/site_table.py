@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...errors import IdentityError
-from .database import Database
+from .database import JournalDatabase
 
 __all__ = ["SiteRow", "SiteTable", "TokenRow"]
 
@@ -46,7 +46,7 @@ _SITES = (
 class SiteTable:
     """Clients by name and node id, and the tokens that were made for them."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: JournalDatabase) -> None:
         self._db = db
 
     def invite(self, name: str, token_hash: str, *, now_s: float, expires_at_s: float) -> int:

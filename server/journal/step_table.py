@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .database import Database
+from .database import JournalDatabase
 
 __all__ = ["InstructionRow", "StepTable"]
 
@@ -29,7 +29,7 @@ class StepTable:
     """A reply is taken at most once: its instruction's row changes from pending to answered in the
     transaction that stores the reply."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: JournalDatabase) -> None:
         self._db = db
 
     def open(

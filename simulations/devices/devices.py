@@ -17,7 +17,7 @@ from ...errors import ConfigError
 from ...randomness.seeds import derive, spread
 from .device_trace import MARGIN_S, SpeedTable, Trace
 
-__all__ = ["Devices", "Work"]
+__all__ = ["DeviceWork", "Devices"]
 
 Ids = NDArray[np.integer]
 Numbers = NDArray[np.float64]
@@ -25,7 +25,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class DeviceWork:
     """What an instruction asks of each device: one number for all, or (clients,) of them.
 
     `examples` counts an example once for every time that it is gone through.
@@ -69,7 +69,7 @@ class Devices:
             known=None if speeds is None else SpeedTable.read(folder / speeds, clients=clients),
         )
 
-    def durations_s(self, ids: Ids, work: Work) -> Numbers:
+    def durations_s(self, ids: Ids, work: DeviceWork) -> Numbers:
         """Return how long each client takes from the instruction to the end of its answer."""
         config = self.config
         down = self.speed("download_bytes_per_s", ids, config.bandwidth_spread)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import QuorumError
-from .devices import Devices, Work
+from .devices import Devices, DeviceWork
 from .timed_step import TimedStep
 
 __all__ = ["Fate", "VirtualClock"]
@@ -54,7 +54,7 @@ class VirtualClock:
     # ------------------------------------------------------------------ rounds
 
     def begin(
-        self, clients: Ids, work: Work, *, occasion: str, deadline_s: float | None
+        self, clients: Ids, work: DeviceWork, *, occasion: str, deadline_s: float | None
     ) -> TimedStep:
         """Return the step of instructions that go out now."""
         drops, fails = self.devices.fates(clients, occasion)
@@ -95,7 +95,13 @@ class VirtualClock:
     # ------------------------------------------------------------------ single messages
 
     def send(
-        self, ids: Sequence[str], clients: Ids, work: Work, *, occasion: str, ttl_s: Sequence[float]
+        self,
+        ids: Sequence[str],
+        clients: Ids,
+        work: DeviceWork,
+        *,
+        occasion: str,
+        ttl_s: Sequence[float],
     ) -> None:
         """Note messages that go out now; a client goes through its own one after another.
 

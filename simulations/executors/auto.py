@@ -85,7 +85,7 @@ def choose_executor(
         order = _order(app, config, clients)
     except Exception as error:  # the app's code; the run itself will say what is wrong
         return Choice(candidate=alone, reason=f"no trial: {app.explain(error)}")
-    trial = _Trial(make, order, _trainings(config), trying)
+    trial = _ExecutorTrial(make, order, _trainings(config), trying)
     one_s = trial.of(alone, clients=2)
     if one_s is not None and one_s * trial.trainings <= SHORT_S:
         return Choice(candidate=alone, reason=f"a client takes {one_s * 1e3:.3g} ms: a short run")
@@ -100,7 +100,7 @@ def choose_executor(
     return trial.best() or Choice(candidate=alone, reason=trial.notes or "nothing else runs")
 
 
-class _Trial:
+class _ExecutorTrial:
     def __init__(self, make: Make, order: Broadcast, trainings: float, trying: Trying) -> None:
         self._trying = trying
         self._make, self._order, self.trainings = make, order, trainings

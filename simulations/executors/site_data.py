@@ -18,7 +18,7 @@ from ..population.clients import SimulatedClients
 if TYPE_CHECKING:
     from ...task import Data
 
-__all__ = ["Samples", "SiteData", "SiteSamples"]
+__all__ = ["Samples", "SimulatedData", "SiteSamples"]
 
 KEPT_BYTES_MAX = 2 << 30
 UNKNOWN_BYTES = 1 << 20
@@ -66,7 +66,7 @@ class SiteSamples:
     test: Samples | None
 
 
-class SiteData:
+class SimulatedData:
     """Loads clients' data through the task, and keeps those that were loaded last.
 
     A client whose data are rows of tensors that others use too costs its row numbers only.

@@ -15,7 +15,7 @@ from ...flower.messages import set_message_id
 from ...strategies.algorithms.combined import clients_of
 from ...strategies.rounds.broadcast import Broadcast
 from ..devices.available_cohort import draw_available
-from ..devices.devices import Devices, Work
+from ..devices.devices import Devices, DeviceWork
 from ..devices.virtual_clock import Fate, VirtualClock
 from ..executors.contract import APP_RAISED, Executor
 from ..population.clients import SimulatedClients
@@ -171,7 +171,7 @@ class VirtualGrid(SimulationGrid):
         self._late = sorted(clients[step.late].tolist())
         self._clock.end(step)
 
-    def _work_of(self, messages: Sequence[Message]) -> Work:
+    def _work_of(self, messages: Sequence[Message]) -> DeviceWork:
         """Return what messages of one kind ask for; an update is as large as the params."""
         kind, _ = _head(messages)
         heads = messages[:1] if isinstance(messages, Broadcast) else messages
@@ -179,7 +179,9 @@ class VirtualGrid(SimulationGrid):
         trains = kind == MessageType.TRAIN
         epochs = np.array([_epochs_in(message) if trains else 1 for message in heads], np.float64)
         counts = self._counts.of(kind, _clients_in(messages))
-        return Work(bytes_down=down, bytes_up=down if trains else 0.0, examples=counts * epochs)
+        return DeviceWork(
+            bytes_down=down, bytes_up=down if trains else 0.0, examples=counts * epochs
+        )
 
 
 def devices_of(app: App) -> Devices | None:

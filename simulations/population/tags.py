@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...config.sections.model import Config
 from ...errors import ConfigError
 from ...randomness.seeds import derive, spread
-from ...strategies.rounds.tags import TAG_FORM, is_tag
+from ...strategies.rounds.selection import TAG_FORM, is_tag
 
 __all__ = ["Tagged", "tagged_of"]
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from .algorithm import Aggregate, Algorithm, Params, State
 from .bounds import require_number
-from .companions import companion
+from .companions import companion, positive
 from .mean import MeanAggregator
 from .server_optimizers import sgd
-from .totals import positive
 
 __all__ = ["MIXTURE", "afl"]
 

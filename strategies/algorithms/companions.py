@@ -7,11 +7,14 @@ the instruction. So companions add up like params do: in any executor, in a rela
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ...errors import ConfigError
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["companion", "kind_of", "of_kind", "refuse_clashes"]
+from ...errors import ConfigError, RunError
+
+__all__ = ["companion", "kind_of", "of_kind", "positive", "refuse_clashes"]
 
 T = TypeVar("T")
 
@@ -51,3 +54,17 @@ def refuse_clashes(names: Iterable[str], kinds: Collection[str], *, algorithm: s
                 f"tensor {name!r} has a name that {algorithm} uses for its own; rename the module "
                 f"{kind!r} of the model"
             )
+
+
+def positive(what: str, value: NDArray[Any]) -> float:
+    """Return a clients' mean that something is divided by or scaled with.
+
+    Raises:
+        RunError: it is not > 0, or not finite.
+    """
+    number = float(value)
+    if not (np.isfinite(number) and number > 0):
+        raise RunError(
+            f"{what} must have a mean > 0, got {number:g}; a client answered with something else"
+        )
+    return number

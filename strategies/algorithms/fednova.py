@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .algorithm import Aggregate, Algorithm, Params, State
-from .companions import companion, of_kind
+from .companions import companion, of_kind, positive
 from .mean import MeanAggregator
 from .server_optimizers import sgd
-from .totals import positive
 
 __all__ = ["STEPS", "fednova"]
 

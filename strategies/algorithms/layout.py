@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import ConfigError
 from .algorithm import Params
 
-__all__ = ["BLOCK", "Block", "Layout", "Segment"]
+__all__ = ["BLOCK", "Block", "RowLayout", "Segment"]
 
 BLOCK = 30_720
 """Values summed at once: those of 20 updates (5 MB) stay in the cache. A multiple of four for most
@@ -40,7 +40,7 @@ class Block:
     segments: Sequence[Segment]
 
 
-class Layout:
+class RowLayout:
     """Where the tensors of a model lie in one row of real values."""
 
     def __init__(self, like: Params, *, block: int = BLOCK) -> None:

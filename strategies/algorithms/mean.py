@@ -22,7 +22,7 @@ from ...errors import RunError
 from ...flower.messages import FlatTensor
 from ...machine.process_limits import available_cores
 from .algorithm import Aggregate, Params, Update
-from .layout import BLOCK, Block, Layout
+from .layout import BLOCK, Block, RowLayout
 
 __all__ = ["Alter", "MeanAggregator", "MeanSum", "as_reals"]
 
@@ -55,7 +55,7 @@ class Workspace:
 class MeanSum:
     """The accumulator: what has been summed up so far, and the updates that wait to be."""
 
-    layout: Layout
+    layout: RowLayout
     sums: Reals | None = None
     """The weighted sum of the groups that did not wait."""
     waiting: list[Update] = field(default_factory=list)
@@ -83,7 +83,7 @@ class MeanAggregator:
 
     def zero(self, like: Params) -> MeanSum:
         """Return the sum of no updates, for params like these."""
-        return MeanSum(layout=Layout(like, block=BLOCK))
+        return MeanSum(layout=RowLayout(like, block=BLOCK))
 
     def fold(self, accumulator: MeanSum, updates: Sequence[Update]) -> MeanSum:
         """Add updates, in the canonical order of their clients."""
@@ -166,7 +166,7 @@ def _on_all_cores(work: Callable[[Sequence[Block]], None], blocks: Sequence[Bloc
 
 
 def _sums_of(
-    layout: Layout, updates: Sequence[Update], space: Workspace, blocks: Sequence[Block]
+    layout: RowLayout, updates: Sequence[Update], space: Workspace, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, Reals]]:
     """Yield block by block what a group of updates adds up to.
 

@@ -10,10 +10,9 @@ import numpy as np
 
 from .algorithm import Aggregate, Algorithm, State
 from .bounds import require_number
-from .companions import companion
+from .companions import companion, positive
 from .mean import MeanAggregator
 from .server_optimizers import sgd
-from .totals import positive
 
 __all__ = ["CURVATURE", "qfedavg"]
 

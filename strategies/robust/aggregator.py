@@ -18,7 +18,7 @@ from ..algorithms.mean import MeanAggregator
 from ..algorithms.server_optimizers import is_floating
 from .geometry import Mixing, Reals
 from .rows import ChangeRows
-from .rules import Rule
+from .rules import AggregationRule
 
 __all__ = ["Collected", "RobustAggregator", "robust"]
 
@@ -42,7 +42,7 @@ class RobustAggregator:
         Memory: a block of every update, beside the updates themselves.
     """
 
-    rule: Rule
+    rule: AggregationRule
 
     @property
     def group(self) -> int:
@@ -91,7 +91,7 @@ class RobustAggregator:
         return Aggregate(mean=mean, weight=weight, clients=len(updates))
 
 
-def robust(algorithm: Algorithm | None = None, *, rule: Rule) -> Algorithm:
+def robust(algorithm: Algorithm | None = None, *, rule: AggregationRule) -> Algorithm:
     """Return an algorithm, by default FedAvg, that aggregates by a robust rule instead of the mean.
 
     Whatever the algorithm does with the mean, a server optimizer's step for instance, it does
@@ -117,7 +117,7 @@ def robust(algorithm: Algorithm | None = None, *, rule: Rule) -> Algorithm:
 class _Combination:
     """What a rule makes of a block of rows: its mixings as one matrix, then its reduction."""
 
-    def __init__(self, rule: Rule, rows: ChangeRows) -> None:
+    def __init__(self, rule: AggregationRule, rows: ChangeRows) -> None:
         self._reduce, self._dtype = rule.reduce, rows.dtype
         self._weights = _product(rule.mixings, rows) if rule.mixings else None
         self._picked = None if self._weights is None else _picked(self._weights)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..algorithms.algorithm import Params, Update
-from ..algorithms.layout import Block, Layout
+from ..algorithms.layout import Block, RowLayout
 from ..algorithms.mean import as_reals
 from ..algorithms.server_optimizers import is_floating
 from .geometry import Geometry, Reals
@@ -33,7 +33,7 @@ class ChangeRows:
     def __init__(self, like: Params, updates: Sequence[Update]) -> None:
         self._like = {name: old for name, old in like.items() if is_floating(old.dtype)}
         self._updates = updates
-        self._layout = Layout(self._like, block=BLOCK)
+        self._layout = RowLayout(self._like, block=BLOCK)
         self._scratch = np.empty((len(updates) + 1) * self._layout.width)
         names = self._layout.names
         self._rows: list[list[Any]] = [

@@ -11,7 +11,7 @@ from . import centres, coordinates, mixing, selection
 from .coordinates import Reduction
 from .geometry import Mixing
 
-__all__ = ["AGGREGATIONS", "PREAGGREGATIONS", "Rule", "robust_rule"]
+__all__ = ["AGGREGATIONS", "PREAGGREGATIONS", "AggregationRule", "robust_rule"]
 
 AGGREGATIONS = (
     "mean",
@@ -31,7 +31,7 @@ MDA_BYZANTINE_MAX = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AggregationRule:
     """Mixings of the updates, one after the other, and what is then done value by value.
 
     Without a reduction the mixings end with a single row.
@@ -53,7 +53,7 @@ def robust_rule(
     bucket_size: int = 2,
     iterations: int = 3,
     trusted: int | None = None,
-) -> Rule:
+) -> AggregationRule:
     """Return a rule by its name, after pre-aggregations by theirs, in their order.
 
     | aggregation        | clients needed | other arguments            |
@@ -121,7 +121,7 @@ def robust_rule(
             clients_min = bucket_size * (clients_min - 1) + 1
         elif name != "clip":
             clients_min = max(clients_min, 2 * f + 1)
-    return Rule(
+    return AggregationRule(
         name=" + ".join([*preaggregation, aggregation]),
         mixings=[*(before[name] for name in preaggregation), *mixings],
         reduce=reduce,

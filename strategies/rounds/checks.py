@@ -25,10 +25,10 @@ __all__ = [
     "CLIENTS_KEY",
     "EXAMPLES_KEY",
     "EXAMPLES_MAX",
-    "Form",
     "Forms",
     "Reply",
     "ReplyError",
+    "TensorForm",
     "fault_in",
     "forms_of",
     "read_reply",
@@ -55,7 +55,7 @@ class ReplyError(UpdateError):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TensorForm:
     """What a tensor must look like."""
 
     shape: tuple[int, ...]
@@ -86,14 +86,16 @@ class Form:
         return f"{self.dtype.name} {self.shape}"
 
 
-Forms = Mapping[str, Form]
+Forms = Mapping[str, TensorForm]
 """What a reply's tensors must look like, by name."""
 
 
 def forms_of(params: Params, lengths_max: Mapping[str, int] | None = None) -> Forms:
     """Return the forms of the params that were sent; some may come back of any length."""
     longest = lengths_max or {}
-    return {n: Form(values.shape, values.dtype, longest.get(n)) for n, values in params.items()}
+    return {
+        n: TensorForm(values.shape, values.dtype, longest.get(n)) for n, values in params.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +208,7 @@ def _tensors(client: int, arrays: ArrayRecord, forms: Forms) -> dict[str, FlatTe
     return {name: tensors[name] for name in forms}
 
 
-def _check_serialised(client: int, name: str, array: Array, form: Form) -> None:
+def _check_serialised(client: int, name: str, array: Array, form: TensorForm) -> None:
     """Check what a record says of an array, before its bytes are looked at."""
     if array.stype != NUMPY_STYPE:
         found = short(array.stype)

@@ -11,6 +11,7 @@ institutions for medical imaging" (2018), cyclical transfer; Efraimidis, Spiraki
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -22,9 +23,8 @@ from ...errors import ConfigError
 from ...randomness.seeds import derive, spread
 from ..algorithms.bounds import require_choice, require_number, require_whole
 from ..algorithms.client_memory import ClientMemory, Known
-from .tags import TAG_FORM, is_tag
 
-__all__ = ["KINDS", "Selection", "select_cohort"]
+__all__ = ["KINDS", "TAG_FORM", "Selection", "is_tag", "select_cohort"]
 
 Kind = Literal["uniform", "examples", "power_of_choice", "utility", "least_often", "cyclic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -178,3 +178,12 @@ def _useful(
     return np.concatenate(
         [chosen_new, met[near[_lightest(draws[met[near]], useful[near], wanted)]]]
     )
+
+
+TAG_FORM = "a tag is 1 to 40 of a-z, 0-9, '.', '_', '-', the first a letter or a digit"
+_TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+
+
+def is_tag(text: str) -> bool:
+    """Return whether a text can be a tag."""
+    return _TAG.fullmatch(text) is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meadow.cli.main import main
-from meadow.client.owner.database import Database
+from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.ledger import Ledger
 from meadow.privacy.dp.accounting.gaussian import epsilon_of_cost
 from meadow.privacy.dp.noise_terms import AnnouncedNoise
@@ -91,7 +91,7 @@ def test_wrong_calls(capsys: pytest.CaptureFixture[str], wrong: list[str]) -> No
 def test_an_owner_sees_what_was_spent(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Run by run and together, beside the budget; rounds without noise are unbounded."""
     (tmp_path / "client.toml").write_text("[policy]\nepsilon_max = 3.0\ndelta = 1e-5\n")
-    database = Database(tmp_path / "agent.sqlite")
+    database = AgentDatabase(tmp_path / "agent.sqlite")
     for number in range(3):
         instruction = pb.Instruction(id=str(number), run_id=7, app=pb.App(name="digits"))
         Ledger(database).participate(instruction, now_s=0.0, noise=AnnouncedNoise(multiplier=5.0))

@@ -12,7 +12,7 @@ import pytest
 
 from meadow.errors import IdentityError
 from meadow.server.daemon.server_dir import ServerHome
-from meadow.server.journal.database import Database
+from meadow.server.journal.database import JournalDatabase
 from meadow.server.journal.site_table import SiteTable
 
 from .conftest import Meadow
@@ -40,7 +40,7 @@ def test_a_token_is_listed_until_it_is_revoked(meadow: Meadow, tmp_path: Path) -
 
 def test_redeeming_one_voids_all_others_of_an_older_journal(tmp_path: Path) -> None:
     """A journal may have several tokens of one client from before newer ones voided older ones."""
-    with closing(Database(tmp_path / "journal.sqlite")) as db:
+    with closing(JournalDatabase(tmp_path / "journal.sqlite")) as db:
         sites = SiteTable(db)
         sites.invite("a", "first", now_s=0.0, expires_at_s=100.0)
         sites.invite("a", "second", now_s=0.0, expires_at_s=100.0)

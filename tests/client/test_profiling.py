@@ -16,9 +16,9 @@ from meadow.apps.folder import content_hash
 from meadow.cli.client import app as commands
 from meadow.client.owner.owner import Owner
 from meadow.client.tools.batch_probe import Trial, fit_of, largest_batch, measure
+from meadow.client.tools.doctor import tried_out
 from meadow.client.tools.profiling import RoundProfile, advice_on, profile_round
-from meadow.client.tools.trial import tried_out
-from meadow.client.tools.workbench import Workbench
+from meadow.client.tools.workbench import TryOut
 from meadow.errors import AppError
 from meadow.training.device_meter import DeviceMeter
 from meadow.training.step_timer import EnoughError, StopWatch
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_round_is_profiled(folder: Path) -> None:
     """Every phase takes time, the phases and the rest are the whole, and the trace names them."""
     trace = folder / "trace.json"
-    found = profile_round(Workbench.open(folder, "scans"), trace)
+    found = profile_round(TryOut.open(folder, "scans"), trace)
     assert found.steps == 2 * 14 - 3  # epochs of 53 examples; the first steps are let go by
     alone = {phase: s for phase, s in found.seconds.items() if phase != "communication"}
     assert all(alone[phase] > 0 for phase in ("data", "forward", "backward", "optimizer"))
@@ -122,7 +122,7 @@ def test_advice_is_about_what_takes_long(found: RoundProfile, words: list[str]) 
 def test_an_app_that_is_not_there_is_refused(folder: Path) -> None:
     """The sentence says which there are."""
     with pytest.raises(AppError, match=r"'eyes' is not installed in .*; there are: scans"):
-        Workbench.open(folder, "eyes")
+        TryOut.open(folder, "eyes")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_small_batches_that_need_no_more_memory(monkeypatch: pytest.MonkeyPatch)
 def test_the_need_of_a_round_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory, time and batches are those of this process and its data."""
     monkeypatch.setattr("meadow.client.tools.batch_probe.BATCH_MAX", 64)
-    found = fit_of(Workbench.open(folder, "scans"))
+    found = fit_of(TryOut.open(folder, "scans"))
     assert found.batch == 4 and found.batch_tried == 64 <= found.batch_max
     assert 50 < found.memory_mb < found.room_mb
     assert found.round_s > 0 and found.examples_a_second > 0

@@ -18,7 +18,7 @@ from meadow.client.owner.identity_folder import IdentityFolder
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.blobs import blob_path
 from meadow.transport.entries import pack_entries
-from meadow.transport.layout import Layout
+from meadow.transport.layout import FileLayout
 from meadow.transport.packed import pack_tensors, unpack_tensors
 from meadow.transport.tensors import TensorFile, write_tensors
 
@@ -153,7 +153,7 @@ class Client:
         tensors = {"0": np.zeros(values, np.float32)}
         infos = [pb.ArrayInfo(name="0", dtype="float32", shape=[values], stype="numpy.ndarray")]
         if values < BLOB_VALUES:
-            arrays = pb.Arrays(packed=pack_tensors(Layout(tensors)), infos=infos)
+            arrays = pb.Arrays(packed=pack_tensors(FileLayout(tensors)), infos=infos)
         else:
             self._blobs += 1
             blob_id = f"global-{self._blobs}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from meadow.client.agent.agent import Agent
 from meadow.client.agent.connection import Connection
-from meadow.client.agent.state import State
+from meadow.client.agent.state import AgentState
 from meadow.client.agent.warm_process import WarmProcess
 from meadow.client.owner.ledger import Ledger
 
@@ -35,10 +35,10 @@ _PLACES: dict[Step, tuple[type[Any], str, bool]] = {
     Step.AFTER_COUNTED: (Ledger, "participate", False),
     Step.AFTER_FETCHED: (Connection, "download", False),
     Step.AFTER_EXECUTED: (WarmProcess, "execute", False),
-    Step.AFTER_RECORDED: (State, "record", False),
+    Step.AFTER_RECORDED: (AgentState, "record", False),
     Step.AFTER_UPLOADED: (Connection, "upload", False),
     Step.AFTER_SENT: (Connection, "send", False),
-    Step.AFTER_ACKNOWLEDGED: (State, "acknowledge", False),
+    Step.AFTER_ACKNOWLEDGED: (AgentState, "acknowledge", False),
 }
 
 

@@ -13,10 +13,10 @@ import pytest
 from meadow.client.agent import agent, state
 from meadow.client.agent.assignments import INSTRUCTIONS_MAX, Assignments
 from meadow.client.agent.clock import SKEW_S_MAX, clock_fault
-from meadow.client.agent.state import State
+from meadow.client.agent.state import AgentState
 from meadow.client.agent.training import REASON_CHARS_MAX, failure
 from meadow.client.owner import ledger
-from meadow.client.owner.database import Database
+from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.ledger import Ledger
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fields import ID_CHARS_MAX
@@ -69,7 +69,7 @@ def test_a_lease(told: float, kept: float) -> None:
 def test_refusals_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest, however long an app's name is."""
     monkeypatch.setattr(ledger, "REFUSALS_MAX", 3)
-    with closing(Database(tmp_path / "agent.sqlite")) as database:
+    with closing(AgentDatabase(tmp_path / "agent.sqlite")) as database:
         book = Ledger(database)
         for number in range(10):
             asked = pb.Instruction(id=str(number), app=pb.App(name="x" * 1000))
@@ -85,8 +85,8 @@ def test_runs_and_replies_that_are_remembered(
     """A server that begins run after run, and confirms nothing, does not fill the disk."""
     monkeypatch.setattr(state, "RUNS_MAX", 3)
     monkeypatch.setattr(state, "REPLIES_MAX", 4)
-    with closing(Database(tmp_path / "agent.sqlite")) as database:
-        memory = State(database, tmp_path)
+    with closing(AgentDatabase(tmp_path / "agent.sqlite")) as database:
+        memory = AgentState(database, tmp_path)
         for run in range(1, 9):
             asked = pb.Instruction(id=f"first of {run}", run_id=run)
             memory.reply_dir(run, asked.id).mkdir(parents=True)

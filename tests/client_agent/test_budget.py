@@ -20,7 +20,7 @@ from meadow.client.owner.announcements import (
     charged_steps,
 )
 from meadow.client.owner.budget import check_budget, epsilon_spent
-from meadow.client.owner.database import Database
+from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.ledger import Ledger, content_of
 from meadow.client.owner.record_budget import record_epsilon
 from meadow.config.client_config import PolicyConfig
@@ -31,12 +31,12 @@ from meadow.transport.entries import pack_entries
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from meadow.client.owner.database import Database
+from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.ledger import Ledger
 from meadow.privacy.dp.noise_terms import AnnouncedNoise
 from meadow.transport import fleet_pb2 as pb
 instruction = pb.Instruction.FromString(bytes.fromhex(sys.argv[2]))
-Ledger(Database(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise=AnnouncedNoise(multiplier=2.0))
+Ledger(AgentDatabase(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise=AnnouncedNoise(multiplier=2.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -76,7 +76,7 @@ def make(
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     """An empty ledger."""
-    return Ledger(Database(tmp_path / "agent.sqlite"))
+    return Ledger(AgentDatabase(tmp_path / "agent.sqlite"))
 
 
 def spend(ledger: Ledger, instruction: pb.Instruction) -> None:
@@ -185,7 +185,7 @@ def test_what_was_counted_survives_a_kill(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == -signal.SIGKILL
-    assert [each.rounds for each in Ledger(Database(path)).spent()] == [1]
+    assert [each.rounds for each in Ledger(AgentDatabase(path)).spent()] == [1]
 
 
 def test_noise_that_clients_add_costs_by_its_kind(ledger: Ledger) -> None:
@@ -247,7 +247,7 @@ def test_a_records_budget_holds_over_rounds_and_restarts(tmp_path: Path) -> None
     """Rounds are counted until the next one would exceed it; then they are refused, with numbers."""
     policy, done = PolicyConfig(record_epsilon_max=6.0, delta=1e-5), 0
     for number in range(100):
-        ledger = Ledger(Database(tmp_path / "agent.sqlite"))  # as after a restart
+        ledger = Ledger(AgentDatabase(tmp_path / "agent.sqlite"))  # as after a restart
         try:
             check_budget(stepped(number), policy, spent=ledger.spent())
         except RefusedError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meadow.client.agent import assignments
-from meadow.client.agent.state import State
+from meadow.client.agent.state import AgentState
 from meadow.transport import fleet_pb2 as pb
 
 from .conftest import Client
@@ -23,15 +23,15 @@ def test_a_commit_that_has_begun_is_waited_for(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes next finds the state that the cancelled instruction left, not the one before."""
-    begun, go_on, record = threading.Event(), threading.Event(), State.record
+    begun, go_on, record = threading.Event(), threading.Event(), AgentState.record
 
-    def slow(self: State, instruction: pb.Instruction, *arguments: Any) -> Any:
+    def slow(self: AgentState, instruction: pb.Instruction, *arguments: Any) -> Any:
         if instruction.id == "a":
             begun.set()
             assert go_on.wait(60)
         return record(self, instruction, *arguments)
 
-    monkeypatch.setattr(State, "record", slow)
+    monkeypatch.setattr(AgentState, "record", slow)
     monkeypatch.setattr(assignments, "CANCEL_GRACE_S", 0.0)
 
     async def scenario() -> None:
@@ -53,7 +53,7 @@ def test_nothing_is_kept_of_invented_cancellations(
 ) -> None:
     """However many there are, and however long."""
     noted: list[str] = []
-    monkeypatch.setattr(State, "acknowledge", lambda self, id_: noted.append(id_))
+    monkeypatch.setattr(AgentState, "acknowledge", lambda self, id_: noted.append(id_))
 
     async def scenario() -> None:
         async with client.connected():

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from meadow.client.agent.lock import hold_lock
-from meadow.client.agent.state import State
-from meadow.client.owner.database import Database
+from meadow.client.agent.state import AgentState
+from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.identity_folder import IdentityFolder
 from meadow.client.tools.enroll import enroll
 from meadow.config.client_config import load_client_config
@@ -168,7 +168,7 @@ def test_another_server_gets_nothing_of_the_first(tmp_path: Path, listener: Fake
 
 def remember(directory: Path) -> None:
     """Record a reply and a state, as the agent does."""
-    database = Database(directory / "agent.sqlite")
+    database = AgentDatabase(directory / "agent.sqlite")
     with database.transaction() as rows:
         rows.execute("INSERT INTO runs VALUES ('7', ?, 1)", (b"state",))
     database.close()
@@ -176,9 +176,9 @@ def remember(directory: Path) -> None:
 
 def remembered(directory: Path) -> bytes:
     """Return what is kept of run 7."""
-    database = Database(directory / "agent.sqlite")
+    database = AgentDatabase(directory / "agent.sqlite")
     try:
-        return State(database, directory).state_of(7)
+        return AgentState(database, directory).state_of(7)
     finally:
         database.close()
 

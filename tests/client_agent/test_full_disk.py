@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meadow.client.agent import agent as module
-from meadow.client.owner.database import Database
+from meadow.client.owner.database import AgentDatabase
 from meadow.errors import DamageError
 
 from .conftest import Client
@@ -18,12 +18,12 @@ class Disk:
     """What the agent's databases lie on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.databases: list[Database] = []
-        monkeypatch.setattr(module, "Database", self.open)
+        self.databases: list[AgentDatabase] = []
+        monkeypatch.setattr(module, "AgentDatabase", self.open)
 
-    def open(self, path: Path) -> Database:
+    def open(self, path: Path) -> AgentDatabase:
         """Open one."""
-        self.databases.append(Database(path))
+        self.databases.append(AgentDatabase(path))
         return self.databases[-1]
 
     def fill(self) -> None:
@@ -65,7 +65,7 @@ def test_a_damaged_memory_is_not_believed(client: Client) -> None:
         async with client.connected():
             client.fleet.send(client.instruction("a", values=4000))
             await client.fleet.reply("a")
-        database = Database(client.directory / "agent.sqlite")
+        database = AgentDatabase(client.directory / "agent.sqlite")
         database.rows("UPDATE seals SET crc32 = 1 WHERE part = 'runs'")
         database.close()
         with pytest.raises(

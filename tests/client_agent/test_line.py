@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from meadow.client.agent.line import CHUNK_BYTES_MIN, UPLOAD_CHUNK_BYTES_MAX, Line
+from meadow.client.agent.line import CHUNK_BYTES_MIN, UPLOAD_CHUNK_BYTES_MAX, LineState
 
 
 def test_chunks_shrink_with_losses_and_grow_again() -> None:
     """Losses without progress lead to the smallest chunk, and a steady line to the largest."""
-    line = Line()
+    line = LineState()
     assert line.is_steady
     for _ in range(10):
         line.lost()
@@ -18,7 +18,7 @@ def test_chunks_shrink_with_losses_and_grow_again() -> None:
 
 def test_a_loss_after_many_chunks_changes_nothing() -> None:
     """A connection that carried much before it broke carried chunks of the right size."""
-    line = Line()
+    line = LineState()
     line.lost()
     size = line.chunk_bytes
     line.carried(10 * size)
@@ -28,7 +28,7 @@ def test_a_loss_after_many_chunks_changes_nothing() -> None:
 
 def test_the_servers_wish_is_a_bound() -> None:
     """Chunks are no larger than the server wishes, and no smaller than the least."""
-    line = Line()
+    line = LineState()
     line.allow_chunks(64 << 10)
     line.carried(1 << 30)
     assert line.chunk_bytes == 64 << 10
@@ -38,7 +38,7 @@ def test_the_servers_wish_is_a_bound() -> None:
 
 def test_only_what_is_new_counts_as_carried() -> None:
     """What the server says that it has is counted once."""
-    line = Line()
+    line = LineState()
     assert not line.begin("x")
     line.arrived("x", 500)
     assert line.begin("x")

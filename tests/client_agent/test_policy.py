@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client.owner.database import Database
+from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.ledger import Ledger, content_of
 from meadow.client.owner.policy import check, is_training
 from meadow.config.client_config import PolicyConfig
@@ -192,11 +192,11 @@ def test_ledger_counts_an_instruction_once(tmp_path: Path) -> None:
     """However often an instruction is delivered it is one round, also after a restart."""
     noon_s = 1_700_000_000.0
     for _ in range(2):
-        database = Database(tmp_path / "agent.sqlite")
+        database = AgentDatabase(tmp_path / "agent.sqlite")
         ledger = Ledger(database)
         ledger.participate(make(), now_s=noon_s)
         database.close()
-    ledger = Ledger(Database(tmp_path / "agent.sqlite"))
+    ledger = Ledger(AgentDatabase(tmp_path / "agent.sqlite"))
     assert ledger.rounds_today(now_s=noon_s) == 1
     assert ledger.rounds_today(now_s=noon_s, besides=content_of(make())) == 0
     assert ledger.rounds_today(now_s=noon_s + 86_400) == 0
@@ -204,7 +204,7 @@ def test_ledger_counts_an_instruction_once(tmp_path: Path) -> None:
 
 def test_ledger_keeps_refusals(tmp_path: Path) -> None:
     """The owner can see what was refused, the newest first."""
-    ledger = Ledger(Database(tmp_path / "agent.sqlite"))
+    ledger = Ledger(AgentDatabase(tmp_path / "agent.sqlite"))
     ledger.refuse(make(), "first", now_s=1.0)
     ledger.refuse(make(), "second", now_s=2.0)
     assert ledger.refusals() == [(2.0, "digits", "second"), (1.0, "digits", "first")]

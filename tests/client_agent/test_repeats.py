@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meadow.client.owner.database import Database
+from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.ledger import Ledger, content_of
 from meadow.client.tools.status import spending_of
 from meadow.errors import StoreError
@@ -39,7 +39,7 @@ def test_two_instructions_in_turn_are_executed_once_each(client: Client) -> None
     assert [bool(each.refused) for each in replies] == [False, False, True, False, True]
     assert all("answered before" in each.refused for each in (replies[2], replies[4]))
     assert replies[3].envelope == replies[1].envelope, "the reply that is kept, once more"
-    (spent,) = Ledger(Database(client.directory / "agent.sqlite")).spent()
+    (spent,) = Ledger(AgentDatabase(client.directory / "agent.sqlite")).spent()
     assert spent.rounds == 2
 
 
@@ -85,7 +85,7 @@ def test_a_ledger_that_is_gone_is_an_error(client: Client, how: str, tmp_path: P
     file = client.directory / "agent.sqlite"
     assert spending_of(client.directory).runs[0].rounds == 1
     if how == "rows":
-        database = Database(file)
+        database = AgentDatabase(file)
         with database.transaction() as rows:
             rows.execute("DELETE FROM spent")
         database.close()
@@ -96,7 +96,7 @@ def test_a_ledger_that_is_gone_is_an_error(client: Client, how: str, tmp_path: P
             file.write_bytes(b"")
         elif how == "replaced":
             (tmp_path / "identity").mkdir()
-            database = Database(file)
+            database = AgentDatabase(file)
             Ledger(database).claim(tmp_path / "identity")
             database.close()
     with pytest.raises(StoreError, match="not known; restore it from a backup"):

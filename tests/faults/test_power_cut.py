@@ -14,8 +14,8 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from meadow.apps.folder import App, content_hash, pack, unpack
-from meadow.client.agent.state import State
-from meadow.client.owner.database import Database
+from meadow.client.agent.state import AgentState
+from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.identity_folder import IdentityFolder
 from meadow.errors import MeadowError
 from meadow.flower.messages import params_to_arrays
@@ -166,14 +166,14 @@ def test_rounds_are_there(root: Path, power: PowerCut, tmp_path: Path) -> None:
 
 def test_what_a_client_answers_is_there(root: Path, power: PowerCut, tmp_path: Path) -> None:
     """Its reply's files and its app's state, before `record` makes them count."""
-    state = State(Database(root / "agent.sqlite"), root)
+    state = AgentState(AgentDatabase(root / "agent.sqlite"), root)
     arrays = BlobWriter(state.reply_dir(7, "7-a-0"), spares=state.spares).put(
         params_to_arrays(LARGE)
     )
     content = RecordDict({"mine": params_to_arrays(LARGE), "about": ConfigRecord({"n": 1})})
     packed = pack_content(content, BlobWriter(state.state_dir(7)))
     left = power.image(tmp_path / "cut")
-    there = State(Database(left / "agent.sqlite"), left)
+    there = AgentState(AgentDatabase(left / "agent.sqlite"), left)
     file = blob_path(there.reply_dir(7, "7-a-0"), arrays.blob.id)
     assert checksum(file).crc32 == arrays.blob.crc32
     again = unpack_content(packed, there.state_dir(7))

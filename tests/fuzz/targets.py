@@ -34,9 +34,8 @@ from meadow.privacy.dp.noise_terms import AnnouncedNoise
 from meadow.privacy.dp.records import RecordTerms
 from meadow.privacy.secagg.protocol import Binding, ClientKeys, ClientSession, ServerSession
 from meadow.privacy.secagg.terms.announcement import Announcement
-from meadow.privacy.secagg.terms.kinds import ANSWERS
 from meadow.privacy.secagg.terms.member import Member
-from meadow.privacy.secagg.terms.terms import SecureTerms
+from meadow.privacy.secagg.terms.terms import ANSWERS, SecureTerms
 from meadow.strategies.algorithms.algorithm import Params
 from meadow.strategies.algorithms.columns import column_of
 from meadow.strategies.algorithms.tree_models import fault_in_model
@@ -64,7 +63,7 @@ from meadow.transport.fleet_pb2 import (
 )
 from meadow.transport.identity import read_certificate, verify_issued
 from meadow.transport.keys import KeyPair, create_request, requested_key
-from meadow.transport.layout import Layout
+from meadow.transport.layout import FileLayout
 from meadow.transport.packed import pack_tensors, unpack_tensors
 from meadow.transport.tensors import TensorFile
 from meadow.transport.tokens import create_token, hash_token
@@ -176,7 +175,7 @@ def _transport(folder: Path) -> dict[str, Target]:
     writer = BlobWriter(blobs)
     writer.packed_bytes_max = 0
     large = encode(message(), writer)
-    packed = pack_tensors(Layout(PARAMS))
+    packed = pack_tensors(FileLayout(PARAMS))
     file = folder / "file.safetensors"
 
     def decode_envelope(data: bytes) -> None:

@@ -21,8 +21,7 @@ from meadow.flower.messages import arrays_to_params, identify_process, params_to
 from meadow.privacy.secagg.client.app import secure_app
 from meadow.privacy.secagg.client.identity import simulated_identity
 from meadow.privacy.secagg.server.grid import SecureAggregationGrid
-from meadow.privacy.secagg.terms.kinds import ANSWERS, IDENTITY
-from meadow.privacy.secagg.terms.terms import SecureTerms
+from meadow.privacy.secagg.terms.terms import ANSWERS, IDENTITY, SecureTerms
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.grids.simulation_grid import SimulationGrid
 from meadow.simulations.population.clients import SimulatedClients

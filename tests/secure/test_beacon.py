@@ -13,8 +13,7 @@ from meadow.privacy.secagg.client import introduction as secure_introduction
 from meadow.privacy.secagg.client.identity import pinned_identity
 from meadow.privacy.secagg.protocol.topology import PRIVACY_BITS, choose_topology, ring_degree
 from meadow.privacy.secagg.terms.announcement import Announcement, bind
-from meadow.privacy.secagg.terms.kinds import IDENTITY
-from meadow.privacy.secagg.terms.terms import GRINDING_BITS, SecureTerms
+from meadow.privacy.secagg.terms.terms import GRINDING_BITS, IDENTITY, SecureTerms
 
 from .arena import STEPS, Arena, combined, model, reasons, require_mean
 

@@ -11,8 +11,7 @@ from flwr.serverapp.strategy import FedAvg, FedProx
 
 from meadow.errors import ConfigError, QuorumError, RunError
 from meadow.flower.messages import arrays_to_params, params_to_arrays
-from meadow.privacy.secagg.terms.kinds import IDENTITY
-from meadow.privacy.secagg.terms.terms import SecureTerms
+from meadow.privacy.secagg.terms.terms import IDENTITY, SecureTerms
 from meadow.strategies.algorithms.fedavg import fedavg
 from meadow.strategies.rounds.adapter import FederatedStrategy
 from meadow.strategies.rounds.plan import RoundPlan

@@ -14,8 +14,7 @@ from meadow.flower.messages import params_to_arrays
 from meadow.privacy.secagg.client.identity import pinned_identity, simulated_identity
 from meadow.privacy.secagg.protocol.keys import sign
 from meadow.privacy.secagg.protocol.steps import Purpose
-from meadow.privacy.secagg.terms.kinds import IDENTITY
-from meadow.privacy.secagg.terms.terms import MASKED
+from meadow.privacy.secagg.terms.terms import IDENTITY, MASKED
 
 from .arena import STEPS, Arena, combined, model, plain_app, reasons, require_mean
 

@@ -14,7 +14,7 @@ from meadow.flower.messages import params_to_arrays
 from meadow.privacy.secagg.client.identity import pinned_identity, simulated_identity
 from meadow.privacy.secagg.protocol import Minimum
 from meadow.privacy.secagg.terms.announcement import Announcement
-from meadow.privacy.secagg.terms.kinds import ANSWERS
+from meadow.privacy.secagg.terms.terms import ANSWERS
 
 from .arena import KINDS, STEPS, TERMS, Arena, combined, model, plain_app, reasons, require_mean
 

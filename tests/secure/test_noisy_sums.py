@@ -13,8 +13,7 @@ from flwr.clientapp import ClientApp
 from meadow.errors import ConfigError
 from meadow.flower.messages import arrays_to_params, params_to_arrays
 from meadow.privacy.dp.mechanisms.integer_sum import Law
-from meadow.privacy.secagg.terms.kinds import ANSWERS
-from meadow.privacy.secagg.terms.terms import SecureTerms
+from meadow.privacy.secagg.terms.terms import ANSWERS, SecureTerms
 from meadow.strategies.rounds.broadcast import Broadcast
 
 from .arena import Arena, combined, reasons

@@ -13,7 +13,7 @@ from flwr.app import Context, Message
 from meadow.privacy.secagg.client import session as secure_session
 from meadow.privacy.secagg.client.identity import SecureIdentity, simulated_identity
 from meadow.privacy.secagg.server.grid import SecureAggregationGrid
-from meadow.privacy.secagg.terms.kinds import ANSWERS, IDENTITY
+from meadow.privacy.secagg.terms.terms import ANSWERS, IDENTITY
 
 from .arena import KINDS, TERMS, Arena, combined, model, require_mean
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from meadow.privacy.secagg.terms.kinds import IDENTITY
+from meadow.privacy.secagg.terms.terms import IDENTITY
 
 from .arena import KINDS, STEPS, Arena, combined, model, reasons, require_mean
 

@@ -16,7 +16,7 @@ from meadow.errors import LimitError, UnreachableError
 from meadow.run import failed_clients
 from meadow.run.failed_clients import FailedClients, causes_in
 from meadow.server.daemon import (
-    allowance,
+    audit_limiter,
     daemon,
     steps,
 )
@@ -28,11 +28,10 @@ from meadow.server.daemon import (
 )
 from meadow.server.daemon.admin import APP_ZIP_BYTES_MAX
 from meadow.server.daemon.agent_registry import OUTGOING_MAX, AgentLink
-from meadow.server.daemon.allowance import Allowance
-from meadow.server.daemon.audit_limiter import Denials
+from meadow.server.daemon.audit_limiter import Allowance, Denials
 from meadow.server.daemon.stream_limiter import Slots
 from meadow.server.daemon.threads import JournalThread
-from meadow.server.journal import event_table
+from meadow.server.journal import journal as table
 from meadow.server.journal.journal import Journal
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport import pipe
@@ -51,7 +50,7 @@ def test_an_agent_that_does_not_read_is_cut_off() -> None:
 
 def test_callers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that called longest ago."""
-    monkeypatch.setattr(allowance, "CALLERS_MAX", 3)
+    monkeypatch.setattr(audit_limiter, "CALLERS_MAX", 3)
     shares = Allowance(burst=1, every_s=1.0, clock=lambda: 0.0)
     assert [shares.take(caller) for caller in "abcda"] == [True] * 5
     assert [shares.take(caller) for caller in "cda"] == [False] * 3
@@ -78,13 +77,13 @@ def test_events_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The oldest are dropped, and a line of the log is a line."""
-    monkeypatch.setattr(event_table, "EVENTS_PER_RUN_MAX", 5)
+    monkeypatch.setattr(table, "EVENTS_PER_RUN_MAX", 5)
     journal = Journal(tmp_path / "journal.sqlite")
     with caplog.at_level(logging.INFO, logger="meadow.server"):
         for _ in range(12):
             journal.events.record(1, "note", json.dumps({"text": f"a\n{LONG}"}), now_s=0.0)
     assert [row["id"] for row in journal.events.after(1)] == [8, 9, 10, 11, 12]
-    assert all(len(each.message) <= event_table.TEXT_CHARS_MAX for each in caplog.records)
+    assert all(len(each.message) <= table.TEXT_CHARS_MAX for each in caplog.records)
     assert "\n" not in caplog.records[0].message
     journal.close()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meadow.config.sections.simulation import DevicesConfig
 from meadow.errors import ConfigError
-from meadow.simulations.devices.devices import Devices, Work
+from meadow.simulations.devices.devices import Devices, DeviceWork
 
 MANY = np.arange(1, 20_001)
 
@@ -37,7 +37,7 @@ def test_durations_by_hand() -> None:
         bandwidth_spread=0,
         latency_s=0.5,
     )
-    work = Work(bytes_down=2000, bytes_up=2000, examples=np.array([300.0, 0.0]))
+    work = DeviceWork(bytes_down=2000, bytes_up=2000, examples=np.array([300.0, 0.0]))
     assert alike.durations_s(np.array([1, 2]), work).tolist() == [9.5, 6.5]
 
 
@@ -78,7 +78,7 @@ def test_fates_differ_between_occasions() -> None:
 def test_a_client_is_the_same_in_any_company(seed: int, ids: list[int]) -> None:
     """What is said of a client depends on the seed and itself, whoever is asked for beside it."""
     some = devices(seed, dropout=0.3, failure=0.3, available_share=0.5)
-    work = Work(bytes_down=1e6, bytes_up=1e6, examples=100)
+    work = DeviceWork(bytes_down=1e6, bytes_up=1e6, examples=100)
     together, alone = np.array(ids), np.array(ids[:1])
     assert some.durations_s(together, work)[0] == some.durations_s(alone, work)[0]
     assert some.fates(together, "x")[0][0] == some.fates(alone, "x")[0][0]

@@ -24,7 +24,7 @@ from meadow.privacy.dp.record_plan import RecordPlan
 from meadow.privacy.dp.records import RecordTerms
 from meadow.privacy.secagg.protocol import noisy_encoding
 from meadow.simulations.executors.vectorized import stacked_records
-from meadow.simulations.privacy_audit import Finding, audit
+from meadow.simulations.privacy_audit import AuditResult, audit
 from meadow.training.loop import record_training
 
 TRIALS = 1600
@@ -89,7 +89,7 @@ ROWS = {"adaptive": 2, "records": 2}
 CASES = [(name, row) for name in PLANS for row in range(ROWS.get(name, 1))]
 
 
-def found(name: str, row: int) -> Finding:
+def found(name: str, row: int) -> AuditResult:
     """Return what an audit of a plan finds of one of its mechanisms."""
     plan = PLANS[name]()
     if isinstance(plan, PrivacyPlan):

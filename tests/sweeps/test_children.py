@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meadow.sweeps.children import Children, Job
+from meadow.sweeps.children import ChildCommand, Children
 
 OBEYS = (
     "import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(0)); "
@@ -46,7 +46,7 @@ class Heard:
         """Run Python programs, each a job of its keyword's name."""
         self.children.run(
             [
-                Job(
+                ChildCommand(
                     name=name,
                     command=lambda program=program: [sys.executable, "-c", program],
                     log=self.folder / f"{name}.txt",

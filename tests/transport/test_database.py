@@ -16,7 +16,7 @@ from meadow.client.owner.database import AGENT_LAYOUT
 from meadow.errors import DamageError, StoreError
 from meadow.run.privacy_ledger import RELEASES_LAYOUT
 from meadow.server.journal.database import JOURNAL_LAYOUT
-from meadow.transport.database import Database, Layout
+from meadow.transport.database import Database, TableLayout
 
 LAYOUTS = {"journal": JOURNAL_LAYOUT, "agent": AGENT_LAYOUT, "releases": RELEASES_LAYOUT}
 
@@ -38,7 +38,7 @@ def tables(path: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_a_file_says_its_version(layout: Layout, tmp_path: Path) -> None:
+def test_a_file_says_its_version(layout: TableLayout, tmp_path: Path) -> None:
     """And opening it again changes nothing."""
     path = tmp_path / "file.sqlite"
     Database(path, layout).close()
@@ -50,7 +50,7 @@ def test_a_file_says_its_version(layout: Layout, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_a_newer_file_is_refused(layout: Layout, tmp_path: Path) -> None:
+def test_a_newer_file_is_refused(layout: TableLayout, tmp_path: Path) -> None:
     """With both versions and the remedy, not with SQL's words."""
     path = tmp_path / "file.sqlite"
     Database(path, layout).close()
@@ -134,7 +134,7 @@ def test_a_journal_from_before_versions_is_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_a_file_of_nobody_knows_when_is_refused(layout: Layout, tmp_path: Path) -> None:
+def test_a_file_of_nobody_knows_when_is_refused(layout: TableLayout, tmp_path: Path) -> None:
     """It says which table is not as expected, and the file stays as it was."""
     path, table = tmp_path / "file.sqlite", next(iter(layout.sealed))
     with plain(path) as db:
@@ -151,7 +151,7 @@ def test_a_file_of_nobody_knows_when_is_refused(layout: Layout, tmp_path: Path) 
 
 # ------------------------------------------------------------------------ seals
 
-THINGS = Layout(
+THINGS = TableLayout(
     versions=(("CREATE TABLE things (a TEXT, b REAL, c BLOB, d INTEGER, PRIMARY KEY (a, d))",),),
     sealed={"things": ("a", "d")},
     remedy="ask somebody",
@@ -240,8 +240,8 @@ FULL = """
 import sys
 from pathlib import Path
 from meadow.errors import StoreError
-from meadow.transport.database import Database, Layout
-layout = Layout(versions=(("CREATE TABLE t (a)",),), sealed={}, remedy="-")
+from meadow.transport.database import Database, TableLayout
+layout = TableLayout(versions=(("CREATE TABLE t (a)",),), sealed={}, remedy="-")
 database = Database(Path(sys.argv[1]), layout)
 database.rows("PRAGMA max_page_count = 8")
 try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from meadow.flower.messages import params_to_arrays
-from meadow.transport.layout import Layout
+from meadow.transport.layout import FileLayout
 from meadow.transport.packed import PACKED_BYTES_MAX, pack_tensors, unpack_tensors
 from meadow.transport.tensors import write_tensors
 from meadow.transport.writer import BlobWriter
@@ -21,7 +21,7 @@ def blobs_in(folder: Path) -> int:
 def test_small_records_travel_inside(tmp_path: Path) -> None:
     """A record of at most the bound needs no file, and one that is larger does."""
     blobs = BlobWriter(tmp_path, fsync=False)
-    (header,) = list(Layout({"w": np.zeros(0, np.uint8)}).blocks())
+    (header,) = list(FileLayout({"w": np.zeros(0, np.uint8)}).blocks())
     values = np.zeros(PACKED_BYTES_MAX - 8 - len(header), np.uint8)
     arrays = blobs.put(params_to_arrays({"w": values}))
     assert not arrays.HasField("blob") and blobs_in(tmp_path) == 0
@@ -45,7 +45,7 @@ def test_packed_bytes_are_the_files(tmp_path: Path) -> None:
     """The same tensors are the same bytes inside a message and in a file."""
     tensors = {"b": np.ones(3, bool), "x": np.arange(4.0), "none": np.zeros((0, 2), np.float32)}
     write_tensors(tmp_path / "file", tensors, fsync=False)
-    packed = pack_tensors(Layout(tensors))
+    packed = pack_tensors(FileLayout(tensors))
     assert packed == (tmp_path / "file").read_bytes()
     for name, tensor in unpack_tensors(packed).items():
         assert np.array_equal(tensor.numpy(), tensors[name])

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from meadow.errors import DamageError
-from meadow.transport.database import Database, Layout, salvage
+from meadow.transport.database import Database, TableLayout, salvage
 from meadow.transport.write_ahead_log import HEADER_BYTES, accept_log, log_damage, log_of
 
 PAGE, FRAME = 4096, 4096 + 24
 TRANSACTIONS = 12
-LAYOUT = Layout(
+LAYOUT = TableLayout(
     versions=(("CREATE TABLE things (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID",),),
     sealed={"things": ("name",)},
     remedy="restore it",

@@ -15,10 +15,10 @@ from .work_bench import WorkBench
 if TYPE_CHECKING:
     from ...task import Data
 
-__all__ = ["WORKS", "Work"]
+__all__ = ["WORKS", "LocalWork"]
 
 
-class Work(Protocol):
+class LocalWork(Protocol):
     """A client's half of an algorithm."""
 
     def answer(self, bench: WorkBench, sent: Params) -> tuple[int, dict[str, float], Params]:
@@ -28,7 +28,7 @@ class Work(Protocol):
         """Return the number of examples, and the metrics of what was sent on these data."""
 
 
-WORKS: Mapping[str, Work] = {
+WORKS: Mapping[str, LocalWork] = {
     "analytics": ColumnStatistics(),
     "lora": TrainAdapters(),
     "newton": NewtonSums(),

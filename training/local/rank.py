@@ -29,7 +29,7 @@ from ..loop.trainer import train
 from ..micro_batch import MicroBatch, ran_out_of_memory
 from ..parallel.divided import Divided, send
 from ..parallel.evaluation import evaluate_together
-from ..parallel.form import Form
+from ..parallel.form import Parallelism
 from ..parallel.meeting import is_lost_rank, join
 from ..parallel.orders import READY, RankStart, RoundOrder, hear, tell
 from ..site_data import SiteData
@@ -75,7 +75,7 @@ def main() -> None:
 class _Member:
     """One rank's task, module and data."""
 
-    def __init__(self, task: Task, start: RankStart, form: Form) -> None:
+    def __init__(self, task: Task, start: RankStart, form: Parallelism) -> None:
         self._task = task
         self._form = form
         self._device = start.plan.devices[start.rank]

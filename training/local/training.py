@@ -28,7 +28,7 @@ from ..module_params import build_module
 from ..parallel.data_parallel import DataParallel
 from ..parallel.divided import Divided, send
 from ..parallel.evaluation import evaluate_together
-from ..parallel.form import Alone, Form
+from ..parallel.form import Alone, Parallelism
 from ..parallel.group import RankGroup
 from ..parallel.orders import RoundOrder
 from ..parallel.plan import ParallelPlan
@@ -98,7 +98,7 @@ class LocalTraining:
         self.use = use or DeviceUse()
         self.phases: Phases = Unwatched()
         self._meter = DeviceMeter(device) if report else None
-        self._own_form: Form = Alone()
+        self._own_form: Parallelism = Alone()
         if self._plan.kind == "data_parallel":
             self._own_form = DataParallel(self._plan.devices)
         self.device = device
@@ -176,7 +176,7 @@ class LocalTraining:
                 coins="" if work.records is None else system_entropy(SEED_BYTES).hex(),
             )
 
-        def go(told: RoundOrder, form: Form) -> Trained:
+        def go(told: RoundOrder, form: Parallelism) -> Trained:
             module = work.load(self.generation)
             if told.records is not None:
                 examples = train_records(
@@ -224,7 +224,7 @@ class LocalTraining:
         """
         size = work.settings.batch_size
 
-        def go(told: RoundOrder, form: Form) -> tuple[int, dict[str, float]]:
+        def go(told: RoundOrder, form: Parallelism) -> tuple[int, dict[str, float]]:
             module, device = work.load(self.generation), self.module_device
             if form.ranks == 1:
                 return evaluate(self._task, module, work.data, batch_size=size, device=device)

@@ -19,7 +19,7 @@ from ..device_use import DeviceUse
 from ..evaluation import ExampleMeans
 from ..micro_batch import MicroBatch, ran_out_of_memory
 from ..objectives import proximal
-from ..parallel.form import Alone, Form, LossOf
+from ..parallel.form import Alone, LossOf, Parallelism
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
 from ..step_timer import Phases, Unwatched, each
@@ -57,7 +57,7 @@ def train(
     client: int,
     device: str,
     session: Session | None = None,
-    form: Form | None = None,
+    form: Parallelism | None = None,
     use: DeviceUse | None = None,
     phases: Phases | None = None,
     micro_batch: MicroBatch | None = None,
@@ -108,7 +108,7 @@ class _Local:
         settings: TrainingSettings,
         client: int,
         device: str,
-        form: Form,
+        form: Parallelism,
         use: DeviceUse,
         phases: Phases,
         micro_batch: MicroBatch,
@@ -268,7 +268,7 @@ class _Local:
             self._form.clip(self._params, settings.gradient_clip_norm)
 
 
-def _sizes(data: Data, batch_size: int, form: Form) -> list[int]:
+def _sizes(data: Data, batch_size: int, form: Parallelism) -> list[int]:
     """Return the sizes of an epoch's batches, over all ranks; nothing where one rank sees them.
 
     Raises:

@@ -15,7 +15,7 @@ from ...randomness.seeded import generator_states, set_generator_states
 from ..evaluation import ExampleMeans
 from ..mid_epoch import MidEpoch, Moment
 from ..module_params import to_array, to_tensor
-from ..parallel.form import Form
+from ..parallel.form import Parallelism
 from ..parallel.sharded_tensors import local_of
 from .optimizers import LocalOptimizer
 
@@ -72,7 +72,7 @@ class Unfinished:
         self._means = means
         self._device = device
 
-    def save(self, saves: MidEpoch, place: Place, form: Form) -> None:
+    def save(self, saves: MidEpoch, place: Place, form: Parallelism) -> None:
         """Write this rank's part of it.
 
         Raises:
@@ -90,7 +90,7 @@ class Unfinished:
         saves.write(place.steps, form.rank, Moment(arrays, facts))
 
     @torch.no_grad()
-    def resume(self, saves: MidEpoch, step: int, form: Form) -> Place:
+    def resume(self, saves: MidEpoch, step: int, form: Parallelism) -> Place:
         """Put back what was saved after a step.
 
         Raises:

@@ -11,7 +11,7 @@ from ...task import Task
 from ..batches import Batch, batches_of, samples_in
 from ..evaluation import EVALUATION_BATCH_MIN, measured
 from .divided import send_params
-from .form import Form
+from .form import Parallelism
 
 if TYPE_CHECKING:
     from ...task import Data
@@ -20,7 +20,13 @@ __all__ = ["evaluate_together"]
 
 
 def evaluate_together(
-    task: Task, module: torch.nn.Module, data: Data, *, batch_size: int, device: str, form: Form
+    task: Task,
+    module: torch.nn.Module,
+    data: Data,
+    *,
+    batch_size: int,
+    device: str,
+    form: Parallelism,
 ) -> tuple[int, dict[str, float]]:
     """Return, on every rank, the number of samples and the means over all of them.
 
@@ -37,7 +43,7 @@ def evaluate_together(
     return int(examples), {n: total / examples for n, total in zip(names, sums, strict=True)}
 
 
-def _shares(data: Data, size: int, form: Form) -> Iterator[tuple[Batch, bool]]:
+def _shares(data: Data, size: int, form: Parallelism) -> Iterator[tuple[Batch, bool]]:
     """Yield this rank's part of each batch, and whether it counts."""
     count = samples_in(data)
     batches = batches_of(data, size, share=form.share)

@@ -1,7 +1,7 @@
 """How the arithmetic of a step is laid out: on one process, or spread over several ranks.
 
 A *rank* is one of the processes that train a module together; rank 0 is the training process that
-speaks with the agent. The trainer is the same everywhere; what differs is a `Form`.
+speaks with the agent. The trainer is the same everywhere; what differs is a `Parallelism`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ["Alone", "Autocast", "Form", "LossOf", "rows_of"]
+__all__ = ["Alone", "Autocast", "LossOf", "Parallelism", "rows_of"]
 
 Autocast = Callable[[], AbstractContextManager[object]]
 
@@ -26,7 +26,7 @@ class LossOf(Protocol):
         """Return it; with `note` the examples also count for loss and metrics."""
 
 
-class Form(Protocol):
+class Parallelism(Protocol):
     """One way of computing gradients.
 
     Attributes:
@@ -86,36 +86,36 @@ class Alone:
     rank, ranks, part, parts, sharded = 0, 1, 0, 1, False
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
-        """As `Form.attach`."""
+        """As `Parallelism.attach`."""
         self._module, self._autocast = module, autocast
         return module
 
     def share(self, places: torch.Tensor) -> torch.Tensor:
-        """As `Form.share`."""
+        """As `Parallelism.share`."""
         return places
 
     def rows(self, count: int) -> int:
-        """As `Form.rows`."""
+        """As `Parallelism.rows`."""
         return count
 
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
-        """As `Form.backward`."""
+        """As `Parallelism.backward`."""
         with self._autocast():
             outputs = self._module(inputs)
         torch.autograd.backward(loss(outputs, targets))
 
     def totals(self, values: Sequence[float]) -> list[float]:
-        """As `Form.totals`."""
+        """As `Parallelism.totals`."""
         return list(values)
 
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
-        """As `Form.clip`."""
+        """As `Parallelism.clip`."""
         torch.nn.utils.clip_grad_norm_(params, norm)
 
     def collect(self) -> None:
-        """As `Form.collect`."""
+        """As `Parallelism.collect`."""
 
 
 def rows_of(count: int, rank: int, ranks: int) -> range:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from ...errors import DataError, MeadowError
 from ..device_use import DeviceUse
 from ..micro_batch import ran_out_of_memory
-from .form import Form
+from .form import Parallelism
 from .meeting import is_lost_rank, join, leave
 from .orders import READY, RankStart, RoundOrder, Word, hear, tell
 from .plan import ParallelPlan
@@ -62,7 +62,7 @@ class RankGroup:
         self._app = {"app_dir": app_dir, "sha256": sha256}
         self._folder = folder
         self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
-        self._form: Form | None = None
+        self._form: Parallelism | None = None
         self.generation = 0
 
     @property
@@ -70,7 +70,7 @@ class RankGroup:
         """The process ids of the other ranks."""
         return [process.pid for process, _ in self._ranks]
 
-    def warm(self) -> Form:
+    def warm(self) -> Parallelism:
         """Start the ranks, if they are not there; returns when all have met.
 
         Raises:
@@ -110,7 +110,7 @@ class RankGroup:
     def run(
         self,
         order: Callable[[], RoundOrder],
-        work: Callable[[RoundOrder, Form], T],
+        work: Callable[[RoundOrder, Parallelism], T],
         memory_ran_out: Callable[[], None],
     ) -> T:
         """Have all ranks do a round's work; returns what it gives on this one.

@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from ...machine.accelerators import is_accelerator
 from .ddp import Ddp
-from .form import Form
+from .form import Parallelism
 from .plan import ParallelPlan
 from .stages import Stages
 
@@ -24,7 +24,7 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 def join(
     plan: ParallelPlan, rank: int, meeting_place: Path, *, stages: Stages | None = None
-) -> Form:
+) -> Parallelism:
     """Become a rank; returns when all are there.
 
     `meeting_place` is a file that none of them has used before, `stages` the task's list.
@@ -48,7 +48,7 @@ def join(
     return _form(plan, rank, device, stages)
 
 
-def _form(plan: ParallelPlan, rank: int, device: str, stages: Stages | None) -> Form:
+def _form(plan: ParallelPlan, rank: int, device: str, stages: Stages | None) -> Parallelism:
     """Return a rank's form; what it needs of torch is loaded now."""
     me = rank, plan.ranks, device
     if plan.kind == "ddp":

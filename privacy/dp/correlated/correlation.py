@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ....strategies.algorithms.bounds import require_choice, require_whole
 from .toeplitz import best_coefficients, inverse_series
 
-__all__ = ["KINDS", "Banded", "Correlation", "Step", "Terms", "Tree", "correlated"]
+__all__ = ["KINDS", "Banded", "Correlation", "NoiseStep", "Terms", "Tree", "correlated"]
 
 KINDS = ("none", "banded", "tree")
 BANDS = 32
@@ -35,7 +35,7 @@ Terms = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class NoiseStep:
     """How a round's noise is made: keep `fresh` * z + `made_of`; release that plus `beside`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Correlation(Protocol):
     def kind(self) -> str: ...
     @property
     def separation(self) -> int: ...
-    def step(self, number: int) -> Step: ...
+    def step(self, number: int) -> NoiseStep: ...
     def begins(self, number: int) -> int:
         """Return the first round that this round's noise depends on."""
 
@@ -95,7 +95,7 @@ class Banded:
     def coefficients(self) -> tuple[float, ...]:
         return best_coefficients(self.rounds, self.bands)
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> NoiseStep:
         first, *others = self.coefficients
         made_of = tuple(
             (number - back, -factor / first)
@@ -103,7 +103,7 @@ class Banded:
             if back < number
         )
         kept = tuple(range(max(1, number - len(others) + 1), number + 1))
-        return Step(fresh=1 / first, made_of=made_of, beside=(), kept=kept)
+        return NoiseStep(fresh=1 / first, made_of=made_of, beside=(), kept=kept)
 
     def begins(self, number: int) -> int:
         return 1
@@ -140,14 +140,14 @@ class Tree:
         """How many nodes the first round of a tree is in; no other is in more."""
         return self.restart.bit_length()
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> NoiseStep:
         start = self.begins(number) - 1
         place = number - start
         parts = [start + part for part in _ancestors(place)]
         made_of = tuple((part, 1.0) for part in parts[1:2])
         beside = ((number - 1, -1.0),) if place > 1 else ()
         kept = tuple(parts) if place < self.restart else ()
-        return Step(fresh=self.height**0.5, made_of=made_of, beside=beside, kept=kept)
+        return NoiseStep(fresh=self.height**0.5, made_of=made_of, beside=beside, kept=kept)
 
     def begins(self, number: int) -> int:
         return (number - 1) // self.restart * self.restart + 1

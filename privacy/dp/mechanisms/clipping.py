@@ -25,7 +25,7 @@ from ....strategies.algorithms.algorithm import Params
 from ....strategies.algorithms.bounds import require_choice, require_number
 from ....strategies.algorithms.norms import ScaledChange, change_squares
 from ....strategies.algorithms.server_optimizers import is_floating
-from ..announced_numbers import require_announced
+from ..noise_terms import require_announced
 
 __all__ = [
     "WITHIN_KEY",

@@ -31,12 +31,12 @@ def generator_of(entropy: Entropy) -> np.random.Generator:
 
 def generator_from(seed: bytes, part: int = 0) -> np.random.Generator:
     """Return the generator of a seed, for one part of what it is for: all are independent."""
-    hashed = _Hashed(seed, part)
+    hashed = _HashedSeed(seed, part)
     return np.random.Generator(np.random.SFC64(hashed))  # type: ignore[arg-type]  # numpy's stub
 
 
 @dataclass(frozen=True, slots=True)
-class _Hashed(ISeedSequence):
+class _HashedSeed(ISeedSequence):
     """Seeds a generator with a hash of `seed` and `part`: SHAKE-256, as long as is asked for.
 
     Source: NIST FIPS 202 (2015).

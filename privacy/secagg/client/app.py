@@ -25,11 +25,10 @@ from ....errors import (
 from ....flower.messages import arrays_to_params, params_to_arrays, rebuild_message, tensors_of
 from ....strategies.algorithms.combined import EXAMPLES_KEY
 from ....strategies.algorithms.metrics import scalars_of
-from ..protocol.steps import Step
+from ..protocol.steps import ProtocolStep
 from ..terms.announcement import Announcement, bind, setup_of
-from ..terms.kinds import ANSWERS, IDENTITY, SUFFIX, is_secure
 from ..terms.member import INTRODUCTION
-from ..terms.terms import MASKED, RECORD, SECURE_SUM_FAILED
+from ..terms.terms import ANSWERS, IDENTITY, MASKED, RECORD, SECURE_SUM_FAILED, SUFFIX, is_secure
 from ..terms.vector import VectorLayout
 from .identity import Identify, SecureIdentity, pinned_identity
 from .introduction import introduce, spend_seed
@@ -82,7 +81,7 @@ class _SecureApp(ClientApp):
             if kind == IDENTITY:
                 content = RecordDict({INTRODUCTION: self._introduction(context)})
             elif kind in ANSWERS:
-                content = self._answer(Step(ANSWERS.index(kind) + 1), message, context)
+                content = self._answer(ProtocolStep(ANSWERS.index(kind) + 1), message, context)
             else:
                 content = self._begin(kind.removesuffix(SUFFIX), message, context)
         except MeadowError as error:
@@ -149,15 +148,15 @@ class _SecureApp(ClientApp):
             trained = tensors_of(_one(reply.content.array_records, "ArrayRecord"))
         return layout.vector(trained, scalars_of(metrics)), int(examples)  # type: ignore[arg-type]
 
-    def _answer(self, step: Step, message: Message, context: Context) -> RecordDict:
+    def _answer(self, step: ProtocolStep, message: Message, context: Context) -> RecordDict:
         record: Any = _secure_record(message)
         session, heard = record.get("session"), record.get("message")
         if type(session) is not bytes or type(heard) is not bytes:
             raise SecureAggregationError("the server's message has no session or no content")
         identity = self._identify(context)
         kept = KeptSession.resume(context.state, identity, session)
-        content = _content_of(session, kept.answer(step, heard), masked=step is Step.MASK)
-        if step is Step.UNMASK and kept.category == "train":
+        content = _content_of(session, kept.answer(step, heard), masked=step is ProtocolStep.MASK)
+        if step is ProtocolStep.UNMASK and kept.category == "train":
             # The round's evaluation is next, and need not ask again.
             content[INTRODUCTION] = self._introduction(context)
         return content

@@ -26,7 +26,7 @@ from ....errors import SecureAggregationError
 from ....flower.messages import params_to_arrays, tensors_of
 from ..protocol import Binding, ClientSession
 from ..protocol.binding import context_of
-from ..protocol.steps import Step
+from ..protocol.steps import ProtocolStep
 from ..terms.announcement import Announcement, name_of
 from .identity import SecureIdentity
 from .introduction import expand, keys_of
@@ -145,24 +145,24 @@ class KeptSession:
             if name in state:
                 del state[name]
 
-    def answer(self, step: Step, message: bytes) -> bytes:
+    def answer(self, step: ProtocolStep, message: bytes) -> bytes:
         """Return the answer of one step, from what was heard before and now.
 
         Raises:
             SecureAggregationError: it is not this step's turn, or something is wrong.
         """
         if step != len(self.heard) + 1:
-            at = Step(len(self.heard) + 1).name.lower()
+            at = ProtocolStep(len(self.heard) + 1).name.lower()
             raise SecureAggregationError(
                 f"{step.name.lower()} is asked for, but this session is at {at}"
             )
         session = self._so_far()
         said = self._say(session, step, message, self._vector)
         self.heard.append(message)
-        if step is Step.MASK:
+        if step is ProtocolStep.MASK:
             Past(self.state).mask(self.category, self.binding)
             del self.state[VECTOR]
-        if step is Step.UNMASK:
+        if step is ProtocolStep.UNMASK:
             self.end(self.state)
         else:
             self._keep()
@@ -178,7 +178,7 @@ class KeptSession:
         session = self._session()
         session.share()
         for place, earlier in enumerate(self.heard):
-            self._say(session, Step(place + 1), earlier, self._nothing)
+            self._say(session, ProtocolStep(place + 1), earlier, self._nothing)
         return session
 
     def _keep_live(self, session: ClientSession) -> None:
@@ -189,15 +189,15 @@ class KeptSession:
     def _say(
         self,
         session: ClientSession,
-        step: Step,
+        step: ProtocolStep,
         message: bytes,
         vector: Callable[[], tuple[NDArray[Any], int]],
     ) -> bytes:
-        if step is Step.MASK:
+        if step is ProtocolStep.MASK:
             return session.mask(message, *vector())
         answers = {
-            Step.CONFIRM: session.confirm,
-            Step.UNMASK: session.unmask,
+            ProtocolStep.CONFIRM: session.confirm,
+            ProtocolStep.UNMASK: session.unmask,
         }
         return answers[step](message)
 

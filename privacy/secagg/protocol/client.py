@@ -39,7 +39,7 @@ from .masks import add_masks
 from .messages import SEALED_BYTES, SERVER, Kind, Reader, members_bytes, write
 from .packing import pack
 from .plan import Minimum, Plan
-from .steps import Purpose, Step
+from .steps import ProtocolStep, Purpose
 
 __all__ = ["ClientSession"]
 
@@ -83,7 +83,7 @@ class ClientSession:
             context=self._context,
             entropy=entropy,
         )
-        self._next = Step.SHARE
+        self._next = ProtocolStep.SHARE
         self._sets: list[Members] = []
         """Who shared, who is in the sum: as the server said."""
 
@@ -93,7 +93,7 @@ class ClientSession:
         Raises:
             SecureAggregationError: a key is not what its owner signed, or of low order.
         """
-        with self._step(Step.SHARE) as secrets:
+        with self._step(ProtocolStep.SHARE) as secrets:
             neighbours = self._keys_of(self._neighbours)
             for client, keys in neighbours.items():
                 keys.require_signed(self._roster.keys[client], name=self._roster.names[client])
@@ -111,7 +111,7 @@ class ClientSession:
             SecureAggregationError: too few clients, or a share that was changed on its way.
             UpdateError: the vector or the weight does not fit the plan, or is not finite.
         """
-        with self._step(Step.MASK) as secrets:
+        with self._step(ProtocolStep.MASK) as secrets:
             reader = self._read(Kind.DELIVERY, delivery)
             present = self._take_set(reader, "shared their secrets")
             senders = self._neighbours_in(present)
@@ -131,7 +131,7 @@ class ClientSession:
             SecureAggregationError: too few clients, this one is not among them, or a neighbour
                 was masked against another set.
         """
-        with self._step(Step.CONFIRM):
+        with self._step(ProtocolStep.CONFIRM):
             reader = self._read(Kind.SURVIVORS, survivors)
             masked_against = self._sets_bytes()
             present = self._take_set(reader, "sent a masked vector")
@@ -151,7 +151,7 @@ class ClientSession:
         Raises:
             SecureAggregationError: there are too few valid signatures of the same sets.
         """
-        with self._step(Step.UNMASK) as secrets:
+        with self._step(ProtocolStep.UNMASK) as secrets:
             shared, survivors = self._sets
             reader = self._read(Kind.CONFIRMATIONS, confirmations)
             signers = reader.members(len(self._roster.names))
@@ -165,7 +165,7 @@ class ClientSession:
             return self._write(Kind.UNMASKING, *shares)
 
     @contextmanager
-    def _step(self, step: Step) -> Iterator[ClientSecrets]:
+    def _step(self, step: ProtocolStep) -> Iterator[ClientSecrets]:
         """Do one step, once and in order; whatever goes wrong ends the session."""
         secrets, self._secrets = self._secrets, None
         if secrets is None or step is not self._next:
@@ -174,8 +174,8 @@ class ClientSession:
                 f"{step.name.lower()} is asked for, but this session is {state}; begin a new one"
             )
         yield secrets
-        if step is not Step.UNMASK:
-            self._secrets, self._next = secrets, Step(step + 1)
+        if step is not ProtocolStep.UNMASK:
+            self._secrets, self._next = secrets, ProtocolStep(step + 1)
 
     def _take_set(self, reader: Reader, what: str) -> Members:
         """Take the set that the server says this round ended with, and check it."""

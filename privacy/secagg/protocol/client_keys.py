@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ....errors import SecureAggregationError
 from ....randomness.entropy import Entropy
-from .keys import KEY_BYTES, SIGNATURE_BYTES, KeyPair, commit, sign, verify
+from .keys import KEY_BYTES, SIGNATURE_BYTES, AgreementKeyPair, commit, sign, verify
 from .steps import Purpose
 
 __all__ = ["ADVERTISEMENT_BYTES", "Advertisement", "ClientKeys"]
@@ -21,7 +21,7 @@ __all__ = ["ADVERTISEMENT_BYTES", "Advertisement", "ClientKeys"]
 ADVERTISEMENT_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
 NO_CONTEXT = b""
 """Of the signature: there is no session yet."""
-ANYBODY = KeyPair.of(bytes(range(KEY_BYTES)))
+ANYBODY = AgreementKeyPair.of(bytes(range(KEY_BYTES)))
 """Whose secret everybody knows."""
 
 
@@ -66,8 +66,8 @@ class ClientKeys:
 
     def __init__(self, entropy: Entropy) -> None:
         self._spent = False
-        self.sealing = KeyPair.of(entropy(KEY_BYTES))
-        self.masking = KeyPair.of(entropy(KEY_BYTES))
+        self.sealing = AgreementKeyPair.of(entropy(KEY_BYTES))
+        self.masking = AgreementKeyPair.of(entropy(KEY_BYTES))
         self.seed = entropy(KEY_BYTES)
 
     def public(self, owner: bytes) -> bytes:

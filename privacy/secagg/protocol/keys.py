@@ -25,7 +25,7 @@ __all__ = [
     "KEY_BYTES",
     "SEAL_BYTES",
     "SIGNATURE_BYTES",
-    "KeyPair",
+    "AgreementKeyPair",
     "commit",
     "derive_key",
     "seal",
@@ -43,7 +43,7 @@ NONCE = bytes(12)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class KeyPair:
+class AgreementKeyPair:
     """An X25519 key pair of one session."""
 
     secret: bytes
@@ -51,7 +51,7 @@ class KeyPair:
     _key: X25519PrivateKey
 
     @classmethod
-    def of(cls, secret: bytes) -> KeyPair:
+    def of(cls, secret: bytes) -> AgreementKeyPair:
         """Return the pair of a 32-byte secret key."""
         key = X25519PrivateKey.from_private_bytes(secret)
         return cls(secret, key.public_key().public_bytes_raw(), key)

@@ -14,7 +14,7 @@ from ....errors import SecureAggregationError
 from .binding import Roster
 from .client_keys import Advertisement
 from .graph import Graph, Members
-from .keys import KeyPair, commit, derive_key
+from .keys import AgreementKeyPair, commit, derive_key
 from .masks import Mask
 from .shamir import combine
 from .steps import Purpose, mask_key
@@ -105,8 +105,10 @@ class Recovery:
     def _pair_masks(self, gone: int, shares: Shares) -> Iterator[Mask]:
         """Yield what takes off the masks that survivors share with a client that is gone."""
         expected = self._keys[gone].masking
-        secret = self._recover(gone, shares, lambda secret: KeyPair.of(secret).public == expected)
-        pair = KeyPair.of(secret)
+        secret = self._recover(
+            gone, shares, lambda secret: AgreementKeyPair.of(secret).public == expected
+        )
+        pair = AgreementKeyPair.of(secret)
         for other in self._graph.neighbours(gone):
             if self._survivors[other]:
                 agreed = pair.agree(self._keys[other].masking, name=self._roster.names[other])

@@ -32,7 +32,7 @@ from .packing import unpack
 from .plan import Plan
 from .recovery import Recovery
 from .shamir import SHARE_BYTES
-from .steps import Purpose, Step
+from .steps import ProtocolStep, Purpose
 
 __all__ = ["SecureSum", "ServerSession"]
 
@@ -65,7 +65,7 @@ class ServerSession:
         self._plan, self._roster = plan, roster
         self._context = context_of(plan, roster, binding)
         self._graph = Graph(plan.topology, binding.beacon)
-        self._step: Step | None = Step.SHARE
+        self._step: ProtocolStep | None = ProtocolStep.SHARE
         self._answered = self._nobody()
         self._sets: list[Members] = []
         """Who shared, sent a masked vector, confirmed: one set a closed round."""
@@ -110,7 +110,7 @@ class ServerSession:
             SecureAggregationError: too few are; the session is over.
         """
         step = self._running()
-        if step is Step.UNMASK:
+        if step is ProtocolStep.UNMASK:
             raise SecureAggregationError("after the last round comes the sum, not another round")
         self._step = None  # unless all goes well
         present, self._answered = self._answered, self._nobody()
@@ -119,13 +119,13 @@ class ServerSession:
             ("sent a masked vector", self._deliver_survivors),
             ("confirmed the survivors", self._deliver_confirmations),
         )[step]
-        if step is Step.CONFIRM:
+        if step is ProtocolStep.CONFIRM:
             require_quorum(present, self._plan.topology)
         else:
             self._graph.require_enough(present, what)
         self._sets.append(present)
         messages = deliver(present)
-        self._signatures, self._step = {}, Step(step + 1)
+        self._signatures, self._step = {}, ProtocolStep(step + 1)
         return messages
 
     def sum(self) -> SecureSum:
@@ -134,7 +134,7 @@ class ServerSession:
         Raises:
             SecureAggregationError: the shares that came do not suffice; nothing was unmasked.
         """
-        if self._running() is not Step.UNMASK:
+        if self._running() is not ProtocolStep.UNMASK:
             raise SecureAggregationError("there is no sum before the last round")
         self._step = None
         shared, survivors, _ = self._sets
@@ -224,7 +224,7 @@ class ServerSession:
     def _nobody(self) -> Members:
         return np.zeros(len(self._roster.names), np.bool_)
 
-    def _running(self) -> Step:
+    def _running(self) -> ProtocolStep:
         if self._step is None:
             raise SecureAggregationError("this session is over; begin a new one")
         return self._step

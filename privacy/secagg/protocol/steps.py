@@ -6,10 +6,10 @@ from enum import IntEnum
 
 from .keys import derive_key
 
-__all__ = ["Purpose", "Step", "mask_key", "sealing_key"]
+__all__ = ["ProtocolStep", "Purpose", "mask_key", "sealing_key"]
 
 
-class Step(IntEnum):
+class ProtocolStep(IntEnum):
     """What a client does, in order."""
 
     SHARE = 0

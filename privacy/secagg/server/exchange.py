@@ -21,9 +21,16 @@ from ....strategies.algorithms.algorithm import Params
 from ....strategies.algorithms.combined import clients_of
 from ..protocol.topology import CLIENTS_MIN
 from ..terms.announcement import Announcement
-from ..terms.kinds import ANSWERS, IDENTITY, SUFFIX
 from ..terms.member import Member
-from ..terms.terms import CLIENTS_MAX, RECORD, SECURE_SUM_FAILED, SecureTerms
+from ..terms.terms import (
+    ANSWERS,
+    CLIENTS_MAX,
+    IDENTITY,
+    RECORD,
+    SECURE_SUM_FAILED,
+    SUFFIX,
+    SecureTerms,
+)
 from ..terms.vector import VectorLayout
 from .group import SecureGroup, draw_groups, session_id
 

@@ -28,14 +28,20 @@ from ..protocol.noisy_encoding import NoisyEncoding
 from ..protocol.topology import CLIENTS_MIN, choose_topology
 
 __all__ = [
+    "ANSWERS",
     "CLIENTS_MAX",
     "GRINDING_BITS",
+    "IDENTITY",
     "MASKED",
     "METRICS_COUNT_MAX",
     "METRIC_CHARS_MAX",
     "RECORD",
     "SECURE_SUM_FAILED",
+    "SUFFIX",
     "SecureTerms",
+    "is_answer",
+    "is_secure",
+    "is_talk",
 ]
 
 RECORD = "secure"
@@ -190,3 +196,29 @@ class SecureTerms:
             clip=self.clip,
             grinding_bits=GRINDING_BITS,
         )
+
+
+SUFFIX = ".secure"
+"""An instruction is of the type "train" or "evaluate" and this."""
+IDENTITY = "query.secure_identity"
+ANSWERS = (
+    "query.secure_vector",
+    "query.secure_confirm",
+    "query.secure_unmask",
+)
+
+
+def is_answer(message_type: str) -> bool:
+    """Return whether a message goes on with a session that has begun."""
+    return message_type in ANSWERS
+
+
+def is_talk(message_type: str) -> bool:
+    """Return whether a message is about a session, and asks nothing of the data."""
+    return message_type == IDENTITY or is_answer(message_type)
+
+
+def is_secure(message_type: str) -> bool:
+    """Return whether a message belongs to a secure round."""
+    instructions = (f"train{SUFFIX}", f"evaluate{SUFFIX}")
+    return message_type in (IDENTITY, *ANSWERS, *instructions)

@@ -14,9 +14,9 @@ from ....errors import AppError, RunError
 from ....machine.shared_folder import SharedFolder
 from ...population.clients import SimulatedClients
 from ..contract import Teller
-from .group_executor import Ended, GroupExecutor, settings_of
+from .group_executor import EndedTask, GroupExecutor, settings_of
 from .group_files import WorkerSettings
-from .group_round import Task
+from .group_round import GroupTask
 from .worker_process import WorkerProcess
 
 __all__ = ["ProcessesExecutor"]
@@ -78,10 +78,10 @@ class _ProcessPool:
     def has_room(self) -> bool:
         return any(_is_idle(process) for process in self._processes)
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: GroupTask) -> None:
         next(process for process in self._processes if _is_idle(process)).submit(task)
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[EndedTask]:
         ready = wait([process.connection for process in self._processes], timeout=LOOK_S)
         return [
             ended
@@ -97,7 +97,7 @@ class _ProcessPool:
         for process in processes:
             process.stop()
 
-    def _hear(self, process: WorkerProcess) -> list[Ended]:
+    def _hear(self, process: WorkerProcess) -> list[EndedTask]:
         answer = process.receive()
         if answer is None:
             return self._replace(process)
@@ -109,9 +109,9 @@ class _ProcessPool:
             return []
         task, process.task = process.task, None
         assert task is not None, "a worker answers when it was asked"
-        return [Ended(task=task, problem=problem)]
+        return [EndedTask(task=task, problem=problem)]
 
-    def _replace(self, process: WorkerProcess) -> list[Ended]:
+    def _replace(self, process: WorkerProcess) -> list[EndedTask]:
         cause = process.stop()
         if not process.ready:
             self._failed_starts += 1
@@ -121,7 +121,7 @@ class _ProcessPool:
                     "while it loaded the app; run with fewer workers, or the sequential executor"
                 )
         self._processes[self._processes.index(process)] = WorkerProcess(self._settings)
-        return [Ended(task=process.task, lost=cause)] if process.task is not None else []
+        return [EndedTask(task=process.task, lost=cause)] if process.task is not None else []
 
 
 def _is_idle(process: WorkerProcess) -> bool:

@@ -16,20 +16,20 @@ from ....machine.shared_folder import SharedFolder
 from ...population.clients import SimulatedClients
 from ..contract import Teller
 from .group_files import WorkerSettings
-from .group_round import GroupRound, Task
+from .group_round import GroupRound, GroupTask
 from .groups import ClientTimes
 
-__all__ = ["Ended", "GroupExecutor", "Pool", "settings_of"]
+__all__ = ["EndedTask", "GroupExecutor", "Pool", "settings_of"]
 
 GROUPS_PER_WORKER = {"sequential": 4}
 """More groups balance better where clients differ, one is best where a group is one tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class EndedTask:
     """A task that is over: its result is in its outbox, or one of the two says why not."""
 
-    task: Task
+    task: GroupTask
     lost: str = ""
     """How its worker died."""
     problem: str = ""
@@ -48,10 +48,10 @@ class Pool(Protocol):
     def has_room(self) -> bool:
         """Whether a worker waits for a task."""
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: GroupTask) -> None:
         """Give a task to a worker that waits."""
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[EndedTask]:
         """Wait until something has happened, and return the tasks that are over, if any.
 
         Raises:

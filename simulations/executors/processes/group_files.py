@@ -8,7 +8,8 @@ outbox/  of an attempt at a group: the report, single replies, states, the parti
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ __all__ = [
     "REPLIES",
     "STATES",
     "SUMS",
-    "Job",
+    "GroupJob",
     "Report",
     "WorkerSettings",
+    "read_frames",
+    "write_frames",
 ]
 
 BROADCAST = "broadcast"
@@ -54,7 +57,7 @@ class WorkerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class GroupJob:
     """A group: its clients, and for a broadcast what beside its content their messages have."""
 
     clients: Sequence[int]
@@ -68,7 +71,7 @@ class Job:
         _write(inbox / _JOB, asdict(self))
 
     @classmethod
-    def read(cls, inbox: Path) -> Job:
+    def read(cls, inbox: Path) -> GroupJob:
         return cls(**_read(inbox / _JOB))
 
 
@@ -110,3 +113,39 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
     return value
+
+
+_HEADER = struct.Struct(">QQ")
+
+
+def write_frames(path: Path, frames: Iterable[tuple[int, bytes]]) -> None:
+    """Write frames as they come: each number, length and bytes.
+
+    Raises:
+        StoreError: the disk, or the shared memory, is full.
+    """
+    try:
+        with path.open("wb") as file:
+            for number, data in frames:
+                file.write(_HEADER.pack(number, len(data)))
+                file.write(data)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_frames(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield what `write_frames` was given, in its order.
+
+    Raises:
+        StoreError: the file is missing or cut short.
+    """
+    try:
+        with path.open("rb") as file:
+            while header := file.read(_HEADER.size):
+                number, size = _HEADER.unpack(header)
+                data = file.read(size)
+                if len(data) < size:
+                    raise StoreError(f"{path} is cut short")
+                yield number, data
+    except (OSError, struct.error) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from error

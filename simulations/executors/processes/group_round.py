@@ -21,12 +21,21 @@ from ....transport.fleet_pb2 import Envelope
 from ....transport.writer import BlobWriter
 from ...population.clients import SimulatedClients
 from ..contract import Teller
-from .group_files import BROADCAST, MESSAGES, REPLIES, STATES, SUMS, Job, Report
+from .group_files import (
+    BROADCAST,
+    MESSAGES,
+    REPLIES,
+    STATES,
+    SUMS,
+    GroupJob,
+    Report,
+    read_frames,
+    write_frames,
+)
 from .groups import ClientTimes, Schedule, cut
 from .partial import Partial, Total, clipping_by_server, sums_in
-from .record_file import read_frames, write_frames
 
-__all__ = ["GroupRound", "Task"]
+__all__ = ["GroupRound", "GroupTask"]
 
 APP_CRASHED = 8
 """Flower's error code for a client app that died. Source: flwr 1.41, common/constant.py."""
@@ -42,7 +51,7 @@ WAITING_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class GroupTask:
     """An attempt at a group."""
 
     round: GroupRound
@@ -96,7 +105,7 @@ class GroupRound:
         """Whether every group is settled."""
         return not self._open
 
-    def next_task(self) -> Task:
+    def next_task(self) -> GroupTask:
         """Write the inbox of the group that is to begin next.
 
         Raises:
@@ -113,9 +122,9 @@ class GroupRound:
         except OSError as error:
             raise StoreError(f"{inbox} cannot be made: {error.strerror}") from error
         self._write_inbox(group, inbox)
-        return Task(round=self, group=group, inbox=inbox, outbox=outbox)
+        return GroupTask(round=self, group=group, inbox=inbox, outbox=outbox)
 
-    def take(self, task: Task) -> list[Message]:
+    def take(self, task: GroupTask) -> list[Message]:
         """Read what a worker left of a group; return the replies that are ready now.
 
         Raises:
@@ -142,7 +151,7 @@ class GroupRound:
         shutil.rmtree(task.inbox, ignore_errors=True)
         return replies
 
-    def lose(self, task: Task, cause: str) -> list[Message]:
+    def lose(self, task: GroupTask, cause: str) -> list[Message]:
         """Let a group whose worker died begin again, or answer for its clients at last."""
         attempts = self._attempts[task.group]
         nodes = self._ids_of(task.group)
@@ -205,7 +214,7 @@ class GroupRound:
         kept = ((node, self._clients.packed_state(node)) for node in dict.fromkeys(nodes))
         write_frames(inbox / STATES, ((node, state) for node, state in kept if state))
         if isinstance(self._messages, Broadcast):
-            Job(
+            GroupJob(
                 clients=nodes,
                 combine=self._total is not None,
                 message_type=self._messages.message_type,
@@ -213,7 +222,7 @@ class GroupRound:
                 id_prefix=self._messages.id_prefix,
             ).write(inbox)
             return
-        Job(clients=nodes).write(inbox)
+        GroupJob(clients=nodes).write(inbox)
         places = self._groups[group]
         blobs = BlobWriter(inbox, fsync=False)
         packed = ((place, _pack(self._messages[place], blobs)) for place in places)

@@ -28,9 +28,19 @@ from ...population.state_store import MemoryStates
 from ..apps import client_app_of
 from ..contract import APP_RAISED, Executor, Teller
 from ..sequential import SequentialExecutor
-from .group_files import BROADCAST, MESSAGES, REPLIES, STATES, SUMS, Job, Report, WorkerSettings
+from .group_files import (
+    BROADCAST,
+    MESSAGES,
+    REPLIES,
+    STATES,
+    SUMS,
+    GroupJob,
+    Report,
+    WorkerSettings,
+    read_frames,
+    write_frames,
+)
 from .partial import GroupSum, clipping_by_server, partial_content
-from .record_file import read_frames, write_frames
 
 __all__ = ["GroupRunner", "make_inner"]
 
@@ -89,7 +99,7 @@ class GroupRunner:
         self._tracebacks.clear()
         self._events.clear()
         self._seconds = {}
-        job = Job.read(inbox)
+        job = GroupJob.read(inbox)
         blobs = BlobWriter(outbox, fsync=False)
         report: dict[str, Any] = {}
         with taken_output() as output:
@@ -114,7 +124,7 @@ class GroupRunner:
         self._clients.close()
 
     def _run_combined(
-        self, job: Job, broadcast: Broadcast, outbox: Path, blobs: BlobWriter
+        self, job: GroupJob, broadcast: Broadcast, outbox: Path, blobs: BlobWriter
     ) -> dict[str, Any]:
         """Add the updates up and write the sums; return what the report says of them."""
         (arrays,) = broadcast.content.array_records.values()
@@ -145,7 +155,7 @@ class GroupRunner:
             yield reply
             begun_s = time.monotonic()
 
-    def _messages_of(self, job: Job, shared: Path, inbox: Path) -> Sequence[Message]:
+    def _messages_of(self, job: GroupJob, shared: Path, inbox: Path) -> Sequence[Message]:
         if job.message_type:
             return self._broadcast_of(job, shared)
         return [
@@ -153,7 +163,7 @@ class GroupRunner:
             for _, data in read_frames(inbox / MESSAGES)
         ]
 
-    def _broadcast_of(self, job: Job, shared: Path) -> Broadcast:
+    def _broadcast_of(self, job: GroupJob, shared: Path) -> Broadcast:
         """Return the group's part of the broadcast; a round's content is read once."""
         ((_, packed),) = read_frames(shared / BROADCAST)
         if self._broadcast is None or self._broadcast[:2] != (packed, shared):

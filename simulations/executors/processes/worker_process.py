@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from .group_files import WorkerSettings
-from .group_round import Task
+from .group_round import GroupTask
 
 __all__ = ["WorkerProcess"]
 
@@ -42,7 +42,7 @@ class WorkerProcess:
                 start_new_session=True,  # a Ctrl-C in the terminal is for the run alone
             )
         self.connection = Connection(ours.detach())
-        self.task: Task | None = None
+        self.task: GroupTask | None = None
         self.ready = False
         self._send(settings.to_json())
 
@@ -50,7 +50,7 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: GroupTask) -> None:
         """Have a task run; `receive` will say when it is over, or that the process is."""
         self.task = task
         folders = {"shared": task.round.shared, "inbox": task.inbox, "outbox": task.outbox}

@@ -21,8 +21,8 @@ from ....machine.shared_folder import SharedFolder
 from ....transport.address import Address
 from ...population.clients import SimulatedClients
 from ..contract import Teller
-from ..processes.group_executor import Ended, GroupExecutor, settings_of
-from ..processes.group_round import Task
+from ..processes.group_executor import EndedTask, GroupExecutor, settings_of
+from ..processes.group_round import GroupTask
 from .actor import GroupActor, read_folder, write_folder
 
 __all__ = ["RayExecutor"]
@@ -82,7 +82,7 @@ class _Actor:
     """The reference to what it is computing, None if it is idle."""
     pid: int = 0
     """0 until it is ready."""
-    task: Task | None = None
+    task: GroupTask | None = None
 
 
 class _RayPool:
@@ -119,13 +119,13 @@ class _RayPool:
     def has_room(self) -> bool:
         return any(actor.waits_for is None for actor in self._actors)
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: GroupTask) -> None:
         actor = next(actor for actor in self._actors if actor.waits_for is None)
         actor.task = task
         inbox = read_folder(task.inbox)
         actor.waits_for = actor.handle.run.remote(str(self._round), self._shared, inbox)
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[EndedTask]:
         waiting = [actor.waits_for for actor in self._actors if actor.waits_for is not None]
         done, _ = self._ray.wait(waiting, num_returns=1, timeout=LOOK_S)
         if not done and not self.pids and time.monotonic() > self._begun_s + START_S_MAX:
@@ -155,7 +155,7 @@ class _RayPool:
         handle = self._class.remote(self._settings, self._archive)
         return _Actor(handle=handle, waits_for=handle.load.remote())
 
-    def _hear(self, actor: _Actor) -> list[Ended]:
+    def _hear(self, actor: _Actor) -> list[EndedTask]:
         try:
             problem, result = self._ray.get(actor.waits_for)
         except self._ray.exceptions.RayError as error:
@@ -169,9 +169,9 @@ class _RayPool:
         task, actor.task = actor.task, None
         if task.outbox.is_dir():  # otherwise of a round that nobody waited for
             write_folder(task.outbox, result)
-        return [Ended(task=task, problem=problem)]
+        return [EndedTask(task=task, problem=problem)]
 
-    def _replace(self, actor: _Actor, cause: str) -> list[Ended]:
+    def _replace(self, actor: _Actor, cause: str) -> list[EndedTask]:
         if not actor.pid:
             self._failed_starts += 1
             if self._failed_starts >= STARTS_MAX:
@@ -182,7 +182,11 @@ class _RayPool:
         with suppress(Exception):  # it is gone, most likely
             self._ray.kill(actor.handle)
         self._actors[self._actors.index(actor)] = self._start()
-        return [Ended(task=actor.task, lost=f"was lost: {cause}")] if actor.task is not None else []
+        return (
+            [EndedTask(task=actor.task, lost=f"was lost: {cause}")]
+            if actor.task is not None
+            else []
+        )
 
 
 def _imported() -> ModuleType:

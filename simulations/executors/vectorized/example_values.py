@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ....errors import DataError
 from ....task import Task
-from .batch_layout import BatchLayout, Step
+from .cohort_data import BatchLayout, Step
 
 __all__ = ["ExampleValues", "Means", "Trained", "Weights"]
 

@@ -28,11 +28,10 @@ from ....training.settings import TrainingSettings
 from ....training.warm_module import WarmModule
 from ...population.clients import SimulatedClients
 from ..contract import Executor, Teller, error_reply
-from ..site_data import SiteData
+from ..site_data import SimulatedData
 from .agreement import check_agreement
-from .cohort_data import CohortData
+from .cohort_data import CohortData, KnownCohort, Loaded
 from .example_values import Trained
-from .known_cohort import KnownCohort, Loaded
 from .linear_training import LinearModule, LinearModules, is_plain, train_linear
 from .stacked_evaluation import StackedEvaluation
 from .stacked_module import StackedModule
@@ -78,7 +77,7 @@ class VectorizedExecutor:
         self._task = task
         self._device = torch.device(device)
         self._module = WarmModule(task, device)
-        self._data = SiteData(task, clients)
+        self._data = SimulatedData(task, clients)
         self._evaluation = StackedEvaluation(task, self._device)
         self._known = KnownCohort()
         self._clients = clients

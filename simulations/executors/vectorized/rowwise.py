@@ -124,13 +124,13 @@ def rowwise_function(
     if function in KNOWN:
         return True
 
-    class Asked(nn.Module):
+    class ProbedInput(nn.Module):
         def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             return function(outputs, targets)
 
     if isinstance(function, nn.Module) and any(map(_has_hooks, function.modules())):
         return False
-    asked = Asked()
+    asked = ProbedInput()
     if isinstance(function, nn.Module):
         asked.function = function
     sizes = [(outputs[:rows], targets[:rows]) for rows in (2, 3)]

@@ -18,12 +18,12 @@ from ....training.module_params import owners_of
 from .rowwise import rowwise_function, rowwise_graph
 from .step_trace import StepTrace, trace_step
 
-__all__ = ["StackedModule", "Step", "Tensors"]
+__all__ = ["StackedModule", "StepResult", "Tensors"]
 
 Tensors = dict[str, torch.Tensor]
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """What one step gives: `gradients` by param (clients, ...), `losses` (clients, batch) and
     `outputs` (clients, batch, ...)."""
 
@@ -123,7 +123,7 @@ class StackedModule:
         inputs: torch.Tensor,
         targets: torch.Tensor,
         weights: torch.Tensor,
-    ) -> Step:
+    ) -> StepResult:
         """Return the gradients of each client's weighted loss; buffers are updated in place.
 
         Shapes: inputs (clients, batch, ...), targets likewise, weights (clients, batch).
@@ -135,7 +135,7 @@ class StackedModule:
         for name, values in after.items():  # where a module assigned a new buffer to the old name
             if values.data_ptr() != buffers[name].data_ptr():
                 buffers[name].copy_(values)
-        return Step(_apart(gradients), losses, outputs)
+        return StepResult(_apart(gradients), losses, outputs)
 
     def example_gradients(
         self, params: Tensors, inputs: torch.Tensor, targets: torch.Tensor

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ....errors import DataError, UpdateError
 from ....flower.messages import arrays_to_params, params_to_arrays
 from ....machine.accelerators import wide
-from ....privacy.dp.mechanisms.clipping import Clipping
+from ....privacy.dp.mechanisms.clipping import WITHIN_KEY, Clipping
 from ....privacy.dp.noise_terms import AnnouncedNoise
 from ....strategies.algorithms.combined import EXAMPLES_KEY, ClientTable
 from ....strategies.rounds.broadcast import Broadcast
@@ -21,11 +21,10 @@ from ....training.local.clipped_reply import clipped_reply
 from ....training.module_params import params_of_module, to_array
 from ....training.settings import TrainingSettings
 from ..contract import Teller, error_reply
-from .clipped_cohort import ClippedCohort
 from .example_values import Means, Trained, Weights
 from .stacked_module import StackedModule
 
-__all__ = ["CohortReplies"]
+__all__ = ["ClippedCohort", "CohortReplies"]
 
 
 class CohortReplies:
@@ -201,3 +200,44 @@ def _moved(values: NDArray[Any], change: torch.Tensor, total: float) -> NDArray[
     if values.dtype.kind in "iu":
         np.rint(mean, out=mean)
     return np.asarray(mean >= 0.5) if values.dtype.kind == "b" else mean.astype(values.dtype)
+
+
+EXACT_BYTES = 4
+
+
+class ClippedCohort:
+    """What every client of a trained cohort counts in the sum of changes.
+
+    A param that the model has under two names counts under each, as it is sent.
+
+    Guarantees: within the rounding of float32, no change is larger than the clip.
+    Raises:
+        DataError: the params are of less than 32 bits: clients have to be added up one by one.
+    """
+
+    def __init__(self, stacked: StackedModule, trained: Trained, clipping: Clipping) -> None:
+        if any(each.element_size() < EXACT_BYTES for each in stacked.trained.values()):
+            raise DataError(
+                "params of less than 32 bits round a cohort's sum by more than privacy allows"
+            )
+        self._owners, self._clipping = stacked.owners, clipping
+        own = {name: squares.cpu().numpy() for name, squares in trained.squares().items()}
+        self._sent = {name: own[owner] for name, owner in stacked.owners.items() if owner in own}
+        self.finite = np.isfinite(sum(self._sent.values()))
+        """Whose change has a norm."""
+
+    def factors(self, good: list[int]) -> tuple[Weights, dict[str, Sequence[float | None]]]:
+        """Return what the changes of the clients `good` count, and what they report beside."""
+        every = len(good) == len(self.finite)
+        sent = self._sent if every else {name: each[good] for name, each in self._sent.items()}
+        factors = self._clipping.factors(sent)
+        by_owner = {
+            self._owners[name]: torch.from_numpy(factor.astype(np.float32))
+            for name, factor in factors.items()
+        }
+        nothing = torch.zeros(len(good))
+        columns: dict[str, Sequence[float | None]] = {}
+        if self._clipping.kind == "adaptive":
+            within = np.logical_and.reduce([factor >= 1 for factor in factors.values()])
+            columns[WITHIN_KEY] = within.astype(float).tolist()
+        return lambda name: by_owner.get(name, nothing), columns

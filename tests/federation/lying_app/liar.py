@@ -20,8 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from meadow.flower.messages import arrays_to_params, params_to_arrays
 from meadow.privacy.secagg.server.grid import SecureAggregationGrid
 from meadow.privacy.secagg.terms.announcement import Announcement
-from meadow.privacy.secagg.terms.kinds import ANSWERS, IDENTITY
-from meadow.privacy.secagg.terms.terms import SecureTerms
+from meadow.privacy.secagg.terms.terms import ANSWERS, IDENTITY, SecureTerms
 
 CLIENTS = 5
 TRAIN, (VECTOR, CONFIRM, UNMASK) = "train.secure", ANSWERS

@@ -20,7 +20,7 @@ from meadow.privacy.secagg.protocol import (
 )
 from meadow.privacy.secagg.protocol.binding import context_of
 from meadow.privacy.secagg.protocol.graph import Graph
-from meadow.privacy.secagg.protocol.steps import Step
+from meadow.privacy.secagg.protocol.steps import ProtocolStep
 
 HEADER_BYTES = 21
 CLIP = 2.0**15 - 1
@@ -41,7 +41,7 @@ def signing_key(name: str) -> Ed25519PrivateKey:
 class Cohort:
     """Clients and a server of one session; a test may put itself between them."""
 
-    Step = Step
+    ProtocolStep = ProtocolStep
 
     def __init__(self, clients: int, *, seed: int = 0, **planned: Any) -> None:
         planned = {"length": 7, "clip": CLIP, "weight_max": 3, "value_bits": 16, **planned}
@@ -101,37 +101,42 @@ class Cohort:
         }
         return ClientSession(**{**arguments, **other})
 
-    def say(self, step: Step, name: str, heard: bytes) -> bytes:
+    def say(self, step: ProtocolStep, name: str, heard: bytes) -> bytes:
         """Return what an honest client answers."""
         client = self.clients[name]
-        if step is Step.SHARE:
+        if step is ProtocolStep.SHARE:
             return client.share()
-        if step is Step.MASK:
+        if step is ProtocolStep.MASK:
             return client.mask(heard, self.vectors[name], self.weights[name])
-        return (client.confirm if step is Step.CONFIRM else client.unmask)(heard)
+        return (client.confirm if step is ProtocolStep.CONFIRM else client.unmask)(heard)
 
-    def until(self, step: Step, dropouts: Mapping[str, Step] | None = None) -> dict[str, bytes]:
+    def until(
+        self, step: ProtocolStep, dropouts: Mapping[str, ProtocolStep] | None = None
+    ) -> dict[str, bytes]:
         """Run the steps before `step`, and return what each client hears next.
 
         A client in `dropouts` answers nothing from its step on.
         """
         heard = dict.fromkeys(self.names, b"")
-        for now in list(Step)[:step]:
+        for now in list(ProtocolStep)[:step]:
             self.answer(now, heard, dropouts)
             heard = self.server.close_round()
         return heard
 
     def answer(
-        self, now: Step, heard: Mapping[str, bytes], dropouts: Mapping[str, Step] | None = None
+        self,
+        now: ProtocolStep,
+        heard: Mapping[str, bytes],
+        dropouts: Mapping[str, ProtocolStep] | None = None,
     ) -> None:
         """Let the clients who are there answer what they heard."""
         for name, message in heard.items():
-            if now < (dropouts or {}).get(name, len(Step)):
+            if now < (dropouts or {}).get(name, len(ProtocolStep)):
                 self.server.collect(name, self.say(now, name, message))
 
-    def run(self, dropouts: Mapping[str, Step] | None = None):
+    def run(self, dropouts: Mapping[str, ProtocolStep] | None = None):
         """Run a session to its end, and return the sum."""
-        self.answer(Step.UNMASK, self.until(Step.UNMASK, dropouts), dropouts)
+        self.answer(ProtocolStep.UNMASK, self.until(ProtocolStep.UNMASK, dropouts), dropouts)
         return self.server.sum()
 
     def plain_sum(self, names: Iterable[str]) -> tuple[np.ndarray, int]:
@@ -170,7 +175,7 @@ class Kit:
 
     Cohort, replayed, signing_key = Cohort, staticmethod(replayed), staticmethod(signing_key)
     edit, flip, with_set = staticmethod(edit), staticmethod(flip), staticmethod(with_set)
-    Step, HEADER_BYTES = Step, HEADER_BYTES
+    ProtocolStep, HEADER_BYTES = ProtocolStep, HEADER_BYTES
 
 
 @pytest.fixture(scope="session")

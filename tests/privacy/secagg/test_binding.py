@@ -8,7 +8,7 @@ from meadow.errors import ConfigError
 from meadow.privacy.secagg.protocol import ClientKeys, Roster, SecureAggregationError
 from meadow.privacy.secagg.protocol.binding import context_of
 from meadow.privacy.secagg.protocol.keys import (
-    KeyPair,
+    AgreementKeyPair,
     commit,
     derive_key,
     seal,
@@ -85,7 +85,7 @@ def test_bindings_that_are_refused(kit, field):
 
 def test_two_sides_agree_on_a_key():
     """And the purpose, the context and the order of the clients give other ones."""
-    one, other = KeyPair.of(b"1" * 32), KeyPair.of(b"2" * 32)
+    one, other = AgreementKeyPair.of(b"1" * 32), AgreementKeyPair.of(b"2" * 32)
     agreed = one.agree(other.public, name="b")
     assert agreed == other.agree(one.public, name="a")
     keys = {
@@ -101,7 +101,7 @@ def test_two_sides_agree_on_a_key():
 def test_points_of_low_order_are_refused(point):
     """Nothing agreed with them would be secret (RFC 7748, section 6.1)."""
     with pytest.raises(SecureAggregationError, match="of client 'b' is a point of low order"):
-        KeyPair.of(b"1" * 32).agree(point, name="b")
+        AgreementKeyPair.of(b"1" * 32).agree(point, name="b")
 
 
 def test_what_is_sealed_opens_with_its_key_alone():

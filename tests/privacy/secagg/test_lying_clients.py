@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meadow.privacy.secagg.protocol import SecureAggregationError
 from meadow.privacy.secagg.protocol.recovery import recover
 from meadow.privacy.secagg.protocol.shamir import split
-from meadow.privacy.secagg.protocol.steps import Step
+from meadow.privacy.secagg.protocol.steps import ProtocolStep
 
 LIAR = "site-003"
 
@@ -20,7 +20,7 @@ def cohort(kit):
     return kit.Cohort(16, corrupt=0.33, dropout=0.3)
 
 
-@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("step", ProtocolStep)
 def test_a_damaged_message_is_refused_and_may_be_sent_again(kit, cohort, step):
     """Too short, too long, of another kind: nothing has changed for the server."""
     heard = cohort.until(step)
@@ -34,7 +34,7 @@ def test_a_damaged_message_is_refused_and_may_be_sent_again(kit, cohort, step):
     assert LIAR not in cohort.server.missing
 
 
-@pytest.mark.parametrize("step", [Step.MASK, Step.CONFIRM])
+@pytest.mark.parametrize("step", [ProtocolStep.MASK, ProtocolStep.CONFIRM])
 def test_a_wrong_signature_is_refused(kit, cohort, step):
     """By the server already, so that one client cannot end the session for all."""
     heard = cohort.until(step)
@@ -45,29 +45,29 @@ def test_a_wrong_signature_is_refused(kit, cohort, step):
 
 def test_somebody_elses_message_is_refused(cohort):
     """A message is its sender's alone."""
-    heard = cohort.until(Step.MASK)
+    heard = cohort.until(ProtocolStep.MASK)
     with pytest.raises(SecureAggregationError, match="signature of client 'site-003'"):
-        cohort.server.collect(LIAR, cohort.say(Step.MASK, "site-004", heard["site-004"]))
+        cohort.server.collect(LIAR, cohort.say(ProtocolStep.MASK, "site-004", heard["site-004"]))
 
 
 def test_sealed_nonsense_is_refused_by_its_receiver(kit, cohort):
     """The receivers name the sender, so that the next session can do without it."""
-    heard = cohort.until(Step.SHARE)
-    message = cohort.say(Step.SHARE, LIAR, heard[LIAR])
+    heard = cohort.until(ProtocolStep.SHARE)
+    message = cohort.say(ProtocolStep.SHARE, LIAR, heard[LIAR])
     cohort.server.collect(LIAR, kit.edit(message, 0, bytes(88 * 15)))
-    cohort.answer(Step.SHARE, {name: word for name, word in heard.items() if name != LIAR})
+    cohort.answer(ProtocolStep.SHARE, {name: word for name, word in heard.items() if name != LIAR})
     heard = cohort.server.close_round()
     with pytest.raises(SecureAggregationError) as caught:
-        cohort.say(Step.MASK, "site-000", heard["site-000"])
+        cohort.say(ProtocolStep.MASK, "site-000", heard["site-000"])
     assert caught.value.suspect == LIAR
 
 
-@pytest.mark.parametrize("gone", [{}, {"site-009": Step.MASK}])
+@pytest.mark.parametrize("gone", [{}, {"site-009": ProtocolStep.MASK}])
 def test_a_wrong_share_is_found(kit, cohort, gone):
     """With a share to spare, whose it was is found, and the sum is exact."""
-    heard = cohort.until(Step.UNMASK, gone)
+    heard = cohort.until(ProtocolStep.UNMASK, gone)
     for name, message in heard.items():
-        answer = cohort.say(Step.UNMASK, name, message)
+        answer = cohort.say(ProtocolStep.UNMASK, name, message)
         if name == LIAR:
             answer = kit.edit(answer, 0, bytes(16 * 36))
         cohort.server.collect(name, answer)
@@ -78,9 +78,9 @@ def test_a_wrong_share_is_found(kit, cohort, gone):
 
 def test_wrong_shares_without_any_to_spare(kit, cohort):
     """Eleven answers, one of them wrong: an end, with nothing unmasked."""
-    heard = cohort.until(Step.UNMASK)
+    heard = cohort.until(ProtocolStep.UNMASK)
     for name in cohort.names[:11]:
-        answer = cohort.say(Step.UNMASK, name, heard[name])
+        answer = cohort.say(ProtocolStep.UNMASK, name, heard[name])
         cohort.server.collect(name, kit.flip(answer, 5) if name == LIAR else answer)
     with pytest.raises(SecureAggregationError, match="nothing was unmasked"):
         cohort.server.sum()
@@ -91,14 +91,14 @@ def test_wrong_shares_without_any_to_spare(kit, cohort):
 def test_a_dealer_of_wrong_shares(kit, cohort):
     """Its secret does not fit its commitment, whoever's shares are left out: it is named."""
     sender = cohort.clients[LIAR]
-    heard = cohort.until(Step.SHARE)
+    heard = cohort.until(ProtocolStep.SHARE)
     sender._secrets._keys.seed = bytes(32)  # not what it committed to
-    cohort.answer(Step.SHARE, heard)
+    cohort.answer(ProtocolStep.SHARE, heard)
     heard = cohort.server.close_round()
-    for step in (Step.MASK, Step.CONFIRM):
+    for step in (ProtocolStep.MASK, ProtocolStep.CONFIRM):
         cohort.answer(step, heard)
         heard = cohort.server.close_round()
-    cohort.answer(Step.UNMASK, heard)
+    cohort.answer(ProtocolStep.UNMASK, heard)
     with pytest.raises(SecureAggregationError, match="what it committed to") as caught:
         cohort.server.sum()
     assert caught.value.suspect == LIAR
@@ -117,16 +117,16 @@ def test_the_liar_among_holders_is_named(kit, wrong):
 
 def test_a_client_with_bad_numbers_sends_nothing(cohort):
     """Not a number is refused at home, and ends this client's session."""
-    heard = cohort.until(Step.MASK)
+    heard = cohort.until(ProtocolStep.MASK)
     cohort.vectors[LIAR][2] = float("nan")
     with pytest.raises(Exception, match="not all finite"):
-        cohort.say(Step.MASK, LIAR, heard[LIAR])
+        cohort.say(ProtocolStep.MASK, LIAR, heard[LIAR])
     with pytest.raises(SecureAggregationError, match="session is over"):
-        cohort.say(Step.MASK, LIAR, heard[LIAR])
+        cohort.say(ProtocolStep.MASK, LIAR, heard[LIAR])
 
 
 @settings(max_examples=60)
-@given(st.sampled_from([Step.MASK, Step.CONFIRM, Step.UNMASK]), st.data())
+@given(st.sampled_from([ProtocolStep.MASK, ProtocolStep.CONFIRM, ProtocolStep.UNMASK]), st.data())
 def test_whatever_a_client_hears_is_refused_if_it_was_changed(kit, step, data):
     """Random bytes, and real messages with a random change, never raise anything untyped."""
     cohort = kit.Cohort(5)
@@ -136,7 +136,7 @@ def test_whatever_a_client_hears_is_refused_if_it_was_changed(kit, step, data):
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(Step), st.data())
+@given(st.sampled_from(ProtocolStep), st.data())
 def test_whatever_the_server_hears_is_taken_or_refused(kit, step, data):
     """A change that nobody can see changes the sum at most, and never raises anything untyped."""
     cohort = kit.Cohort(5)
@@ -148,7 +148,7 @@ def test_whatever_the_server_hears_is_taken_or_refused(kit, step, data):
     except SecureAggregationError as error:
         assert error.suspect == "site-000"
     cohort.answer(step, rest)
-    if step is Step.UNMASK:
+    if step is ProtocolStep.UNMASK:
         cohort.require_exact(cohort.server.sum(), cohort.names)
     else:
         assert set(cohort.server.close_round()) >= set(rest)

@@ -10,20 +10,20 @@ from meadow.privacy.secagg.protocol import SecureAggregationError, ServerSession
 from meadow.privacy.secagg.protocol.client_keys import ClientKeys
 from meadow.privacy.secagg.protocol.keys import sign
 from meadow.privacy.secagg.protocol.messages import Kind, members_bytes, write
-from meadow.privacy.secagg.protocol.steps import Purpose, Step
+from meadow.privacy.secagg.protocol.steps import ProtocolStep, Purpose
 
 ME = "site-001"
 SET = 2
 """Bytes of a set of 16 clients."""
 
-ROUNDS = [Step.MASK, Step.CONFIRM]
+ROUNDS = [ProtocolStep.MASK, ProtocolStep.CONFIRM]
 
 
-def refuse(cohort, step: Step, message: bytes, text: str) -> None:
+def refuse(cohort, step: ProtocolStep, message: bytes, text: str) -> None:
     """Check that a client refuses, and that its session is over then."""
     with pytest.raises(SecureAggregationError, match=text):
         cohort.say(step, ME, message)
-    for later in list(Step)[step:]:
+    for later in list(ProtocolStep)[step:]:
         with pytest.raises(SecureAggregationError, match="session is over"):
             cohort.say(later, ME, message)
 
@@ -49,7 +49,7 @@ def test_a_set_below_the_threshold(kit, cohort, step):
     refuse(cohort, step, kit.with_set(heard, range(10), 16), "only 10 of 16")
 
 
-@pytest.mark.parametrize("step", [*ROUNDS, Step.UNMASK])
+@pytest.mark.parametrize("step", [*ROUNDS, ProtocolStep.UNMASK])
 def test_an_unknown_client(kit, step):
     """A bit beyond the roster of thirteen."""
     cohort = kit.Cohort(13)
@@ -59,18 +59,20 @@ def test_an_unknown_client(kit, step):
 
 def test_a_client_both_dropped_and_alive(kit, cohort):
     """Who dropped out stays out; within one message, a set cannot say both."""
-    heard = cohort.until(Step.CONFIRM, {"site-009": Step.SHARE})[ME]
+    heard = cohort.until(ProtocolStep.CONFIRM, {"site-009": ProtocolStep.SHARE})[ME]
     everybody = kit.with_set(heard, range(16), 16)
-    refuse(cohort, Step.CONFIRM, everybody, "'site-009' .* dropped out before")
+    refuse(cohort, ProtocolStep.CONFIRM, everybody, "'site-009' .* dropped out before")
 
 
 def test_a_signer_who_is_not_in_the_sum(kit, cohort):
     """Confirmations count of survivors only."""
-    heard = cohort.until(Step.UNMASK, {"site-009": Step.MASK})[ME]
-    refuse(cohort, Step.UNMASK, kit.with_set(heard, range(11), 16), "'site-009' .* dropped out")
+    heard = cohort.until(ProtocolStep.UNMASK, {"site-009": ProtocolStep.MASK})[ME]
+    refuse(
+        cohort, ProtocolStep.UNMASK, kit.with_set(heard, range(11), 16), "'site-009' .* dropped out"
+    )
 
 
-@pytest.mark.parametrize("step", [*ROUNDS, Step.UNMASK])
+@pytest.mark.parametrize("step", [*ROUNDS, ProtocolStep.UNMASK])
 @pytest.mark.parametrize("change", [b"", b"more"])
 def test_a_record_too_many_or_too_few(cohort, step, change):
     """A client listed twice has no encoding; as a record more, it is refused."""
@@ -88,7 +90,7 @@ def test_swapped_keys(cohort):
     """Two clients' keys of the session in each other's place."""
     (one, its), (other, others) = map(cohort.introduction, ("site-003", "site-004"))
     cohort.clients[ME] = told(cohort, site_003=(one, others), site_004=(other, its))
-    refuse(cohort, Step.SHARE, b"", "signature of client 'site-003' over its keys")
+    refuse(cohort, ProtocolStep.SHARE, b"", "signature of client 'site-003' over its keys")
 
 
 @pytest.mark.parametrize("byte", [0, 40, 70, 100])
@@ -98,7 +100,7 @@ def test_changed_keys(cohort, byte):
     flipped = advertised[byte] ^ 1
     changed = advertised[:byte] + bytes([flipped]) + advertised[byte + 1 :]
     cohort.clients[ME] = told(cohort, site_006=(key, changed))
-    refuse(cohort, Step.SHARE, b"", "signature of client 'site-006'")
+    refuse(cohort, ProtocolStep.SHARE, b"", "signature of client 'site-006'")
 
 
 def test_ones_own_keys_changed(kit, cohort):
@@ -113,12 +115,14 @@ def test_anothers_keys_replayed(kit, cohort):
     earlier = cohort.introduction("site-005", ClientKeys(kit.replayed(99)))
     cohort.clients[ME] = told(cohort, site_005=earlier)
     with pytest.raises(SecureAggregationError, match="another session, round, model"):
-        cohort.until(Step.MASK)
+        cohort.until(ProtocolStep.MASK)
     other = kit.Cohort(16, corrupt=0.33, dropout=0.3)
     heard = write(
-        Kind.DELIVERY, cohort.clients[ME]._context, other.until(Step.MASK)[ME][kit.HEADER_BYTES :]
+        Kind.DELIVERY,
+        cohort.clients[ME]._context,
+        other.until(ProtocolStep.MASK)[ME][kit.HEADER_BYTES :],
     )
-    refuse(cohort, Step.MASK, heard, "shares from client 'site-000' were changed")
+    refuse(cohort, ProtocolStep.MASK, heard, "shares from client 'site-000' were changed")
 
 
 def test_reused_keys(cohort):
@@ -143,61 +147,61 @@ def test_different_models_for_different_clients(kit, cohort, other, forge_header
     """Model inconsistency (Pasquini et al.): it is in every key, not only in the header."""
     cohort.clients[ME] = cohort.client(ME, binding=cohort.bind(**other))
     with pytest.raises(SecureAggregationError, match="another session, round, model"):
-        cohort.until(Step.MASK)
+        cohort.until(ProtocolStep.MASK)
     honest = kit.Cohort(16, corrupt=0.33, dropout=0.3)
-    heard = honest.until(Step.MASK)[ME]
+    heard = honest.until(ProtocolStep.MASK)[ME]
     if forge_header:
         heard = write(Kind.DELIVERY, cohort.clients[ME]._context, heard[kit.HEADER_BYTES :])
     text = "shares from client 'site-000' were changed" if forge_header else "another session"
-    refuse(cohort, Step.MASK, heard, text)
+    refuse(cohort, ProtocolStep.MASK, heard, text)
 
 
 def test_a_replayed_session(kit, cohort):
     """What a server recorded of an earlier session of the same name is useless for a new one."""
-    old = cohort.until(Step.MASK)[ME]
+    old = cohort.until(ProtocolStep.MASK)[ME]
     fresh = ClientKeys(kit.replayed(5))
     roster = cohort.roster_of(cohort.names, site_001=cohort.introduction(ME, fresh))
     cohort.clients[ME] = cohort.client(ME, keys=fresh, roster=roster)
     cohort.clients[ME].share()
-    refuse(cohort, Step.MASK, old, "another session")
+    refuse(cohort, ProtocolStep.MASK, old, "another session")
 
 
 def test_a_message_of_an_earlier_round(cohort):
     """Kinds are not interchangeable, and steps have an order."""
-    heard = cohort.until(Step.MASK)[ME]
-    cohort.say(Step.MASK, ME, heard)
-    refuse(cohort, Step.CONFIRM, heard, "is of kind 2; 4 is expected now")
+    heard = cohort.until(ProtocolStep.MASK)[ME]
+    cohort.say(ProtocolStep.MASK, ME, heard)
+    refuse(cohort, ProtocolStep.CONFIRM, heard, "is of kind 2; 4 is expected now")
 
 
 @pytest.mark.parametrize("byte", [0, 71, 87])
 def test_tampered_shares(kit, cohort, byte):
     """Any bit of what another client sealed; the sender is named."""
-    heard = cohort.until(Step.MASK)[ME]
+    heard = cohort.until(ProtocolStep.MASK)[ME]
     forged = kit.flip(heard, SET + 88 * 2 + byte)
     with pytest.raises(SecureAggregationError, match="shares from client 'site-003'") as caught:
-        cohort.say(Step.MASK, ME, forged)
+        cohort.say(ProtocolStep.MASK, ME, forged)
     assert caught.value.suspect == "site-003"
 
 
 def test_shares_passed_to_the_wrong_client(cohort):
     """What is sealed for one holder does not open for another."""
-    heard = cohort.until(Step.MASK)
-    refuse(cohort, Step.MASK, heard["site-002"], "made for somebody else")
+    heard = cohort.until(ProtocolStep.MASK)
+    refuse(cohort, ProtocolStep.MASK, heard["site-002"], "made for somebody else")
 
 
 def test_a_second_set_of_survivors(kit, cohort):
     """Asked twice, a client does not sign twice."""
-    heard = cohort.until(Step.CONFIRM)[ME]
-    cohort.say(Step.CONFIRM, ME, heard)
+    heard = cohort.until(ProtocolStep.CONFIRM)[ME]
+    cohort.say(ProtocolStep.CONFIRM, ME, heard)
     other = kit.with_set(heard, range(15), 16)
     with pytest.raises(SecureAggregationError, match=r"session is at unmask"):
-        cohort.say(Step.CONFIRM, ME, other)
-    refuse(cohort, Step.UNMASK, heard, "session is over")
+        cohort.say(ProtocolStep.CONFIRM, ME, other)
+    refuse(cohort, ProtocolStep.UNMASK, heard, "session is over")
 
 
 def test_two_sets_of_survivors_never_both_unmask(kit, cohort):
     """The server tells halves of the honest clients different survivors; the corrupt sign both."""
-    heard = cohort.until(Step.CONFIRM)
+    heard = cohort.until(ProtocolStep.CONFIRM)
     sets = [set(range(16)), set(range(16)) - {15}]
     corrupt, halves = range(5), (range(5, 10), range(10, 15))
     signatures: list[dict[int, bytes]] = [{}, {}]
@@ -229,16 +233,21 @@ def test_two_sets_of_survivors_never_both_unmask(kit, cohort):
 
 def test_a_repeated_signature_is_not_two(kit, cohort):
     """One client's signature in another's place."""
-    heard = cohort.until(Step.UNMASK)[ME]
+    heard = cohort.until(ProtocolStep.UNMASK)[ME]
     first = heard[kit.HEADER_BYTES + SET :][:64]
-    refuse(cohort, Step.UNMASK, kit.edit(heard, SET + 64, first), "signature of client 'site-001'")
+    refuse(
+        cohort,
+        ProtocolStep.UNMASK,
+        kit.edit(heard, SET + 64, first),
+        "signature of client 'site-001'",
+    )
 
 
 def test_a_quorum_of_too_few(kit, cohort):
     """Ten valid signatures of eleven."""
-    heard = cohort.until(Step.UNMASK)[ME]
+    heard = cohort.until(ProtocolStep.UNMASK)[ME]
     forged = kit.with_set(heard, range(10), 16)[:-64]
-    refuse(cohort, Step.UNMASK, forged, "only 10 of 16 clients confirmed")
+    refuse(cohort, ProtocolStep.UNMASK, forged, "only 10 of 16 clients confirmed")
 
 
 def test_a_client_masked_against_another_set(kit, cohort):
@@ -246,25 +255,25 @@ def test_a_client_masked_against_another_set(kit, cohort):
 
     The victim cannot tell. Its neighbours see what it signed, and do not unmask it.
     """
-    heard = cohort.until(Step.MASK)
+    heard = cohort.until(ProtocolStep.MASK)
     victim, seen = "site-000", range(11)
     message = heard[victim]
     few = kit.with_set(message, seen, 16)[: kit.HEADER_BYTES + SET + 88 * 10]
-    signature = cohort.say(Step.MASK, victim, few)[kit.HEADER_BYTES :][:64]
+    signature = cohort.say(ProtocolStep.MASK, victim, few)[kit.HEADER_BYTES :][:64]
     for name in cohort.names[1:]:
-        cohort.server.collect(name, cohort.say(Step.MASK, name, heard[name]))
+        cohort.server.collect(name, cohort.say(ProtocolStep.MASK, name, heard[name]))
     told = cohort.server.close_round()[ME]
     told = kit.with_set(told, range(16), 16)
     told = told[: kit.HEADER_BYTES + SET] + signature + told[kit.HEADER_BYTES + SET :]
-    refuse(cohort, Step.CONFIRM, told, "'site-000' over its masked vector")
+    refuse(cohort, ProtocolStep.CONFIRM, told, "'site-000' over its masked vector")
 
 
 def test_no_answer_holds_both_shares_of_a_client(kit, cohort):
     """An answer has one share for each client: of 16, one dropped out, there are 16."""
-    heard = cohort.until(Step.UNMASK, {"site-009": Step.MASK})
-    answer = cohort.say(Step.UNMASK, ME, heard[ME])
+    heard = cohort.until(ProtocolStep.UNMASK, {"site-009": ProtocolStep.MASK})
+    answer = cohort.say(ProtocolStep.UNMASK, ME, heard[ME])
     assert len(answer) == kit.HEADER_BYTES + 16 * 36
-    refuse(cohort, Step.UNMASK, heard[ME], "session is over")
+    refuse(cohort, ProtocolStep.UNMASK, heard[ME], "session is over")
 
 
 def test_a_roster_with_another_key(kit, cohort):
@@ -275,7 +284,7 @@ def test_a_roster_with_another_key(kit, cohort):
     said = ClientKeys(kit.replayed(9)).advertise(stranger, name="site-004")
     cohort.clients[ME] = told(cohort, site_004=(stranger.public_key().public_bytes_raw(), said))
     with pytest.raises(SecureAggregationError, match="another session"):
-        cohort.until(Step.MASK)
+        cohort.until(ProtocolStep.MASK)
 
 
 def test_a_ring_of_the_servers_choice(kit):
@@ -286,6 +295,6 @@ def test_a_ring_of_the_servers_choice(kit):
         plan=cohort.plan, roster=cohort.roster, binding=cohort.bind(beacon=b"x" * 32)
     )
     cohort.server._context = cohort.context  # it lies about what it is bound to
-    heard = cohort.until(Step.MASK)
+    heard = cohort.until(ProtocolStep.MASK)
     with pytest.raises(SecureAggregationError, match=r"shares from client .* were changed"):
-        cohort.say(Step.MASK, ME, heard[ME])
+        cohort.say(ProtocolStep.MASK, ME, heard[ME])

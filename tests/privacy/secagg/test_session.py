@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meadow.privacy.secagg.protocol import SecureAggregationError
-from meadow.privacy.secagg.protocol.steps import Step
+from meadow.privacy.secagg.protocol.steps import ProtocolStep
 
 COMPLETE = {"corrupt": 0.33, "dropout": 0.2}
 RING = {"corrupt": 0.05, "dropout": 0.05, "complete_max": 10}
@@ -16,10 +16,14 @@ RING = {"corrupt": 0.05, "dropout": 0.05, "complete_max": 10}
 
 def in_the_sum(cohort, dropouts) -> list[str]:
     """Return who sent a masked vector."""
-    return [name for name in cohort.names if dropouts.get(name, Step.CONFIRM) > Step.MASK]
+    return [
+        name
+        for name in cohort.names
+        if dropouts.get(name, ProtocolStep.CONFIRM) > ProtocolStep.MASK
+    ]
 
 
-@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("step", ProtocolStep)
 @pytest.mark.parametrize("clients", [5, 16, 64])
 def test_as_many_dropouts_as_planned(kit, clients, step):
     """At any step, what is left gives the exact sum; late dropouts are in it."""
@@ -30,7 +34,7 @@ def test_as_many_dropouts_as_planned(kit, clients, step):
     cohort.require_exact(cohort.run(dropouts), in_the_sum(cohort, dropouts))
 
 
-@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("step", ProtocolStep)
 @pytest.mark.parametrize("clients", [5, 16, 64])
 def test_one_dropout_more_ends_the_session(kit, clients, step):
     """At any step; the error says how many are there and how many are needed."""
@@ -52,7 +56,7 @@ def require_nothing_unmasked(cohort) -> None:
         assert not np.isclose(held, expected).any()
 
 
-@pytest.mark.parametrize("step", [Step.SHARE, Step.MASK])
+@pytest.mark.parametrize("step", [ProtocolStep.SHARE, ProtocolStep.MASK])
 def test_dropouts_in_a_ring(kit, step):
     """As many as planned leave the exact sum, one more ends the session."""
     cohort = kit.Cohort(64, **RING)
@@ -72,7 +76,7 @@ def test_late_dropouts_around_one_client_of_a_ring(kit, spare, enough):
     topology = cohort.plan.topology
     neighbours = [cohort.names[client] for client in cohort.graph.neighbours(7)]
     gone = neighbours[: topology.neighbours - topology.threshold - spare]
-    dropouts = dict.fromkeys(gone, Step.UNMASK)
+    dropouts = dict.fromkeys(gone, ProtocolStep.UNMASK)
     if enough:
         cohort.require_exact(cohort.run(dropouts), cohort.names)
     else:
@@ -86,13 +90,19 @@ def test_confirmations_in_a_ring(kit):
     cohort = kit.Cohort(64, **RING)
     gone = cohort.names[: 64 - cohort.plan.topology.quorum + 1]
     with pytest.raises(SecureAggregationError, match="only 33 of 64 clients confirmed"):
-        cohort.run(dict.fromkeys(gone, Step.CONFIRM))
+        cohort.run(dict.fromkeys(gone, ProtocolStep.CONFIRM))
 
 
 def test_two_hundred_clients_in_a_ring(kit):
     """With dropouts at every step."""
     cohort = kit.Cohort(200, corrupt=0.05, dropout=0.05)
-    steps = [Step.SHARE, Step.MASK, Step.MASK, Step.CONFIRM, Step.UNMASK]
+    steps = [
+        ProtocolStep.SHARE,
+        ProtocolStep.MASK,
+        ProtocolStep.MASK,
+        ProtocolStep.CONFIRM,
+        ProtocolStep.UNMASK,
+    ]
     dropouts = {cohort.names[7 * place]: step for place, step in enumerate(steps)}
     cohort.require_exact(cohort.run(dropouts), in_the_sum(cohort, dropouts))
 
@@ -114,7 +124,9 @@ def test_any_dropouts_give_the_exact_sum_or_none(kit, clients, ring, seed, data)
         complete_max=3 if ring else 100,
     )
     dropouts = data.draw(
-        st.dictionaries(st.sampled_from(cohort.names), st.sampled_from(Step), max_size=clients)
+        st.dictionaries(
+            st.sampled_from(cohort.names), st.sampled_from(ProtocolStep), max_size=clients
+        )
     )
     topology = cohort.plan.topology
     try:
@@ -129,8 +141,8 @@ def test_a_masked_vector_looks_like_noise(kit):
     """A vector of zeros under masks: each byte's value is about as frequent as any other."""
     cohort = kit.Cohort(5, length=20_000)
     cohort.vectors = {name: np.zeros(20_000) for name in cohort.names}
-    heard = cohort.until(Step.MASK)
-    masked = cohort.say(Step.MASK, "site-002", heard["site-002"])[-80_004:]
+    heard = cohort.until(ProtocolStep.MASK)
+    masked = cohort.say(ProtocolStep.MASK, "site-002", heard["site-002"])[-80_004:]
     counts = np.bincount(np.frombuffer(masked, np.uint8), minlength=256)
     expected = len(masked) / 256
     assert ((counts - expected) ** 2 / expected).sum() < 345  # chi-square, 255 degrees, p = 1e-4
@@ -142,7 +154,10 @@ def test_the_same_vector_never_looks_the_same(kit):
     second.vectors, second.weights = first.vectors, first.weights
     texts = [
         np.frombuffer(
-            cohort.say(Step.MASK, "site-000", cohort.until(Step.MASK)["site-000"])[85:], "<u4"
+            cohort.say(ProtocolStep.MASK, "site-000", cohort.until(ProtocolStep.MASK)["site-000"])[
+                85:
+            ],
+            "<u4",
         )
         for cohort in (first, second)
     ]
@@ -162,15 +177,15 @@ def test_messages_have_the_planned_sizes(kit):
     """Four bytes a parameter at 32 bits, and packed at fewer."""
     for bits, value_bits, expected in ((32, 16, 4 * 101), (21, 16, -(-101 * 21 // 8))):
         cohort = kit.Cohort(5, length=100, bits=bits, value_bits=value_bits)
-        heard = cohort.until(Step.MASK)
-        message = cohort.say(Step.MASK, "site-000", heard["site-000"])
+        heard = cohort.until(ProtocolStep.MASK)
+        message = cohort.say(ProtocolStep.MASK, "site-000", heard["site-000"])
         assert len(message) == kit.HEADER_BYTES + 64 + expected
 
 
 def test_late_and_repeated_messages_are_refused(kit):
     """The server takes one message a round, of clients that are still there, and goes on."""
     cohort = kit.Cohort(5, **COMPLETE)
-    words = {name: cohort.say(Step.SHARE, name, b"") for name in cohort.names}
+    words = {name: cohort.say(ProtocolStep.SHARE, name, b"") for name in cohort.names}
     for name in cohort.names[:4]:
         cohort.server.collect(name, words[name])
     assert cohort.server.missing == ["site-004"]
@@ -185,8 +200,8 @@ def test_late_and_repeated_messages_are_refused(kit):
         cohort.server.collect("stranger", words["site-004"])
     with pytest.raises(SecureAggregationError, match="no sum before"):
         cohort.server.sum()
-    cohort.answer(Step.MASK, heard)
-    for step in (Step.CONFIRM, Step.UNMASK):
+    cohort.answer(ProtocolStep.MASK, heard)
+    for step in (ProtocolStep.CONFIRM, ProtocolStep.UNMASK):
         cohort.answer(step, cohort.server.close_round())
     with pytest.raises(SecureAggregationError, match="after the last round"):
         cohort.server.close_round()

@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 
 from meadow.privacy.secagg.protocol import SecureAggregationError
-from meadow.privacy.secagg.protocol.steps import Step
+from meadow.privacy.secagg.protocol.steps import ProtocolStep
 
 CLIENTS = 200
 
 
-def gone_at(cohort: Any, step: Step, spare: int) -> list[str]:
+def gone_at(cohort: Any, step: ProtocolStep, spare: int) -> list[str]:
     """Return whom a step can do without, but for `spare` fewer (-1 is one too many).
 
     They stand far from each other in the ring, unless the step is about one client's neighbours.
     Fewer confirmations would do than clients that unmask: only too few of them end that step.
     """
     topology, graph = cohort.plan.topology, cohort.graph
-    if step is Step.UNMASK:
+    if step is ProtocolStep.UNMASK:
         around = graph.neighbours(graph.order[50])
         return [cohort.names[c] for c in around[: topology.neighbours - topology.threshold - spare]]
-    few_confirm = step is Step.CONFIRM and spare < 0
+    few_confirm = step is ProtocolStep.CONFIRM and spare < 0
     count = CLIENTS - topology.quorum if few_confirm else topology.dropout
     order = [cohort.names[client] for client in graph.order]
     spread = [name for start in range(20) for name in order[start::20]]
     return spread[: count - spare]
 
 
-@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("step", ProtocolStep)
 def test_dropouts_of_two_hundred(kit, step):
     """The exact sum of who masked, or an end with nothing unmasked, from the same session."""
     cohort = kit.Cohort(CLIENTS, corrupt=0.01, dropout=0.02)
@@ -44,14 +44,16 @@ def test_dropouts_of_two_hundred(kit, step):
         finish(other, step, heard, dict.fromkeys(gone_at(other, step, -1), step))
     with pytest.raises(SecureAggregationError, match="over"):
         other.server.sum()
-    masked = cohort.names if step > Step.MASK else [n for n in cohort.names if n not in gone]
+    masked = (
+        cohort.names if step > ProtocolStep.MASK else [n for n in cohort.names if n not in gone]
+    )
     cohort.require_exact(finish(cohort, step, heard, dropouts), masked)
 
 
-def finish(cohort: Any, step: Step, heard: Any, dropouts: Any) -> Any:
+def finish(cohort: Any, step: ProtocolStep, heard: Any, dropouts: Any) -> Any:
     """Run a session from a step on to its sum."""
-    for now in list(Step)[step:]:
+    for now in list(ProtocolStep)[step:]:
         cohort.answer(now, heard, dropouts)
-        if now is not Step.UNMASK:
+        if now is not ProtocolStep.UNMASK:
             heard = cohort.server.close_round()
     return cohort.server.sum()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from meadow.simulations.executors.vectorized.batch_layout import layout_of
+from meadow.simulations.executors.vectorized.cohort_data import layout_of
 from meadow.simulations.executors.vectorized.first_layers import FirstOnce
 
 
