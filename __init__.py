@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .deprecated import install
+
 if TYPE_CHECKING:
     from . import datasets
     from .config.load import load_config, make_config
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from .training.local.app import client_app
 
 __version__ = "0.1.0"
+
+install()
 
 __all__ = [
     "ClientData",

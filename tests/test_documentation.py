@@ -113,3 +113,18 @@ def test_the_page_of_flowers_features_is_new() -> None:
     """`make docs` would change nothing in docs/flower.md."""
     made = runpy.run_path(str(ROOT / "docs" / "flower.py"))["page"]()
     assert made == (ROOT / "docs" / "flower.md").read_text()
+
+
+PATH = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_]+\.(?:py|proto))?)`")
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md", "README.md"])
+def test_paths_are_there(page: str) -> None:
+    """What a page says is somewhere is there."""
+    made = {"runs/"}  # by commands
+    named = set(PATH.findall((ROOT / page).read_text())) - made
+    rooms = {path.name for path in ROOT.iterdir()}
+    missing = {
+        name for name in named if name.partition("/")[0] in rooms and not (ROOT / name).exists()
+    }
+    assert named and not missing

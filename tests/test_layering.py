@@ -23,7 +23,7 @@ FOLDERS = tuple(
 )
 
 LAYERS: list[set[str]] = [
-    {"errors"},
+    {"deprecated", "errors"},
     {"datasets", "flower", "machine", "partitioning"},
     {"randomness", "transport"},
     {"strategies", "task"},
@@ -219,6 +219,49 @@ def test_no_circles(depth: int | None) -> None:
                 if nodes[0] != nodes[1]:
                     edges.add(nodes)
     assert circles(edges) == []
+
+
+def test_class_names_are_one() -> None:
+    """A name means one class: nobody has to ask which."""
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(parse(module)):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+LINES_MIN = 40
+DOORS = {
+    "__main__": "the command",
+    "config.sections.compression": "a section of meadow.toml",
+    "config.sections.model": "meadow.toml itself",
+    "datasets.arrays": "an adapter",
+    "datasets.extras": "what several adapters need",
+    "privacy.dp.mechanisms.sampling": "a mechanism",
+    "privacy.secagg.protocol.steps": "the steps of the protocol",
+    "randomness.entropy": "a source of random numbers",
+    "server.daemon.offer": "what a run's instructions offer",
+    "simulations.executors.vectorized.step_threads": "a rule of its own",
+    "strategies.algorithms.ditto": "an algorithm",
+    "strategies.algorithms.fedbn": "an algorithm",
+    "strategies.algorithms.fedprox": "an algorithm",
+    "strategies.algorithms.fedrep": "an algorithm",
+    "strategies.rounds.private_rounds": "what rounds and privacy agree on",
+    "training.algorithms.work": "the list of clients' halves",
+    "transport.protocol": "the number of the wire's protocol",
+}
+"""Files of fewer lines, and what somebody looks for who looks for them."""
+
+
+def test_small_files_are_doors() -> None:
+    """A file is worth a name only where somebody would look for it."""
+    small = {
+        name
+        for name, path in MODULES.items()
+        if path.name != "__init__.py" and len(path.read_text().splitlines()) < LINES_MIN
+    } | ({"__main__"} & set(MODULES))
+    assert small == set(DOORS)
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(PURE)])
