@@ -10,7 +10,7 @@ PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
 FLEET_TESTS := tests/client_agent tests/faults tests/federation
 
-.PHONY: help demo test fuzz soak check format bench proto docs clean
+.PHONY: help demo test fuzz soak check format bench proto docs changelog clean
 .NOTPARALLEL:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make bench   the benchmarks, or one: make bench NAME=aggregation"
 	@echo "make proto   the Python code of $(PROTO)"
 	@echo "make docs    docs/configuration.md, docs/algorithms.md, docs/security.md, docs/flower.md from the code"
+	@echo "make changelog  what the next release says, from changelog.d/"
 	@echo "make clean   remove what is made, but not .venv nor runs"
 
 demo: $(READY)
@@ -53,7 +54,7 @@ check: $(READY) build/names/meadow
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy -p meadow
-	@$(PYTEST) tests/test_layering.py tests/test_packaging.py
+	@$(PYTEST) tests/test_layering.py tests/test_packaging.py tests/test_project.py
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .
@@ -72,6 +73,9 @@ docs: $(READY)
 	@$(BIN)/python docs/algorithms.py docs/algorithms.md
 	@$(BIN)/python docs/flower.py docs/flower.md
 	@$(BIN)/python docs/security.py docs/security.md
+
+changelog: $(READY)
+	@$(BIN)/towncrier build --draft
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
