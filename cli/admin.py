@@ -12,7 +12,7 @@ import grpc
 import typer
 
 from ..errors import ConfigError, IdentityError, MeadowError, ProtocolError, UnreachableError
-from ..server.daemon.server_dir import AdminIdentity, ServerHome
+from ..server.daemon.server_dir import AdminIdentity, ServerFolder
 from ..transport.fleet_pb2_grpc import AdminStub
 from ..transport.keys import KeyPair
 from ..transport.proxy import proxy_options
@@ -57,7 +57,7 @@ def admin_stub(folder: Path | None, admin: Path | None) -> Iterator[AdminStub]:
         identity = AdminIdentity.read(admin)
     else:
         assert folder is not None
-        identity = ServerHome(folder).admin()
+        identity = ServerFolder(folder).admin()
     pair = KeyPair(key_pem=identity.key_pem, certificate_pem=identity.certificate_pem)
     credentials = channel_credentials(identity.ca_pem, pair)
     options = [

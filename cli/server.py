@@ -17,7 +17,7 @@ import typer
 
 from ..errors import MeadowError
 from ..machine.process_limits import allow_many_files, keep_freed_memory
-from ..server.daemon.server_dir import ServerHome
+from ..server.daemon.server_dir import ServerFolder
 from ..transport import fleet_pb2 as pb
 from ..transport.identity import check_client_name, fingerprint_of
 from .admin import admin_stub
@@ -48,8 +48,8 @@ def init(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Lay out a server: certificate authority, journal and admin identity."""
-    home = ServerHome.create(dir, host=host, now=datetime.now(UTC))
-    fingerprint = fingerprint_of(home.authority.certificate_pem)
+    server_folder = ServerFolder.create(dir, host=host, now=datetime.now(UTC))
+    fingerprint = fingerprint_of(server_folder.authority.certificate_pem)
     say(
         format,
         f"server laid out in {dir}\n"
@@ -78,14 +78,14 @@ def start(
     keep_freed_memory()
     allow_many_files()
     _log_to_stderr()
-    home = ServerHome(dir, fleet_port=fleet_port, enroll_port=enroll_port)
+    server_folder = ServerFolder(dir, fleet_port=fleet_port, enroll_port=enroll_port)
 
     def ready(addresses: dict[str, str]) -> None:
         text = f"listening: fleet {addresses['fleet']}, enrolment {addresses['enroll']}"
         say(format, text, event="listening", **addresses)
 
     async def serve() -> None:
-        await Daemon(home).run(ready=ready)
+        await Daemon(server_folder).run(ready=ready)
 
     asyncio.run(serve())
     say(format, "stopped; runs go on at the next start", event="stopped")
@@ -112,12 +112,12 @@ def token(
 ) -> None:
     """Make a one-time enrolment token for a client; an older one of the client's is void."""
     check_client_name(client)
-    home = ServerHome(dir)
+    server_folder = ServerFolder(dir)
     now_s = time.time()
-    secret, node_id = home.invite(client, hours=hours, now_s=now_s)
+    secret, node_id = server_folder.invite(client, hours=hours, now_s=now_s)
     expires_at_s = now_s + hours * 3600.0
-    fingerprint = fingerprint_of(home.authority.certificate_pem)
-    address = home.enroll_told()
+    fingerprint = fingerprint_of(server_folder.authority.certificate_pem)
+    address = server_folder.enroll_told()
     say(
         format,
         f"token           {secret}   (one use, until {moment(expires_at_s)})\n"
@@ -144,7 +144,7 @@ def tokens(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
             "expires": moment(row.expires_at_s),
             "expires_at_s": row.expires_at_s,
         }
-        for row in ServerHome(dir).tokens()
+        for row in ServerFolder(dir).tokens()
     ]
     columns = {"client": "client", "state": "state", "expires": "expires"}
     empty = "no token waits; `meadow server token CLIENT` makes one"
@@ -158,7 +158,7 @@ def revoke_token(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Void a client's unused token; a client that is enrolled stays enrolled."""
-    if not ServerHome(dir).revoke_token(client, now_s=time.time()):
+    if not ServerFolder(dir).revoke_token(client, now_s=time.time()):
         raise MeadowError(
             f"{client!r} has no unused token; `meadow server tokens --dir {dir}` lists them"
         )
@@ -168,7 +168,7 @@ def revoke_token(
 @app.command()
 def renew_admin(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Make a new admin.json; copies of the old one are of no use from now on."""
-    path = ServerHome(dir).renew_admin(datetime.now(UTC))
+    path = ServerFolder(dir).renew_admin(datetime.now(UTC))
     say(format, f"{path} has a new key; every copy of the old one is refused", admin=str(path))
 
 
@@ -181,17 +181,17 @@ def check(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Check everything in a stopped server's folder; exit code 1 if something is damaged."""
-    from ..server.daemon.check import DAMAGED_NAME, check_home, repair_journal
+    from ..server.daemon.check import DAMAGED_NAME, check_server_folder, repair_journal
 
-    home = ServerHome(dir)
+    server_folder = ServerFolder(dir)
     if repair:
-        saved = repair_journal(home)
+        saved = repair_journal(server_folder)
         rows = {t: f"{len(s.rows)} of {len(s.rows) + len(s.lost)}" for t, s in saved.items()}
         counts = ", ".join(f"{count} {table}" for table, count in rows.items())
         text = f"the new journal has {counts}; the damaged one is {DAMAGED_NAME}"
         say(format, text, repaired=rows, damaged=DAMAGED_NAME)
     well = True
-    for finding in check_home(home):
+    for finding in check_server_folder(server_folder):
         mark = "ok      " if finding.ok else "damaged "
         say(format, f"{mark} {finding.subject:<10} {finding.text}",
             subject=finding.subject, ok=finding.ok, finding=finding.text)  # fmt: skip
@@ -203,8 +203,8 @@ def check(
 @app.command()
 def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Say whether the daemon runs, who is connected, and which runs are under way."""
-    home = ServerHome(dir)
-    if not home.listening():
+    server_folder = ServerFolder(dir)
+    if not server_folder.listening():
         raise MeadowError(
             f"the server in {dir} is not running; start it with `meadow server start --dir {dir}`"
         )
@@ -214,7 +214,7 @@ def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
         {"id": run.id, "app": run.app, "status": run.status, "round": f"{run.round}/{run.rounds}"}
         for run in now.runs
     ]
-    addresses = home.listening()
+    addresses = server_folder.listening()
     if format is Format.JSON:
         say(format, "", version=now.version, connected=now.connected, enrolled=now.enrolled,
             addresses=addresses, up_s=time.time() - now.started_at_s, runs=runs)  # fmt: skip
@@ -230,7 +230,7 @@ def events(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Show what happened on the server: starts, enrolments, who was turned away."""
     rows = [
         {**json.loads(event["json"]), "at": moment(event["at_s"]), "kind": event["kind"]}
-        for event in ServerHome(dir).events()
+        for event in ServerFolder(dir).events()
     ]
     for row in rows:
         row["what"] = ", ".join(f"{k}: {v}" for k, v in row.items() if k not in ("at", "kind"))
@@ -244,18 +244,18 @@ def privacy(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Show what all runs asked of clients: each run's releases, and the epsilon of all together."""
     from ..run.population_ledger import open_population
 
-    with closing(open_population(ServerHome(dir).folder)) as books:
-        asked = books.rows()
-        found = {"epsilon": books.epsilon("client"), "record_epsilon": books.epsilon("record")}
+    with closing(open_population(ServerFolder(dir).folder)) as ledger:
+        asked = ledger.rows()
+        found = {"epsilon": ledger.epsilon("client"), "record_epsilon": ledger.epsilon("record")}
     epsilons = {key: each if math.isfinite(each) else None for key, each in found.items()}
     rows = [asdict(row) for row in asked]
     if format is Format.JSON:
-        say(format, "", **epsilons, delta=books.delta, asked=rows)
+        say(format, "", **epsilons, delta=ledger.delta, asked=rows)
         return
     show_rows(format, rows, columns=ASKED_COLUMNS, empty="no run has asked for anything yet")
     for whose, epsilon in zip(("a client", "a record"), epsilons.values(), strict=True):
         text = f"epsilon of {whose} that is in all runs: {epsilon_text(epsilon)}"
-        say(format, f"{text} at delta = {books.delta:g}")
+        say(format, f"{text} at delta = {ledger.delta:g}")
 
 
 def _ago(at_s: float) -> str:

@@ -36,7 +36,7 @@ AUTO_APPROVE = "auto_approve"
 PEER_PREFIX = "ed25519:"
 RECEIVED_BYTES_MAX = 4 << 30
 PLACES = ("client", "distributed", "server")
-"""Where noise may be added; as `AnnouncedNoise.place` says it."""
+"""Where noise may be added; as `NoiseTerms.place` says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from .app_options import split_options
 from .rules.combinations import check_config
-from .rules.selection import clients_for_turns
+from .rules.selection import clients_for_separation
 from .schema.settings import Settings
 from .schema.sources import (
     given_by_environment,
@@ -80,7 +80,7 @@ def make_config(
 
 def _enough_clients(config: Config) -> SimulationConfig:
     run, simulation = config.run, config.simulation
-    drawn = clients_for_turns(config.selection, run)
+    drawn = clients_for_separation(config.selection, run)
     return replace(simulation, clients=max(simulation.clients, run.min_clients, drawn))
 
 

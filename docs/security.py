@@ -290,14 +290,14 @@ DISK_LIMITS = (
         "server/test_run_folder.py::test_the_newest_checkpoint_comes_back",
     ),
     Limit(
-        "transport.file_pool:SPARES_MAX",
+        "transport.file_pool:POOLED_FILES_MAX",
         "files that are kept to be written over",
-        "transport/test_spares.py::test_bounds",
+        "transport/test_file_pool.py::test_bounds",
     ),
     Limit(
         "transport.file_pool:SPARES_BYTES_MAX",
         "all of them together",
-        "transport/test_spares.py::test_bounds",
+        "transport/test_file_pool.py::test_bounds",
     ),
 )
 

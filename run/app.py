@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ..task import Data, Task
 
-__all__ = ["CentralEvaluation", "initial_arrays", "open_books", "run_rounds", "server_app"]
+__all__ = ["CentralEvaluation", "initial_arrays", "open_ledger", "run_rounds", "server_app"]
 
 
 def server_app(task: Task, config: Config, *, recorder: Recorder | None = None) -> ServerApp:
@@ -75,7 +75,7 @@ def run_rounds(
     algorithm = build_algorithm(config)
     of_model = algorithm.of_model
     initial = initial_arrays(task, config.run.seed) if of_model else params_to_arrays({})
-    privacy = privacy or open_books(config)
+    privacy = privacy or open_ledger(config)
     if privacy is not None:
         algorithm = private_algorithm(privacy.plan, algorithm)
     strategy = FederatedStrategy(algorithm, _plan(config), recorder=recorder, privacy=privacy)
@@ -98,7 +98,7 @@ def run_rounds(
     )
 
 
-def open_books(
+def open_ledger(
     config: Config,
     path: Path | None = None,
     *,

@@ -18,7 +18,7 @@ from ..config.app_options import OPTIONS_KEY, options_to_text
 from ..config.load import config_to_toml
 from ..config.schema.text import value_to_toml
 from ..errors import MeadowError, RunStoppedError
-from .app import open_books, run_rounds
+from .app import open_ledger, run_rounds
 from .app_output import kept_output
 from .flower_run import run_flower_app
 from .population_ledger import RunShare
@@ -66,14 +66,14 @@ def execute(
     stays, and the run can go on from it.
     """
     begun_s = time.monotonic()
-    status, cause, result, books = "finished", "", None, None
+    status, cause, result, ledger = "finished", "", None, None
     try:
         with kept_output(folder.folder, anew=app.flower is not None):
             if app.config is not None:
                 file = folder.folder / "privacy.sqlite"
-                books = open_books(app.config, file, sync=folder.durable, share=share)
+                ledger = open_ledger(app.config, file, sync=folder.durable, share=share)
                 task = app.load_task()
-                result = run_rounds(task, app.config, grid, recorder=folder, privacy=books)
+                result = run_rounds(task, app.config, grid, recorder=folder, privacy=ledger)
                 status, cause = result.status, result.cause
             else:
                 if share is not None:
@@ -87,14 +87,14 @@ def execute(
         folder.traceback("".join(traceback.format_exception(error)))
         status, cause = "failed", f"the app raised {app.explain(error)}"
         folder.event("app_raised", {"reason": app.explain(error), "log": TRACEBACKS})
-    if books is not None:
-        books.settle()
+    if ledger is not None:
+        ledger.settle()
     return folder.finish(
         status=status,
         cause=cause,
         result=result,
         duration_s=time.monotonic() - begun_s,
-        privacy=books.summary() if books is not None else None,
+        privacy=ledger.summary() if ledger is not None else None,
     )
 
 

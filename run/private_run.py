@@ -55,7 +55,7 @@ class PrivateRun:
         return self.plan.released_by_clients
 
     @property
-    def by_coins(self) -> bool:
+    def by_sampling(self) -> bool:
         """Whether cohorts are drawn by secret coins."""
         return isinstance(self.plan, PrivacyPlan) and self.plan.sampling == "poisson"
 

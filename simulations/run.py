@@ -23,7 +23,7 @@ from ..transport.durable import write_file
 from .executors.adversarial import with_adversaries
 from .executors.apps import client_app_of
 from .executors.choice import ExecutorPlan
-from .executors.contract import Executor, Teller
+from .executors.contract import EventSink, Executor
 from .grids.simulation_grid import SimulationGrid
 from .grids.virtual_grid import VirtualGrid, devices_of
 from .population.clients import SimulatedClients
@@ -177,8 +177,8 @@ def _run(
         states_file=run_folder.folder / "checkpoints" / "clients.sqlite",
     )
     run_folder.checkpoints.keep_client_states(population.save, population.load)
-    teller = Teller(traceback=tell, explain=app.explain, event=run_folder.event)
-    executor = with_adversaries(plan.make(app, population, teller=teller), app.config)
+    sink = EventSink(traceback=tell, explain=app.explain, event=run_folder.event)
+    executor = with_adversaries(plan.make(app, population, sink=sink), app.config)
     grid = _grid_of(app, executor, population)
     on_event(
         "ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": population.count}

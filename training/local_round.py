@@ -25,8 +25,8 @@ class LocalRound:
         learned: those of them that gradients moved.
         owners: for each name on the wire the one that training knows it by: tied weights have
             several names.
-        shared: the companions that came with the params.
-        kept: what the client kept of the rounds before, by the names of companions.
+        shared: the auxiliary that came with the params.
+        client_state: what the client kept of the rounds before, by the names of auxiliary.
         steps: how many steps were made.
         losses: the mean loss on the client's data before the round, if the algorithm needs it.
         momentum: the optimizer's first slot, by name, if it has one.
@@ -37,12 +37,12 @@ class LocalRound:
     learned: frozenset[str]
     owners: Mapping[str, str]
     shared: Tensors
-    kept: Tensors
+    client_state: Tensors
     steps: torch.Tensor
     losses: torch.Tensor
     momentum: Tensors
 
-    def change_of(self, name: str) -> torch.Tensor:
+    def delta_of(self, name: str) -> torch.Tensor:
         """Return what training added to a tensor."""
         return self.trained[name] - self.starts[name]
 
@@ -59,16 +59,16 @@ class LocalRound:
         moved = dict(self.trained)
         for name, tensor in self.trained.items():
             if self.is_floating(name) and (names is None or name in names):
-                change = self.change_of(name)
+                delta = self.delta_of(name)
                 start = self.starts[name]
-                moved[name] = (start + change * along(factor, change)).to(tensor.dtype)
+                moved[name] = (start + delta * along(factor, delta)).to(tensor.dtype)
         return moved
 
-    def squared_change(self) -> torch.Tensor:
+    def squared_delta(self) -> torch.Tensor:
         """Return the squared L2 norm of the learned tensors' change, a number a client."""
         axes = self.steps.ndim
         squares = [
-            self.change_of(name).abs().to(self.steps.dtype).square().flatten(axes).sum(-1)
+            self.delta_of(name).abs().to(self.steps.dtype).square().flatten(axes).sum(-1)
             for name in sorted(self.learned)
         ]
         return torch.stack(squares).sum(0) if squares else torch.zeros_like(self.losses)
@@ -78,12 +78,12 @@ class LocalRound:
 class Answer:
     """What a client answers, and what it keeps; shapes as in `LocalRound`.
 
-    `params` are by the names that training knows, `companions` by those on the wire.
+    `params` are by the names that training knows, `auxiliary` by those on the wire.
     """
 
     params: Tensors
-    companions: Tensors = field(default_factory=dict)
-    kept: Tensors = field(default_factory=dict)
+    auxiliary: Tensors = field(default_factory=dict)
+    client_state: Tensors = field(default_factory=dict)
 
 
 def along(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:

@@ -31,13 +31,13 @@ def controlled(gradient: Tensor, own: Tensor, shared: Tensor) -> Tensor:
     return gradient - own + shared
 
 
-def next_control(own: Tensor, shared: Tensor, change: Tensor, *, distance: Tensor) -> Tensor:
+def next_control(own: Tensor, shared: Tensor, delta: Tensor, *, distance: Tensor) -> Tensor:
     """Return a client's next control variate: the mean gradient that its steps followed.
 
-    `change` is params - start, and `distance` the number of steps times the learning rate.
+    `delta` is params - start, and `distance` the number of steps times the learning rate.
     Source: Karimireddy et al. 2020, "SCAFFOLD", algorithm 1, line 12, option II.
     """
-    return own - shared - change / distance
+    return own - shared - delta / distance
 
 
 def dynamic(
@@ -50,9 +50,9 @@ def dynamic(
     return gradient.add(params - start, alpha=alpha) - own
 
 
-def next_gradient(own: Tensor, change: Tensor, *, alpha: float) -> Tensor:
+def next_gradient(own: Tensor, delta: Tensor, *, alpha: float) -> Tensor:
     """Return the gradient of a client's loss where its last round ended, as its steps say.
 
     Source: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", algorithm 1.
     """
-    return own.sub(change, alpha=alpha)
+    return own.sub(delta, alpha=alpha)

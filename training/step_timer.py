@@ -12,7 +12,7 @@ import torch
 from ..errors import MeadowError
 from ..machine.accelerators import is_accelerator
 
-__all__ = ["EnoughError", "Phases", "StopWatch", "Unwatched", "each"]
+__all__ = ["EnoughError", "StepTimer", "StopWatch", "Unwatched", "each"]
 
 T = TypeVar("T")
 OPTIMIZER = "optimizer"
@@ -22,7 +22,7 @@ class EnoughError(MeadowError):
     """As many steps were watched as were asked for."""
 
 
-class Phases(Protocol):
+class StepTimer(Protocol):
     """Told of every phase."""
 
     def of(self, name: str) -> AbstractContextManager[None]:
@@ -35,7 +35,7 @@ class Unwatched:
     _nothing = nullcontext()
 
     def of(self, name: str) -> AbstractContextManager[None]:
-        """As `Phases.of`."""
+        """As `StepTimer.of`."""
         return self._nothing
 
 
@@ -80,7 +80,7 @@ class StopWatch:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """As `Phases.of`; it waits for the accelerator, which works on while Python goes ahead."""
+        """As `StepTimer.of`; it waits for the accelerator, which works on while Python goes ahead."""
         if self._steps == self._warm_steps + self._steps_max and name != OPTIMIZER:
             raise EnoughError(f"{self._steps_max} steps were watched")
         begun_at_s = time.perf_counter()
@@ -111,14 +111,14 @@ class _Lap:
         self.ended_at_s = ended_at_s
 
 
-def each(items: Iterable[T], phases: Phases, name: str) -> Iterator[T]:
+def each(items: Iterable[T], timer: StepTimer, name: str) -> Iterator[T]:
     """Return items as they are made, the making of each being a phase."""
-    return iter(items) if isinstance(phases, Unwatched) else _watched(iter(items), phases, name)
+    return iter(items) if isinstance(timer, Unwatched) else _watched(iter(items), timer, name)
 
 
-def _watched(left: Iterator[T], phases: Phases, name: str) -> Iterator[T]:
+def _watched(left: Iterator[T], timer: StepTimer, name: str) -> Iterator[T]:
     while True:
-        with phases.of(name):
+        with timer.of(name):
             try:
                 item = next(left)
             except StopIteration:

@@ -21,7 +21,7 @@ from zlib_ng.zlib_ng import crc32 as crc32_of
 from ..errors import DamageError, LimitError, ProtocolError, StoreError
 from .chunk_reader import CHUNK_BYTES_MAX, ChunkReader
 from .chunk_wire import Piece
-from .file_pool import Spares
+from .file_pool import FilePool
 from .fleet_pb2 import Blob, Chunk, Envelope
 from .part import Part
 from .tensors import checksum
@@ -125,7 +125,7 @@ class Receiver:
         *,
         size_max: int,
         fsync: bool = True,
-        spares: Spares | None = None,
+        file_pool: FilePool | None = None,
     ) -> None:
         """Open the blob's part in `folder`, or find the whole blob there.
 
@@ -147,8 +147,8 @@ class Receiver:
         if self.path.exists():
             self._adopt()
         else:
-            self._check_disk(spares)
-            self._open_part(spares)
+            self._check_disk(file_pool)
+            self._open_part(file_pool)
         self.resumed = self.received_bytes > 0
 
     @property
@@ -242,21 +242,21 @@ class Receiver:
             raise ProtocolError(f"{self._who}: the id belongs to other bytes already")
         self._kept = True
 
-    def _check_disk(self, spares: Spares | None) -> None:
+    def _check_disk(self, file_pool: FilePool | None) -> None:
         disk = os.statvfs(self.path.parent)
         part = self.path.with_suffix(".part")
         here = part.stat().st_size if part.exists() else 0
         needed, free = self._blob.size_bytes - here, disk.f_bavail * disk.f_frsize
-        if needed > free and spares is not None:
-            spares.clear()
+        if needed > free and file_pool is not None:
+            file_pool.clear()
             self._check_disk(None)
         elif needed > free:
             raise LimitError(f"{self._who} needs {needed} bytes more, the disk has {free}")
 
-    def _open_part(self, spares: Spares | None) -> None:
+    def _open_part(self, file_pool: FilePool | None) -> None:
         size = self._blob.size_bytes
         try:
-            self._part = Part(self.path.parent, self._blob.id, size_bytes=size, spares=spares)
+            self._part = Part(self.path.parent, self._blob.id, size_bytes=size, file_pool=file_pool)
         except BlockingIOError as error:
             raise StoreError(f"{self._who} is being received already") from error
         except OSError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StoreError
-from .file_pool import Spares
+from .file_pool import FilePool
 
 __all__ = [
     "Writeback",
@@ -48,12 +48,12 @@ def replacing(
     *,
     fsync: bool,
     mode: int = 0o644,
-    spares: Spares | None = None,
+    file_pool: FilePool | None = None,
     size_bytes: int = 0,
 ) -> Iterator[int]:
     """Yield the descriptor of a new file that takes `path`'s place if the block ends well.
 
-    With `spares` it may be one of those; the block then writes all of `size_bytes`.
+    With `file_pool` it may be one of those; the block then writes all of `size_bytes`.
 
     Guarantees: a reader sees the old file or the whole new one. With `fsync` that also holds
         after a power cut, and the new file is durable when the block has ended.
@@ -63,7 +63,7 @@ def replacing(
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        fd = spares.take(temporary, size_bytes) if spares is not None else None
+        fd = file_pool.take(temporary, size_bytes) if file_pool is not None else None
         if fd is None:
             fd = os.open(temporary, flags, mode)
         try:

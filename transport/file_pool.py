@@ -21,17 +21,17 @@ from typing import Final
 
 from ..errors import StoreError
 
-__all__ = ["SPARE_BYTES_MIN", "Spares", "open_held"]
+__all__ = ["SPARE_BYTES_MIN", "FilePool", "open_held"]
 
 SPARE_BYTES_MIN: Final = 1 << 20
 """A smaller file is made anew: that is as fast."""
-SPARES_MAX: Final = 64
+POOLED_FILES_MAX: Final = 64
 SPARES_BYTES_MAX: Final = 4 << 30
 OPENINGS_MAX: Final = 100
 OPENING_WAIT_S: Final = 0.001
 
 
-class Spares:
+class FilePool:
     """A folder of files to write over, on the same disk as those that they become.
 
     Several processes may use one. It is bounded in files and bytes, and may be deleted at any time.
@@ -97,7 +97,7 @@ class Spares:
         for spare in self._files():
             with suppress(FileNotFoundError):
                 sizes.append(spare.stat().st_size)
-        if len(sizes) >= SPARES_MAX or sum(sizes) + size_bytes > SPARES_BYTES_MAX:
+        if len(sizes) >= POOLED_FILES_MAX or sum(sizes) + size_bytes > SPARES_BYTES_MAX:
             return False
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

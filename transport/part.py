@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from .durable import Writeback, sync_folder, write_all
-from .file_pool import Spares
+from .file_pool import FilePool
 from .tensors import checksum
 
 __all__ = ["Part"]
@@ -29,7 +29,9 @@ class Part:
         crc32: its checksum.
     """
 
-    def __init__(self, folder: Path, stem: str, *, size_bytes: int, spares: Spares | None) -> None:
+    def __init__(
+        self, folder: Path, stem: str, *, size_bytes: int, file_pool: FilePool | None
+    ) -> None:
         """Open the part of a blob of `size_bytes`, which takes time if much of it is here.
 
         Raises:
@@ -42,8 +44,8 @@ class Part:
         self._named_bytes = self.received_bytes = self.crc32 = 0
         self._recover()
         fd = None
-        if spares is not None and not self._path.exists():
-            fd = spares.take(self._over(0), size_bytes)
+        if file_pool is not None and not self._path.exists():
+            fd = file_pool.take(self._over(0), size_bytes)
         if fd is not None:
             self._fd, self._path = fd, self._over(0)
         else:

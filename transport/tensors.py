@@ -25,7 +25,7 @@ from zlib_ng.zlib_ng import crc32 as crc32_of
 from ..errors import ProtocolError, StoreError
 from ..flower.messages import FlatTensor, dtype_of
 from .durable import Writeback, replacing, write_all
-from .file_pool import Spares, open_held
+from .file_pool import FilePool, open_held
 from .header import CODES, Extent, parse_header, read_length
 from .layout import BLOCK_BYTES, FileLayout
 
@@ -59,7 +59,7 @@ def write_tensors(
     *,
     fsync: bool,
     metadata: Mapping[str, str] | None = None,
-    spares: Spares | None = None,
+    file_pool: FilePool | None = None,
 ) -> FileInfo:
     """Write `tensors` in their order, over a spare file if there is one; bytes become a vector of
     uint8.
@@ -70,11 +70,11 @@ def write_tensors(
         ProtocolError: a name is too long, or the format has no such dtype.
         StoreError: the file cannot be written.
     """
-    return write_layout(path, FileLayout(tensors, metadata), fsync=fsync, spares=spares)
+    return write_layout(path, FileLayout(tensors, metadata), fsync=fsync, file_pool=file_pool)
 
 
 def write_layout(
-    path: Path, layout: FileLayout, *, fsync: bool, spares: Spares | None = None
+    path: Path, layout: FileLayout, *, fsync: bool, file_pool: FilePool | None = None
 ) -> FileInfo:
     """As `write_tensors`.
 
@@ -82,7 +82,7 @@ def write_layout(
         StoreError: the file cannot be written.
     """
     size = crc = 0
-    with replacing(path, fsync=fsync, spares=spares, size_bytes=layout.size_bytes) as fd:
+    with replacing(path, fsync=fsync, file_pool=file_pool, size_bytes=layout.size_bytes) as fd:
         writeback = Writeback(fd)
         for block in layout.blocks():
             crc = crc32_of(block, crc)

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord
 from ..flower.messages import NUMPY_STYPE, FlatTensor, tensor_of
 from .blobs import blob_path, new_blob_id
 from .durable import make_folder, sync_folder
-from .file_pool import Spares
+from .file_pool import FilePool
 from .fleet_pb2 import ArrayInfo, Arrays, Blob
 from .header import check_name
 from .layout import FileLayout
@@ -42,9 +42,11 @@ class BlobWriter:
     in place meanwhile: use one writer per round, or call `forget` between rounds.
     """
 
-    def __init__(self, folder: Path, *, fsync: bool = True, spares: Spares | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, fsync: bool = True, file_pool: FilePool | None = None
+    ) -> None:
         self._folder = folder
-        self._spares = spares
+        self._file_pool = file_pool
         self._fsync = fsync
         self.packed_bytes_max = PACKED_BYTES_MAX
         self._written: OrderedDict[tuple[tuple[str, int], ...], _Written] = OrderedDict()
@@ -89,7 +91,7 @@ class BlobWriter:
         else:
             self._folder.mkdir(parents=True, exist_ok=True)
         info = self._link(tensors, path) or write_layout(
-            path, layout, fsync=self._fsync, spares=self._spares
+            path, layout, fsync=self._fsync, file_pool=self._file_pool
         )
         blob = Blob(id=blob_id, size_bytes=info.size_bytes, crc32=info.crc32)
         return Arrays(blob=blob, infos=infos)

@@ -20,7 +20,7 @@ from meadow.client.agent.agent import Agent
 from meadow.client.tools.enroll import enroll
 from meadow.flower.messages import params_to_arrays, set_message_id, tensors_of
 from meadow.machine.process_limits import allow_many_files, keep_freed_memory
-from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.daemon.server_dir import ServerFolder
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode
 from meadow.transport.fleet_pb2 import Instruction, TrainingDone
@@ -30,7 +30,7 @@ __all__ = ["enroll_many"]
 
 def enroll_many(server_dir: Path, folder: Path, app: Path, count: int) -> None:
     """Invite and enrol `count` clients of a running server."""
-    home = ServerHome(server_dir)
+    home = ServerFolder(server_dir)
     fingerprint = home.authority.fingerprint
     for index in range(count):
         name = f"agent-{index:03d}"

@@ -115,7 +115,7 @@ class Agent:
         self, owner: Owner, database: AgentDatabase, ledger: Ledger, trainer: Trainer
     ) -> None:
         state = AgentState(database, self._directory)
-        state.spares.clear()
+        state.file_pool.clear()
         deliveries = Deliveries(self._uplink, state, self._report)
         execution = Execution(
             owner=owner,

@@ -12,7 +12,7 @@ from typing import Final, Self
 import grpc
 
 from ...errors import ProtocolError, UnreachableError
-from ...transport.file_pool import Spares
+from ...transport.file_pool import FilePool
 from ...transport.fleet_pb2 import (
     AgentMessage,
     Blob,
@@ -115,9 +115,9 @@ class Connection:
         """As `Stream.receive`."""
         return await self._stream.receive()
 
-    async def download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
+    async def download(self, blob: Blob, folder: Path, file_pool: FilePool | None = None) -> Path:
         """As `Bulk.download`."""
-        return await self._bulk.download(blob, folder, spares)
+        return await self._bulk.download(blob, folder, file_pool)
 
     async def upload(self, instruction_id: str, blob: Blob, path: Path) -> None:
         """As `Bulk.upload`."""

@@ -22,7 +22,7 @@ from ...errors import (
 from ...privacy.secagg.terms.terms import is_talk
 from ...transport.blobs import blob_path, blobs_of, check_blob_id
 from ...transport.fields import check_fields
-from ...transport.file_pool import Spares
+from ...transport.file_pool import FilePool
 from ...transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
 from ..owner.announcements import charged_noise, charged_steps, hides_from_server
 from ..owner.budget import check_budget
@@ -221,18 +221,18 @@ class Execution:
         if self._verified.get(blob.id) == (blob.size_bytes, blob.crc32) and path.is_file():
             path.touch()
             return
-        await self._download(blob, self._blob_dir, self._state.spares)
+        await self._download(blob, self._blob_dir, self._state.file_pool)
         path.touch()
         self._verified[blob.id] = (blob.size_bytes, blob.crc32)
 
-    async def _download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
+    async def _download(self, blob: Blob, folder: Path, file_pool: FilePool | None = None) -> Path:
         """Fetch a blob, over as many connections as that takes."""
         check_blob_id(blob.id)
         attempt = corrupt = 0
         while True:
             connection = await self._uplink.online()
             try:
-                return await connection.download(blob, folder, spares)
+                return await connection.download(blob, folder, file_pool)
             except UnreachableError:
                 attempt = await self._uplink.pause(connection, attempt)
             except ProtocolError:
@@ -249,7 +249,7 @@ class Execution:
                 continue
             kept_bytes += path.stat().st_size
             if index >= BLOBS_KEPT or kept_bytes > bytes_max:
-                self._state.spares.keep(path)
+                self._state.file_pool.keep(path)
                 self._verified.pop(path.stem, None)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from ...transport.blobs import blob_path, blobs_of
-from ...transport.file_pool import Spares
+from ...transport.file_pool import FilePool
 from ...transport.fleet_pb2 import Envelope, Instruction
 from ..owner.database import AgentDatabase
 from ..owner.ledger import content_of
@@ -48,14 +48,14 @@ class AgentState:
     """The agent's memory of its runs, in its database and the folder `runs`.
 
     Attributes:
-        spares: the agent's files that nobody needs any more.
+        file_pool: the agent's files that nobody needs any more.
     """
 
     def __init__(self, database: AgentDatabase, directory: Path) -> None:
         """Of the agent on the folder `directory`."""
         self._database = database
         self._runs = directory / "runs"
-        self.spares = Spares(directory / "spare")
+        self.file_pool = FilePool(directory / "spare")
         self._acknowledged: deque[str] = deque(maxlen=REPLIES_MAX)
         """Noted, but not written yet; of refusals too, which are not in the database."""
 
@@ -120,7 +120,7 @@ class AgentState:
             ).fetchall()
             rows.executemany("DELETE FROM replies WHERE run_id = ?", forgotten)
         for run, instruction_id in dropped:
-            self.spares.keep_all(self.reply_dir(int(run), instruction_id))
+            self.file_pool.keep_all(self.reply_dir(int(run), instruction_id))
         for (run,) in forgotten:
             shutil.rmtree(self._runs / run, ignore_errors=True)
         self._sweep(run_id, Envelope.FromString(state))

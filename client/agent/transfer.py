@@ -19,7 +19,7 @@ import grpc
 from ...errors import MeadowError, ProtocolError, StoreError, UnreachableError
 from ...transport.blobs import Receiver, blob_path, chunks
 from ...transport.chunk_wire import Piece, pack_upload_chunk, pack_upload_open, unpack_chunk
-from ...transport.file_pool import Spares
+from ...transport.file_pool import FilePool
 from ...transport.fleet_pb2 import Blob, DownloadRequest, UploadOpen, UploadState
 from .line import LineState
 from .rpc_errors import rpc_errors
@@ -58,8 +58,8 @@ class Bulk:
         self._line = line or LineState()
         self._blob_bytes_max = blob_bytes_max
 
-    async def download(self, blob: Blob, folder: Path, spares: Spares | None = None) -> Path:
-        """Fetch a blob into `folder`, over one of `spares` if there is one.
+    async def download(self, blob: Blob, folder: Path, file_pool: FilePool | None = None) -> Path:
+        """Fetch a blob into `folder`, over one of `file_pool` if there is one.
 
         A part that is there already is not fetched again.
 
@@ -68,7 +68,7 @@ class Bulk:
             GoneError: the server no longer offers the blob.
             MeadowError: the blob is not what was announced, or cannot be stored.
         """
-        return await _in_thread(lambda started: self._download(blob, folder, spares, started))
+        return await _in_thread(lambda started: self._download(blob, folder, file_pool, started))
 
     async def upload(self, instruction_id: str, blob: Blob, path: Path) -> None:
         """Send a file; what the server has of it already is not sent again.
@@ -79,12 +79,14 @@ class Bulk:
         """
         await _in_thread(lambda started: self._upload(instruction_id, blob, path, started))
 
-    def _download(self, blob: Blob, folder: Path, spares: Spares | None, started: Started) -> Path:
+    def _download(
+        self, blob: Blob, folder: Path, file_pool: FilePool | None, started: Started
+    ) -> Path:
         try:
-            receiver = self._receiver(folder, blob, spares)
+            receiver = self._receiver(folder, blob, file_pool)
         except ProtocolError:
             blob_path(folder, blob.id).unlink(missing_ok=True)  # other bytes under this id
-            receiver = self._receiver(folder, blob, spares)
+            receiver = self._receiver(folder, blob, file_pool)
         with receiver, rpc_errors(self._address):
             if not receiver.complete:
                 self._receive(receiver, blob, started)
@@ -106,9 +108,9 @@ class Bulk:
         finally:
             cast("grpc.Future[Any]", call).cancel()
 
-    def _receiver(self, folder: Path, blob: Blob, spares: Spares | None) -> Receiver:
+    def _receiver(self, folder: Path, blob: Blob, file_pool: FilePool | None) -> Receiver:
         size_max = self._blob_bytes_max
-        return Receiver(folder, blob, size_max=size_max, fsync=False, spares=spares)
+        return Receiver(folder, blob, size_max=size_max, fsync=False, file_pool=file_pool)
 
     def _upload(self, instruction_id: str, blob: Blob, path: Path, started: Started) -> None:
         size = path.stat().st_size if path.is_file() else -1

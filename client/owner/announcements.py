@@ -11,7 +11,7 @@ from ...config.client_config import PolicyConfig
 from ...errors import MeadowError
 from ...privacy.dp.accounting.events import StepsEvent
 from ...privacy.dp.mechanisms.clipping import Clipping
-from ...privacy.dp.noise_terms import AnnouncedNoise
+from ...privacy.dp.noise_terms import NoiseTerms
 from ...privacy.dp.records import RecordTerms
 from ...privacy.secagg.terms.announcement import NODE_BYTES
 from ...privacy.secagg.terms.terms import RECORD, is_secure
@@ -20,25 +20,25 @@ from ...transport.entries import unpack_entries
 from ...transport.fleet_pb2 import Instruction
 
 __all__ = [
-    "announced_noise",
     "announced_steps",
     "announcement_of",
     "charged_noise",
     "charged_steps",
     "hides_from_server",
+    "noise_terms_of",
 ]
 
 CONFIG_RECORD = "config"
 
 
-def announced_noise(instruction: Instruction) -> AnnouncedNoise | None:
+def noise_terms_of(instruction: Instruction) -> NoiseTerms | None:
     """Return the noise that an instruction announces, None if its round has none.
 
     Noise that clients add within secure sums is none in an instruction without such a sum.
     """
     said = announcement_of(instruction)
     try:
-        noise = AnnouncedNoise.of(said) if Clipping.of(said) is not None else None
+        noise = NoiseTerms.of(said) if Clipping.of(said) is not None else None
     except MeadowError:
         return None
     secure = is_secure(instruction.envelope.metadata.message_type)
@@ -79,13 +79,13 @@ def _record(instruction: Instruction, name: str) -> Mapping[str, Any]:
 
 def hides_from_server(instruction: Instruction) -> bool:
     """Return whether clients add the noise themselves: then no text about data leaves, either."""
-    noise = announced_noise(instruction)
+    noise = noise_terms_of(instruction)
     return announced_steps(instruction) is not None or (
         noise is not None and noise.place != "server"
     )
 
 
-def charged_noise(instruction: Instruction, policy: PolicyConfig) -> AnnouncedNoise | None:
+def charged_noise(instruction: Instruction, policy: PolicyConfig) -> NoiseTerms | None:
     """Return the noise that the owner's ledger presumes, None if there is none, or none where the owner
     wants it: an instruction may announce several, and what others add is not believed then.
 
@@ -93,7 +93,7 @@ def charged_noise(instruction: Instruction, policy: PolicyConfig) -> AnnouncedNo
     Unless the owner has listed `known_peers`, or says in `min_colluders` how many may collude, only
     this client's own share counts: `multiplier` / sqrt(clients).
     """
-    noise = announced_noise(instruction)
+    noise = noise_terms_of(instruction)
     if noise is None or (policy.noise and noise.place not in policy.noise):
         return None
     if not noise.is_distributed or policy.known_peers or policy.min_colluders:

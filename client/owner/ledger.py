@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...errors import RefusedError, StoreError
 from ...privacy.dp.accounting.events import GaussianEvent, StepsEvent
-from ...privacy.dp.noise_terms import AnnouncedNoise
+from ...privacy.dp.noise_terms import NoiseTerms
 from ...randomness.entropy import system_entropy
 from ...transport.durable import write_file
 from ...transport.fleet_pb2 import Instruction
@@ -75,7 +75,7 @@ class Ledger:
         instruction: Instruction,
         *,
         now_s: float,
-        noise: AnnouncedNoise | None = None,
+        noise: NoiseTerms | None = None,
         steps: StepsEvent | None = None,
     ) -> None:
         """Count an instruction before it is executed, and the noise that its round will have: for

@@ -7,7 +7,7 @@ from ...errors import RefusedError
 from ...privacy.secagg.terms.terms import is_secure, is_talk
 from ...transport.blobs import blobs_of
 from ...transport.fleet_pb2 import Instruction
-from .announcements import announced_noise, announced_steps
+from .announcements import announced_steps, noise_terms_of
 
 __all__ = ["NotInstalledError", "check", "is_training"]
 
@@ -73,7 +73,7 @@ def _check_noise(instruction: Instruction, policy: PolicyConfig) -> None:
     asked_for = instruction.envelope.metadata.message_type
     if is_talk(asked_for):
         return  # of a round that was looked at when it began
-    noise, steps = announced_noise(instruction), announced_steps(instruction)
+    noise, steps = noise_terms_of(instruction), announced_steps(instruction)
     if not is_training(instruction) or (noise is None and steps is None):
         raise RefusedError(
             f"{key} is set, and what this {asked_for[:40]!r} message asks for carries no noise"

@@ -64,7 +64,7 @@ def profile_round(bench: TryOut, trace: Path) -> RoundProfile:
     try:
         work = bench.round(training, key=time.time_ns())
         watch = StopWatch(training.device, warm_steps=WARM_STEPS, steps_max=STEPS_MAX)
-        training.phases = watch
+        training.timer = watch
         activities = {ProfilerActivity.CPU}
         if is_accelerator(training.device):
             activities = supported_activities()  # type: ignore[no-untyped-call]

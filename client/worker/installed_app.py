@@ -21,7 +21,7 @@ from ...transport.blobs import blob_path, blobs_of, require_intact
 from ...transport.codec import decode, encode
 from ...transport.content import pack_content, unpack_content
 from ...transport.entries import unpack_entries
-from ...transport.file_pool import Spares
+from ...transport.file_pool import FilePool
 from ...transport.fleet_pb2 import (
     Envelope,
     Inspection,
@@ -55,7 +55,7 @@ class InstalledApp:
             required=False,  # the agent refuses plain instructions where its owner wants none
         )
         self._node_id = start.node_id
-        self._spares = Spares(Path(start.client_dir) / "spare")
+        self._file_pool = FilePool(Path(start.client_dir) / "spare")
         self._node_config = cast(dict[str, Any], unpack_entries(start.node_config))
         self.device = device
 
@@ -99,7 +99,7 @@ class InstalledApp:
         set_message_id(reply, uuid.uuid4().hex)
         return TrainingDone(
             instruction_id=instruction.id,
-            envelope=encode(reply, BlobWriter(Path(work.reply_dir), spares=self._spares)),
+            envelope=encode(reply, BlobWriter(Path(work.reply_dir), file_pool=self._file_pool)),
             state=_packed(context.state, states),
         )
 

@@ -11,7 +11,7 @@ from .strategy import strategy_algorithm
 
 if TYPE_CHECKING:
     from ...compression.terms import CompressionTerms
-    from ...privacy.dp.noise_terms import AnnouncedNoise
+    from ...privacy.dp.noise_terms import NoiseTerms
     from ...privacy.secagg.terms.terms import SecureTerms
     from ...strategies.algorithms.algorithm import Algorithm
     from ...strategies.algorithms.asynchrony import Asynchrony
@@ -64,7 +64,7 @@ def build_rule(chosen: RobustConfig) -> AggregationRule:
 
 
 def build_secure_terms(
-    config: Config, *, metrics: Sequence[str], noise: AnnouncedNoise | None = None
+    config: Config, *, metrics: Sequence[str], noise: NoiseTerms | None = None
 ) -> SecureTerms:
     """Return the public numbers of a run's secure sums, and which metrics are in them.
 

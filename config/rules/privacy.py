@@ -115,10 +115,10 @@ def _turn_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     chosen, selection = config.privacy.differential_privacy, config.selection
     apart, times = selection.min_separation, selection.participations_max
     correlated = chosen.correlation != "none"
-    coins = chosen.sampling == "poisson"
+    poisson = chosen.sampling == "poisson"
     return [
         (
-            coins and (correlated or apart > 1 or times is not None),
+            poisson and (correlated or apart > 1 or times is not None),
             (f"{SECTION}.sampling", "selection.min_separation", "selection.participations_max"),
             (
                 '= "poisson" has coins decide alone who takes part; with selection.min_separation, '

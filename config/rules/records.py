@@ -108,4 +108,4 @@ def record_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
 
 
 def _sends_more(config: Config) -> bool:
-    return bool(build_algorithm(config).companions)
+    return bool(build_algorithm(config).auxiliary)

@@ -9,7 +9,7 @@ from .builders import build_algorithm, build_secure_terms
 from .strategy import is_clippable
 
 if TYPE_CHECKING:
-    from ...privacy.dp.noise_terms import AnnouncedNoise
+    from ...privacy.dp.noise_terms import NoiseTerms
     from ..sections.model import Config
 
 __all__ = ["secure_rules", "sum_sizes"]
@@ -109,16 +109,16 @@ def _drawn(config: Config) -> int:
     return min(clients, max(drawn, run.min_clients))
 
 
-def _noise(config: Config) -> AnnouncedNoise | None:
+def _noise(config: Config) -> NoiseTerms | None:
     """Return the noise that clients add to sums, hardly any where it follows from epsilon: how
     much room it needs depends on the model, and is checked when a run begins."""
-    from ...privacy.dp.noise_terms import AnnouncedNoise
+    from ...privacy.dp.noise_terms import NoiseTerms
 
     chosen = config.privacy.differential_privacy
     if not chosen.enabled:
         return None
     multiplier = chosen.noise_multiplier or NOISE_MIN
-    noise = AnnouncedNoise(source=chosen.noise, multiplier=multiplier)
+    noise = NoiseTerms(source=chosen.noise, multiplier=multiplier)
     return noise if noise.is_distributed else None
 
 

@@ -6,13 +6,13 @@ from ..sections.run import RunConfig
 from ..sections.selection import SelectionConfig
 from ..sections.simulation import SimulationConfig
 
-__all__ = ["clients_for_turns", "selection_rules"]
+__all__ = ["clients_for_separation", "selection_rules"]
 
 SEPARATION = "selection.min_separation"
 TIMES = "selection.participations_max"
 
 
-def clients_for_turns(chosen: SelectionConfig, run: RunConfig) -> int:
+def clients_for_separation(chosen: SelectionConfig, run: RunConfig) -> int:
     """Return how many clients it takes that each of them waits, or takes part, as is said."""
     drawn = run.cohort if isinstance(run.cohort, int) else 1
     needed = drawn * min(chosen.min_separation, run.rounds)
@@ -26,7 +26,7 @@ def selection_rules(
 ) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong with clients that take part by turns: whether, which keys, and why."""
     turns = chosen.min_separation > 1 or chosen.participations_max is not None
-    needed, keys = clients_for_turns(chosen, run), (SEPARATION, TIMES)
+    needed, keys = clients_for_separation(chosen, run), (SEPARATION, TIMES)
     return [
         (
             turns and not isinstance(run.cohort, int),

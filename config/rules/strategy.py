@@ -50,7 +50,7 @@ def strategy_rules(
             missing = f'must be said with strategy.name = "{name}"; for example {key} = {example}'
             return [(True, (f"strategy.{key}", "strategy.name"), missing)]
     algorithm = strategy_algorithm(chosen)
-    kinds = algorithm.companions or (name,)
+    kinds = algorithm.auxiliary or (name,)
     optimizer = (
         f'= "{training.optimizer}" does not go with strategy.name = "{name}", which knows the steps '
         'of its clients by their gradients; set it to "sgd"'
@@ -83,7 +83,7 @@ def strategy_rules(
             momentum,
         ),
         (
-            (bool(algorithm.companions) or not algorithm.of_model)
+            (bool(algorithm.auxiliary) or not algorithm.of_model)
             and run.update_norm_max is not None,
             ("run.update_norm_max", "strategy.name"),
             norm,

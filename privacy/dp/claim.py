@@ -65,7 +65,7 @@ def _sampling(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
             f"each client took part in a round with probability {plan.probability:.4g}, "
             f"independently and unknown to whoever sees the params{again if repeated else ''}"
         )
-    if not plan.is_by_turns or plan.released_by_clients:
+    if not plan.has_min_separation or plan.released_by_clients:
         return (
             "nothing is presumed of how cohorts were drawn: a client may have taken part in every "
             "round"

@@ -17,9 +17,9 @@ __all__ = [
     "RATE_MIN",
     "SOURCES",
     "STEPS_MAX",
-    "AnnouncedNoise",
     "NoiseSource",
-    "require_announced",
+    "NoiseTerms",
+    "require_noise_terms",
 ]
 
 NoiseSource = Literal[
@@ -31,7 +31,7 @@ SOURCE_KEY = "dp-noise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnnouncedNoise:
+class NoiseTerms:
     """Who adds the noise, and its multiplier: of everything that the round releases.
 
     "server": Gaussian, on the sum, by the server. "distributed": Skellam, on the sum, by its
@@ -78,7 +78,7 @@ class AnnouncedNoise:
         return {NOISE_KEY: self.multiplier, SOURCE_KEY: self.source}
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> AnnouncedNoise | None:
+    def of(cls, record: Mapping[str, Any]) -> NoiseTerms | None:
         """Return what an instruction's ConfigRecord announces, None if it has no noise.
 
         Raises:
@@ -89,7 +89,7 @@ class AnnouncedNoise:
         multiplier, source = record[NOISE_KEY], record.get(SOURCE_KEY, "server")
         if source not in SOURCES:
             raise ProtocolError(f"{SOURCE_KEY} must be one of {SOURCES}, got {source!r:.80}")
-        require_announced(NOISE_KEY, multiplier)
+        require_noise_terms(NOISE_KEY, multiplier)
         return cls(source=source, multiplier=multiplier)
 
 
@@ -101,7 +101,7 @@ STEPS_MAX = 1_000_000
 """How many steps of DP-SGD a round may have."""
 
 
-def require_announced(
+def require_noise_terms(
     key: str, value: object, *, at_least: float = NUMBER_MIN, at_most: float = NUMBER_MAX
 ) -> float:
     """Return a number that was announced.

@@ -34,7 +34,7 @@ from .mechanisms.adaptive import AdaptiveClip
 from .mechanisms.clipping import Clipping
 from .mechanisms.mechanism import PrivateMean
 from .mechanisms.sampling import draw_poisson
-from .noise_terms import SOURCES, AnnouncedNoise, NoiseSource
+from .noise_terms import SOURCES, NoiseSource, NoiseTerms
 
 __all__ = ["PrivacyPlan", "Sampling"]
 
@@ -109,7 +109,7 @@ class PrivacyPlan:
         require_whole("min_separation", self.separation, at_least=1)
         if self.participations_max is not None:
             require_whole("participations_max", self.participations_max, at_least=1)
-        if self.sampling == "poisson" and self.is_by_turns:
+        if self.sampling == "poisson" and self.has_min_separation:
             raise ConfigError(
                 'sampling = "poisson" has coins decide alone who takes part: with min_separation, '
                 'participations_max or correlated noise it must be "fixed"'
@@ -136,7 +136,7 @@ class PrivacyPlan:
         return self.cohort / self.population
 
     @property
-    def is_by_turns(self) -> bool:
+    def has_min_separation(self) -> bool:
         """Whether clients that took part have to wait, or noise presumes that they do."""
         limited = self.separation > 1 or self.participations_max is not None
         return limited or self.correlation is not None
@@ -147,9 +147,9 @@ class PrivacyPlan:
         return "client"
 
     @property
-    def announced(self) -> AnnouncedNoise:
+    def announced(self) -> NoiseTerms:
         """What clients are told of the noise."""
-        return AnnouncedNoise(source=self.noise, multiplier=self.noise_multiplier)
+        return NoiseTerms(source=self.noise, multiplier=self.noise_multiplier)
 
     @property
     def released_by_clients(self) -> bool:
@@ -183,7 +183,7 @@ class PrivacyPlan:
         if self.released_by_clients:
             return self.announced.event
         released = self.mechanism(self.clipping).event
-        if self.is_by_turns:
+        if self.has_min_separation:
             return SeparatedEvent(
                 event=released,
                 separation=self.separation,

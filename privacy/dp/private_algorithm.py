@@ -36,7 +36,7 @@ def private_algorithm(plan: PrivacyPlan | RecordPlan, algorithm: Algorithm) -> A
             unit, its clients send more than the params that training made.
     """
     if isinstance(plan, RecordPlan):
-        if algorithm.companions:
+        if algorithm.auxiliary:
             raise ConfigError(
                 f"clients of strategy {algorithm.name!r} send more than DP-SGD's params; choose "
                 "fedavg or fedprox"

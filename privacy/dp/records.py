@@ -21,7 +21,7 @@ from ...errors import ProtocolError
 from .accounting.concentrated import ORDERS
 from .accounting.events import GaussianEvent, PoissonEvent, StepsEvent
 from .accounting.gaussian import cost_of
-from .noise_terms import RATE_MIN, STEPS_MAX, require_announced
+from .noise_terms import RATE_MIN, STEPS_MAX, require_noise_terms
 
 __all__ = ["RECORD_ORDERS", "RecordTerms", "sampled_divergences"]
 
@@ -81,9 +81,9 @@ class RecordTerms:
         if not any(key in record for key in keys):
             return None
         return cls(
-            clip=require_announced(CLIP_KEY, record.get(CLIP_KEY)),
-            noise_multiplier=require_announced(NOISE_KEY, record.get(NOISE_KEY)),
-            rate=require_announced(RATE_KEY, record.get(RATE_KEY), at_least=RATE_MIN, at_most=1),
+            clip=require_noise_terms(CLIP_KEY, record.get(CLIP_KEY)),
+            noise_multiplier=require_noise_terms(NOISE_KEY, record.get(NOISE_KEY)),
+            rate=require_noise_terms(RATE_KEY, record.get(RATE_KEY), at_least=RATE_MIN, at_most=1),
         )
 
 

@@ -24,7 +24,7 @@ from ...transport.fleet_pb2_grpc import AdminServicer
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
 from ..journal.site_table import SiteRow
-from .agent_registry import Links
+from .agent_registry import AgentRegistry
 from .dispatch import Dispatcher
 from .floods import Floods
 from .offer import OFFER_FOLDER
@@ -48,7 +48,7 @@ class AdminService(AdminServicer):
         self,
         journal: Journal,
         thread: JournalThread,
-        links: Links,
+        agents: AgentRegistry,
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         callers: Callers,
@@ -58,7 +58,7 @@ class AdminService(AdminServicer):
     ) -> None:
         self._journal = journal
         self._thread = thread
-        self._links = links
+        self._agents = agents
         self._supervisor = supervisor
         self._dispatcher = dispatcher
         self._callers = callers
@@ -73,8 +73,8 @@ class AdminService(AdminServicer):
         return pb.ServerStatus(
             version=__version__,
             started_at_s=self._started_at_s,
-            connected=self._links.connected,
-            enrolled=self._links.enrolled,
+            connected=self._agents.connected,
+            enrolled=self._agents.enrolled,
             runs=[_run(run) for run in runs],
         )
 
@@ -94,8 +94,8 @@ class AdminService(AdminServicer):
         if not revoked or site is None:
             text = f"there is no site {request.name!r}; `meadow site list` shows them"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
-        self._links.update(site)
-        self._links.cut_off(site.node_id, REVOKED)
+        self._agents.update(site)
+        self._agents.cut_off(site.node_id, REVOKED)
         await self._dispatcher.give_up(site.node_id, f"{site.name} was revoked")
         detail = json.dumps({"client": site.name})
         await self._thread(self._journal.events.record, 0, "revoked", detail, now_s=self._clock())
@@ -111,14 +111,14 @@ class AdminService(AdminServicer):
         if site is None:
             text = f"there is no site {request.name!r}; `meadow site list` shows them"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
-        self._links.update(site)
+        self._agents.update(site)
         return self._site(site)
 
     def _site(self, site: SiteRow) -> pb.Site:
         state = "away"
         if site.revoked_at_s is not None:
             state = "revoked"
-        elif self._links.get(site.node_id) is not None:
+        elif self._agents.get(site.node_id) is not None:
             state = "connected"
         elif site.serial is None:
             state = "invited"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from ...transport import fleet_pb2 as pb
 from ..journal.site_table import SiteRow
 
-__all__ = ["OUTGOING_MAX", "AgentLink", "Links"]
+__all__ = ["OUTGOING_MAX", "AgentLink", "AgentRegistry"]
 
 OUTGOING_MAX = 1024
 
@@ -43,7 +43,7 @@ class AgentLink:
             self.on_close()
 
 
-class Links:
+class AgentRegistry:
     """All sites by node id: enrolled, connected, or away within their lease."""
 
     def __init__(

@@ -232,8 +232,8 @@ class BulkService:
             node_id=item.node_id,
             sent_bytes=self._dispatcher.sent_bytes(run_id),
         )
-        size_max, spares = self._spool.blob_bytes_max, self._spool.spares
-        return Receiver(folder, opened.blob, size_max=size_max, spares=spares)
+        size_max, file_pool = self._spool.blob_bytes_max, self._spool.file_pool
+        return Receiver(folder, opened.blob, size_max=size_max, file_pool=file_pool)
 
     async def _receive(
         self,

@@ -18,9 +18,9 @@ from ...transport.identity import verify_issued
 from ..journal.database import JOURNAL_LAYOUT
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
-from .server_dir import AdminIdentity, ServerHome
+from .server_dir import AdminIdentity, ServerFolder
 
-__all__ = ["FolderCheck", "check_home", "repair_journal"]
+__all__ = ["FolderCheck", "check_server_folder", "repair_journal"]
 
 DAMAGED_NAME = "journal.damaged.sqlite"
 SAVED = ("sites", "site_tags", "tokens", "runs", "run_sites")
@@ -35,42 +35,42 @@ class FolderCheck:
     text: str
 
 
-def check_home(home: ServerHome) -> Iterator[FolderCheck]:
+def check_server_folder(server_folder: ServerFolder) -> Iterator[FolderCheck]:
     """Read everything in a server's folder that can be checked; changes nothing that is well.
 
     Raises:
         StoreError: the daemon is running.
     """
-    unlock = home.lock()
+    unlock = server_folder.lock()
     try:
-        yield _identity(home)
-        yield _journal(home, _problems(home.folder / "journal.sqlite"))
-        runs = {str(row["id"]): RunRow(**row) for row in _salvaged(home)["runs"].rows}
-        folders = (path for path in (home.folder / "runs").iterdir() if path.is_dir())
+        yield _identity(server_folder)
+        yield _journal(server_folder, _problems(server_folder.folder / "journal.sqlite"))
+        runs = {str(row["id"]): RunRow(**row) for row in _salvaged(server_folder)["runs"].rows}
+        folders = (path for path in (server_folder.folder / "runs").iterdir() if path.is_dir())
         for folder in sorted(folders, key=lambda path: (len(path.name), path.name)):
             yield _run(folder, runs.get(folder.name))
     finally:
         unlock()
 
 
-def _identity(home: ServerHome) -> FolderCheck:
+def _identity(server_folder: ServerFolder) -> FolderCheck:
     try:
-        ca_pem = home.authority.certificate_pem
-        admin = AdminIdentity.read(home.folder / "admin.json")
+        ca_pem = server_folder.authority.certificate_pem
+        admin = AdminIdentity.read(server_folder.folder / "admin.json")
         serial = verify_issued(admin.certificate_pem, ca_pem).serial
-        if serial != home.admin_serial():
+        if serial != server_folder.admin_serial():
             raise StoreError("admin.json is not the one in force; `meadow server renew-admin`")
     except MeadowError as error:
         return FolderCheck(subject="identity", ok=False, text=str(error))
     return FolderCheck(subject="identity", ok=True, text="the authority and admin.json can be read")
 
 
-def _journal(home: ServerHome, problems: list[str]) -> FolderCheck:
+def _journal(server_folder: ServerFolder, problems: list[str]) -> FolderCheck:
     if not problems:
         return FolderCheck(subject="journal", ok=True, text="every row is as it was written")
     saved = ", ".join(
         f"{len(found.rows)} of {len(found.rows) + len(found.lost)} {table}"
-        for table, found in _salvaged(home).items()
+        for table, found in _salvaged(server_folder).items()
     )
     text = f"{'; '.join(problems[:5])}. With --repair a new journal has what is intact: {saved}"
     return FolderCheck(subject="journal", ok=False, text=text)
@@ -104,7 +104,7 @@ def _run(folder: Path, row: RunRow | None) -> FolderCheck:
     )
 
 
-def repair_journal(home: ServerHome) -> dict[str, Salvage]:
+def repair_journal(server_folder: ServerFolder) -> dict[str, Salvage]:
     """Make a new journal of what is intact in a damaged one, which is kept beside it.
 
     Steps are not taken over, as one may have lost clients: rounds that are under way are repeated.
@@ -114,17 +114,17 @@ def repair_journal(home: ServerHome) -> dict[str, Salvage]:
         StoreError: the daemon is running, the journal is not damaged, or an earlier damaged one is
             still there.
     """
-    path, kept = home.folder / "journal.sqlite", home.folder / DAMAGED_NAME
+    path, kept = server_folder.folder / "journal.sqlite", server_folder.folder / DAMAGED_NAME
     if kept.exists():
         raise StoreError(f"{kept} is there from an earlier repair: move it away first")
-    unlock = home.lock()
+    unlock = server_folder.lock()
     try:
         if not _problems(path):
             raise StoreError(f"{path} is not damaged; nothing was changed")
-        found, new = _salvaged(home), home.folder / "journal.new.sqlite"
+        found, new = _salvaged(server_folder), server_folder.folder / "journal.new.sqlite"
         for file in _files(new):
             file.unlink(missing_ok=True)
-        folders = [each.name for each in (home.folder / "runs").iterdir()]
+        folders = [each.name for each in (server_folder.folder / "runs").iterdir()]
         numbers = [int(name) for name in folders if name.isdecimal()]
         with closing(Journal(new)) as journal:
             for table, saved in found.items():
@@ -133,7 +133,7 @@ def repair_journal(home: ServerHome) -> dict[str, Salvage]:
             if old.exists():
                 os.rename(old, aside)
         os.rename(new, path)
-        sync_folder(home.folder)
+        sync_folder(server_folder.folder)
     finally:
         unlock()
     return found
@@ -147,8 +147,8 @@ def _problems(path: Path) -> list[str]:
         return [str(error)]
 
 
-def _salvaged(home: ServerHome) -> dict[str, Salvage]:
-    path = home.folder / "journal.sqlite"
+def _salvaged(server_folder: ServerFolder) -> dict[str, Salvage]:
+    path = server_folder.folder / "journal.sqlite"
     return {table: salvage(path, JOURNAL_LAYOUT, table) for table in SAVED}
 
 

@@ -24,7 +24,7 @@ from ...transport.keys import KeyPair
 from ...transport.tls import server_credentials
 from ..journal.journal import Journal
 from .admin import AdminService
-from .agent_registry import Links
+from .agent_registry import AgentRegistry
 from .audit_limiter import Denials
 from .blob_service import BulkService
 from .calls import FirstMessages, service_handlers
@@ -34,7 +34,7 @@ from .failures import service_of
 from .fleet import FleetService
 from .floods import Floods
 from .peer_auth import Callers
-from .server_dir import SERVER_DAYS, ServerHome
+from .server_dir import SERVER_DAYS, ServerFolder
 from .spool import ABANDONED_S, Spool
 from .supervisor import Supervisor
 from .threads import JournalThread
@@ -62,34 +62,36 @@ ENROLL_CONNECTIONS_MAX = 4096
 class Daemon:
     """Runs a server's folder until it is told to stop."""
 
-    def __init__(self, home: ServerHome, *, clock: Callable[[], float] = time.time) -> None:
-        config = home.config
-        self._home = home
+    def __init__(
+        self, server_folder: ServerFolder, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        config = server_folder.config
+        self._server_folder = server_folder
         self._clock = clock
-        self._journal = Journal(home.folder / "journal.sqlite")
+        self._journal = Journal(server_folder.folder / "journal.sqlite")
         self._journal.check()
         self._thread = JournalThread(self._journal)
         self._spool = Spool(
-            home.folder / "spool",
+            server_folder.folder / "spool",
             blob_bytes_max=config.blob_bytes_max,
             reply_bytes_min=config.reply_bytes_min,
             client_bytes_max=config.client_bytes_max,
             bytes_max=config.spool_bytes_max,
         )
-        self._links = Links(self._journal.sites.all(), lease_s=config.lease_s, clock=clock)
+        self._agents = AgentRegistry(self._journal.sites.all(), lease_s=config.lease_s, clock=clock)
         self._dispatcher = Dispatcher(
-            self._journal, self._thread, self._spool, self._links,
+            self._journal, self._thread, self._spool, self._agents,
             lease_s=config.lease_s, clock=clock,
         )  # fmt: skip
         self._supervisor = Supervisor(
-            home.folder, self._journal, self._thread, self._dispatcher, self._links, self._spool,
+            server_folder.folder, self._journal, self._thread, self._dispatcher, self._agents, self._spool,
             clock=clock,
         )  # fmt: skip
         self._issuer = CertificateIssuer(
-            home.authority, self._journal, self._thread, self._links,
+            server_folder.authority, self._journal, self._thread, self._agents,
             days=config.certificate_days, clock=clock,
         )  # fmt: skip
-        self._pair = home.server_pair(self._now())
+        self._pair = server_folder.server_pair(self._now())
         self._pair_at_s = clock()
         self._floods = Floods()
         self._denials = Denials(self._journal, self._thread, clock=clock)
@@ -101,7 +103,10 @@ class Daemon:
     def _server_pair(self) -> KeyPair:
         """Return the listeners' key and certificate, made anew at two thirds of its life."""
         if self._clock() - self._pair_at_s > SERVER_DAYS * 86400 * 2 / 3:
-            self._pair, self._pair_at_s = self._home.server_pair(self._now()), self._clock()
+            self._pair, self._pair_at_s = (
+                self._server_folder.server_pair(self._now()),
+                self._clock(),
+            )
         return self._pair
 
     async def run(self, *, ready: Callable[[dict[str, str]], None]) -> None:
@@ -111,14 +116,14 @@ class Daemon:
             StoreError: another daemon runs in this folder.
             UnreachableError: a port is taken.
         """
-        unlock = self._home.lock()
+        unlock = self._server_folder.lock()
         try:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
             interrupted = await self._supervisor.restore()
             fleet, enroll, addresses = await self._listen()
-            self._home.announce(addresses)
+            self._server_folder.announce(addresses)
             for run_id in interrupted:
                 self._supervisor.begin(run_id)
             ready(addresses)
@@ -133,7 +138,7 @@ class Daemon:
                 chore.cancel()
             await self._drain(fleet, enroll)
         finally:
-            self._home.retract()
+            self._server_folder.retract()
             self._thread.close()
             self._journal.close()
             unlock()
@@ -143,19 +148,19 @@ class Daemon:
         self._stop.set()
 
     async def _listen(self) -> tuple[grpc.aio.Server, grpc.aio.Server, dict[str, str]]:
-        config = self._home.config
+        config = self._server_folder.config
         fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
         denials = self._denials
         callers = Callers(
-            self._links, denials, admin_serial=self._home.admin_serial, clock=self._clock
+            self._agents, denials, admin_serial=self._server_folder.admin_serial, clock=self._clock
         )
         first_messages = FirstMessages()
         service = FleetService(
-            self._journal, self._thread, self._links, self._dispatcher, self._issuer, callers,
+            self._journal, self._thread, self._agents, self._dispatcher, self._issuer, callers,
             first_messages, self._floods, lease_s=config.lease_s, clock=self._clock,
         )  # fmt: skip
         admin = AdminService(
-            self._journal, self._thread, self._links, self._supervisor, self._dispatcher, callers,
+            self._journal, self._thread, self._agents, self._supervisor, self._dispatcher, callers,
             self._floods, clock=self._clock,
         )  # fmt: skip
         bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
@@ -178,7 +183,7 @@ class Daemon:
         )
         enrollment = EnrollmentService(self._issuer, denials)
         enroll.add_generic_rpc_handlers((service_of("Enrollment", enrollment.handlers()),))
-        ca_pem = self._home.authority.certificate_pem
+        ca_pem = self._server_folder.authority.certificate_pem
         mutual = server_credentials(self._server_pair, ca_pem=ca_pem)
         one_way = server_credentials(self._server_pair, ca_pem=None)
         fleet_port = _bind(fleet, config.listen, config.fleet_port, mutual, "fleet_port")
@@ -196,7 +201,7 @@ class Daemon:
     async def _drain(self, fleet: grpc.aio.Server, enroll: grpc.aio.Server) -> None:
         """Let what is under way finish, then end; runs go on at the next start."""
         await self._record("stopping", {})
-        self._links.close_all("the server is stopping")
+        self._agents.close_all("the server is stopping")
         await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
 
     async def _end_floods(self, addresses: Mapping[str, str]) -> None:

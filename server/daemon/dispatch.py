@@ -20,7 +20,7 @@ from ...transport.run_sites import pack_sites
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
 from ..journal.step_table import InstructionRow
-from .agent_registry import AgentLink, Links
+from .agent_registry import AgentLink, AgentRegistry
 from .quotas import tensor_bytes_of
 from .spool import Spool
 from .steps import NODE_UNAVAILABLE, OpenStep, Pending, accepted, addressed, failed, instruction_of
@@ -49,7 +49,7 @@ class Dispatcher:
         journal: Journal,
         thread: JournalThread,
         spool: Spool,
-        links: Links,
+        agents: AgentRegistry,
         *,
         lease_s: float,
         clock: Callable[[], float],
@@ -57,7 +57,7 @@ class Dispatcher:
         self._journal = journal
         self._thread = thread
         self._spool = spool
-        self._links = links
+        self._agents = agents
         self._lease_s = lease_s
         self._clock = clock
         self._steps: dict[tuple[int, str], OpenStep] = {}
@@ -190,8 +190,10 @@ class Dispatcher:
         """Return the run's sites; those of these instructions are among them."""
         ready = pb.WorkerReady.FromString(run.ready or b"")
         asked = [row.node_id for row in rows]
-        by_coins = ready.cohort > 0  # as they are announced
-        return self._journal.runs.sites(run.id, tags=ready.tags, asked=asked, by_coins=by_coins)
+        by_sampling = ready.cohort > 0  # as they are announced
+        return self._journal.runs.sites(
+            run.id, tags=ready.tags, asked=asked, by_sampling=by_sampling
+        )
 
     def _count_told(self, run_id: int, group_id: str, count: int) -> int:
         """Return how many sites the run has: the same in all steps of a group, as the clients of
@@ -202,7 +204,7 @@ class Dispatcher:
         return self._counts[run_id][1]
 
     def _send_instruction(self, item: Pending) -> None:
-        link = self._links.get(item.node_id)
+        link = self._agents.get(item.node_id)
         if link is not None:
             self._give(item, link)
 
@@ -211,7 +213,7 @@ class Dispatcher:
         link.send(pb.ServerMessage(instruction=item.instruction))
 
     def _cancel(self, item: Pending, reason: str) -> None:
-        link = self._links.get(item.node_id)
+        link = self._agents.get(item.node_id)
         if link is not None:
             cancel = pb.Cancel(instruction_id=item.instruction.id, reason=reason)
             link.send(pb.ServerMessage(cancel=cancel))

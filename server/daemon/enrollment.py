@@ -20,7 +20,7 @@ from ...transport.keys import requested_key
 from ...transport.tokens import hash_token
 from ..journal.journal import Journal
 from ..journal.site_table import SiteRow
-from .agent_registry import Links
+from .agent_registry import AgentRegistry
 from .audit_limiter import Denials
 from .calls import FirstMessages, parse
 from .peer_auth import Context
@@ -43,7 +43,7 @@ class CertificateIssuer:
         authority: Authority,
         journal: Journal,
         thread: JournalThread,
-        links: Links,
+        agents: AgentRegistry,
         *,
         days: float,
         clock: Callable[[], float],
@@ -51,7 +51,7 @@ class CertificateIssuer:
         self._authority = authority
         self._journal = journal
         self._thread = thread
-        self._links = links
+        self._agents = agents
         self._days = days
         self._clock = clock
         self.fleet_address = ""
@@ -103,7 +103,7 @@ class CertificateIssuer:
             return pem, site
 
         pem, site = await self._thread(write)
-        self._links.update(site)
+        self._agents.update(site)
         return pb.Certificate(
             certificate_pem=pem,
             ca_pem=self._authority.certificate_pem,

@@ -16,7 +16,7 @@ from ...transport import fleet_pb2 as pb
 from ...transport.fields import check_fields
 from ...transport.protocol import PROTOCOL_VERSION
 from ..journal.journal import Journal
-from .agent_registry import AgentLink, Links
+from .agent_registry import AgentLink, AgentRegistry
 from .audit_limiter import Allowance
 from .blob_service import fair_chunk_bytes
 from .calls import FirstMessages, parse, unary_handler
@@ -50,7 +50,7 @@ class FleetService:
         self,
         journal: Journal,
         thread: JournalThread,
-        links: Links,
+        agents: AgentRegistry,
         dispatcher: Dispatcher,
         issuer: Issuer,
         callers: Callers,
@@ -62,7 +62,7 @@ class FleetService:
     ) -> None:
         self._journal = journal
         self._thread = thread
-        self._links = links
+        self._agents = agents
         self._dispatcher = dispatcher
         self._issuer = issuer
         self._callers = callers
@@ -108,12 +108,12 @@ class FleetService:
                     node_id=site.node_id,
                     lease_s=self._lease_s,
                     server_time_s=now_s,
-                    chunk_bytes=fair_chunk_bytes(self._links.enrolled),
+                    chunk_bytes=fair_chunk_bytes(self._agents.enrolled),
                 )
             )
         )
         LOG.info("%s (node %d) is connected", site.name, site.node_id)
-        self._links.add(link)
+        self._agents.add(link)
         self._dispatcher.connected(link)
         reading = asyncio.create_task(self._read(requests, link, context.peer()))
         link.on_close = reading.cancel
@@ -125,7 +125,7 @@ class FleetService:
             because = link.closed_because or "the connection was lost"
             shown = "".join(mark if mark.isprintable() else "?" for mark in because[:300])
             LOG.info("%s is away: %s", site.name, shown)
-            if self._links.remove(link):
+            if self._agents.remove(link):
                 await self._thread(
                     self._journal.sites.seen, site.node_id, connected=False, now_s=self._clock()
                 )

@@ -11,7 +11,7 @@ import grpc.aio
 from ...errors import IdentityError, StoreError
 from ...transport.identity import Identity, Role, peer_identity
 from ..journal.site_table import SiteRow
-from .agent_registry import Links
+from .agent_registry import AgentRegistry
 from .audit_limiter import Denials
 
 __all__ = ["REVOKED", "Callers", "Context", "caller"]
@@ -40,14 +40,14 @@ class Callers:
 
     def __init__(
         self,
-        links: Links,
+        agents: AgentRegistry,
         denials: Denials,
         *,
         admin_serial: Callable[[], str],
         clock: Callable[[], float],
     ) -> None:
         """`admin_serial` says at every call which administrator's certificate counts."""
-        self._links = links
+        self._agents = agents
         self._denials = denials
         self._admin_serial = admin_serial
         self._clock = clock
@@ -62,7 +62,7 @@ class Callers:
         except IdentityError as error:
             await self._denials.record({"call": "fleet", "reason": str(error)})
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        site = self._links.site(identity.name)
+        site = self._agents.site(identity.name)
         problem = _problem(site, identity, claimed, self._clock())
         if site is None or problem:
             said = None if claimed is None else claimed[:80]

@@ -35,7 +35,7 @@ from ...transport.tokens import create_token
 from ..journal.journal import Journal
 from ..journal.site_table import TokenRow
 
-__all__ = ["AdminIdentity", "ServerHome"]
+__all__ = ["AdminIdentity", "ServerFolder"]
 
 ADMIN_DAYS = 3650.0
 ADMIN_SERIAL = "ca/admin-serial"
@@ -72,7 +72,7 @@ class AdminIdentity:
             raise IdentityError(f"{path} is not an admin file: {error}") from None
 
 
-class ServerHome:
+class ServerFolder:
     """A server's folder."""
 
     def __init__(
@@ -107,7 +107,7 @@ class ServerHome:
         self._require_authority()
 
     @classmethod
-    def create(cls, folder: Path, *, host: str, now: datetime) -> ServerHome:
+    def create(cls, folder: Path, *, host: str, now: datetime) -> ServerFolder:
         """Lay out a new server: authority, journal, admin identity, server.toml.
 
         Raises:

@@ -21,7 +21,7 @@ from ...transport import fleet_pb2 as pb
 from ...transport.blobs import blob_path, blobs_of, check_blob_id
 from ...transport.codec import ENVELOPE_BYTES_MAX
 from ...transport.durable import make_folder
-from ...transport.file_pool import Spares
+from ...transport.file_pool import FilePool
 from .quotas import REPLY_TIMES_MAX, Quotas
 
 __all__ = ["ABANDONED_S", "BLOBS_PER_REPLY_MAX", "Spool"]
@@ -45,7 +45,7 @@ class Spool:
     ) -> None:
         """The bounds are those of `ServerConfig`; `bytes_max` is its `spool_bytes_max`."""
         self._folder = folder
-        self.spares = Spares(folder / "spare")
+        self.file_pool = FilePool(folder / "spare")
         self.blob_bytes_max = blob_bytes_max
         self._reply_bytes_min = reply_bytes_min
         self._quotas = Quotas(client_bytes_max=client_bytes_max, bytes_max=bytes_max)
@@ -196,10 +196,10 @@ class Spool:
             self._quotas.keep_only(folder, ())
         if everything:
             shutil.rmtree(self._folder / str(run_id), ignore_errors=True)
-            self.spares.clear()
+            self.file_pool.clear()
             return
         for folder in gone:
-            self.spares.keep_all(folder)
+            self.file_pool.keep_all(folder)
         for id_ in blob_ids:  # perhaps a checkpoint too, which people copy: not to be written over
             blob_path(self.outgoing(run_id), id_).unlink(missing_ok=True)
 

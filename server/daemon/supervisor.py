@@ -21,7 +21,7 @@ from ...transport.durable import write_file
 from ...transport.pipe import AsyncPipe
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
-from .agent_registry import Links
+from .agent_registry import AgentRegistry
 from .background import Background
 from .dispatch import Dispatcher
 from .offer import OFFER_FOLDER, pack_offer
@@ -50,7 +50,7 @@ class Supervisor:
         journal: Journal,
         thread: JournalThread,
         dispatcher: Dispatcher,
-        links: Links,
+        agents: AgentRegistry,
         spool: Spool,
         *,
         clock: Callable[[], float],
@@ -59,7 +59,7 @@ class Supervisor:
         self._journal = journal
         self._thread = thread
         self._dispatcher = dispatcher
-        self._links = links
+        self._agents = agents
         self._spool = spool
         self._clock = clock
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -327,13 +327,13 @@ class Supervisor:
         """Tell a worker which clients are there, of those that it wants."""
         tags, changed = (await ready).tags, asyncio.Event()
         changed.set()
-        unsubscribe = self._links.on_change(changed.set)
+        unsubscribe = self._agents.on_change(changed.set)
         try:
             while True:
                 await changed.wait()
                 changed.clear()
-                available = self._links.available(tags)
-                nodes = pb.Nodes(node_ids=available, names=self._links.names_of(available))
+                available = self._agents.available(tags)
+                nodes = pb.Nodes(node_ids=available, names=self._agents.names_of(available))
                 await _tell(pipe, pb.DaemonMessage(nodes=nodes))
         finally:
             unsubscribe()

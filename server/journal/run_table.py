@@ -60,19 +60,19 @@ class RunTable:
         *,
         tags: Collection[str],
         asked: Collection[int],
-        by_coins: bool = False,
+        by_sampling: bool = False,
     ) -> list[int]:
         """Return the node ids of a run's sites; a site's index in the run is its place in the list.
 
         The first call draws the list up: all that are enrolled and not revoked, with all of these
         tags, by node id. It does not change any more, except that sites which joined later and
-        are `asked` for the first time are put at its end. Where `by_coins` who is asked is a secret,
+        are `asked` for the first time are put at its end. Where `by_sampling` who is asked is a secret,
         which the list must not tell: all that have joined are put there, asked or not.
         """
         with self._db.transaction() as db:
             known = self._db.sealed("run_sites", "WHERE run_id = ?", (run_id,))
             before: list[int] = json.loads(known[0]["node_ids"]) if known else []
-            enrolled = [] if known and not by_coins else _enrolled(db, tags)
+            enrolled = [] if known and not by_sampling else _enrolled(db, tags)
             joined = sorted({*enrolled, *asked} - {*before})
             if joined:
                 db.execute(

@@ -54,8 +54,8 @@ def main(fd: int) -> int:
         _introduce(channel, app)
         quiet = app.flower is None
         identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID, quiet=quiet)
-        by_coins = _draws_coins(app)
-        quorum = app.config.run.min_clients if app.config and not by_coins else 0
+        by_sampling = _is_sampled(app)
+        quorum = app.config.run.min_clients if app.config and not by_sampling else 0
         grid = FleetGrid(
             channel,
             run_id=start.run_id,
@@ -77,8 +77,8 @@ def main(fd: int) -> int:
             on_event=note,
             about=lambda client: _about(grid.name_of(client)),
         )
-        books = open_population(Path(start.run_dir).parents[1])
-        share = RunShare(books, start.run_id)
+        ledger = open_population(Path(start.run_dir).parents[1])
+        share = RunShare(ledger, start.run_id)
         summary = execute(app, grid, folder, run_id=start.run_id, share=share)
         finished = pb.Finished(status=summary["status"], cause=summary["cause"] or "")
     except MeadowError as error:
@@ -119,7 +119,7 @@ def _introduce(channel: Channel, app: App) -> None:
     channel.send(pb.WorkerMessage(ready=ready))
 
 
-def _draws_coins(app: App) -> bool:
+def _is_sampled(app: App) -> bool:
     """Say whether who takes part is a secret that amplifies privacy."""
     private = app.config.privacy.differential_privacy if app.config else None
     return bool(
@@ -132,7 +132,7 @@ def _announced_cohort(app: App) -> int:
 
     How many were drawn by coins is as secret as who they are.
     """
-    if not _draws_coins(app):
+    if not _is_sampled(app):
         return 0
     assert app.config is not None
     return int(cohort_of(app.config))

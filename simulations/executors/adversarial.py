@@ -75,7 +75,7 @@ class AdversarialExecutor:
                 held.append(reply)
                 continue
             if not reply.has_error():
-                honest[client] = _change(sent, reply)
+                honest[client] = _delta(sent, reply)
             yield reply
         if held and honest:
             rows = np.stack([honest[client] for client in sorted(honest)])
@@ -87,19 +87,19 @@ class AdversarialExecutor:
         metadata = reply.metadata
         stream = derive(self._seed, metadata.group_id, metadata.src_node_id, "adversary")
         generator = np.random.default_rng(stream)
-        change = ATTACKS[self._kind](rows, self._strength, generator)
+        delta = ATTACKS[self._kind](rows, self._strength, generator)
         (name,) = reply.content.array_records
         own = arrays_to_params(reply.content.array_records[name])
         params, start = dict(own), 0
         for key, old in sent.items():
             if is_floating(old.dtype):
-                part = change[start : start + old.size].reshape(old.shape)
+                part = delta[start : start + old.size].reshape(old.shape)
                 params[key] = (old + part).astype(old.dtype)
                 start += old.size
         reply.content[name] = params_to_arrays(params)
 
 
-def _change(sent: Params, reply: Message) -> Reals:
+def _delta(sent: Params, reply: Message) -> Reals:
     """Return what a reply changes of the floating-point params, as one row."""
     params = arrays_to_params(next(iter(reply.content.array_records.values())))
     return np.concatenate(

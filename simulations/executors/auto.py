@@ -22,7 +22,7 @@ from ...flower.messages import params_to_arrays
 from ...machine.process_limits import available_cores, threads_at_most
 from ...strategies.rounds.broadcast import Broadcast
 from ...training.module_params import build_module, params_of_module
-from .contract import Executor, Teller
+from .contract import EventSink, Executor
 
 __all__ = ["Candidate", "Choice", "Trying", "choose_executor"]
 
@@ -47,7 +47,7 @@ class Candidate:
         return self.name if self.threads == 1 else f"{self.name} with {self.threads} threads"
 
 
-Make = Callable[[Candidate, Teller], Executor]
+Make = Callable[[Candidate, EventSink], Executor]
 Trying = Callable[[Candidate, int], None]
 """Hears what is tried next, on how many clients."""
 
@@ -179,9 +179,9 @@ def _order(app: App, config: Config, count: int) -> Broadcast:
 def _timed(make: Make, candidate: Candidate, order: Broadcast) -> tuple[float | None, str]:
     """Return the seconds a client took, or None, and why an executor does not apply."""
     reasons: list[str] = []
-    teller = Teller(event=lambda kind, detail: reasons.append(str(detail.get("reason", kind))))
+    sink = EventSink(event=lambda kind, detail: reasons.append(str(detail.get("reason", kind))))
     try:
-        executor = make(candidate, teller)
+        executor = make(candidate, sink)
         try:
             for _ in range(2):  # the first time, data are loaded and memory is taken
                 began_s = time.perf_counter()

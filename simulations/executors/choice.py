@@ -15,7 +15,7 @@ from ...training.local.app import DEVICE_VARIABLE, client_app
 from ..population.clients import SimulatedClients
 from .apps import client_app_of, task_of
 from .auto import Candidate, Trying, choose_executor
-from .contract import Executor, Teller
+from .contract import EventSink, Executor
 from .processes.executor import ProcessesExecutor
 from .ray.executor import RayExecutor
 from .sequential import SequentialExecutor
@@ -82,7 +82,7 @@ class ExecutorPlan:
             choice = choose_executor(
                 app,
                 clients,
-                lambda candidate, teller: self._of(candidate).make(app, population, teller=teller),
+                lambda candidate, sink: self._of(candidate).make(app, population, sink=sink),
                 workers=self.workers,
                 trying=trying,
             )
@@ -93,7 +93,7 @@ class ExecutorPlan:
     def _of(self, candidate: Candidate) -> ExecutorPlan:
         return replace(self, name=candidate.name, threads=candidate.threads)
 
-    def make(self, app: App, clients: SimulatedClients, *, teller: Teller) -> Executor:
+    def make(self, app: App, clients: SimulatedClients, *, sink: EventSink) -> Executor:
         """Return the executor for a run of `app`.
 
         Raises:
@@ -102,26 +102,24 @@ class ExecutorPlan:
         """
         combine = app.config is not None and combines(app.config)
         if self.name == "vectorized":
-            return _vectorized(app, clients, combine, teller)
+            return _vectorized(app, clients, combine, sink)
         if self.name == "sequential":
-            return SequentialExecutor(
-                client_app_of(app), clients, threads=self.threads, teller=teller
-            )
+            return SequentialExecutor(client_app_of(app), clients, threads=self.threads, sink=sink)
         if self.name == "processes":
             workers = self.workers or os.cpu_count() or 1
-            return ProcessesExecutor(app, clients, workers=workers, combine=combine, teller=teller)
+            return ProcessesExecutor(app, clients, workers=workers, combine=combine, sink=sink)
         return RayExecutor(
             app,
             clients,
             address=self.address,
             workers=self.workers,
             combine=combine,
-            teller=teller,
+            sink=sink,
         )
 
 
 def _vectorized(
-    app: App, clients: SimulatedClients, combine: bool, teller: Teller
+    app: App, clients: SimulatedClients, combine: bool, sink: EventSink
 ) -> VectorizedExecutor:
     if app.flower is not None:
         raise ConfigError(
@@ -130,10 +128,10 @@ def _vectorized(
         )
     task = task_of(app, app.config)
     device = choose_device(os.environ.get(DEVICE_VARIABLE, "auto"))
-    other = SequentialExecutor(client_app(task), clients, teller=teller)
+    other = SequentialExecutor(client_app(task), clients, sink=sink)
     verify = app.config is None or app.config.simulation.verify
     return VectorizedExecutor(
-        task, clients, device=device, combine=combine, other=other, verify=verify, teller=teller
+        task, clients, device=device, combine=combine, other=other, verify=verify, sink=sink
     )
 
 

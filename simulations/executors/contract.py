@@ -9,7 +9,7 @@ from typing import Protocol
 
 from flwr.app import Error, Message
 
-__all__ = ["Executor", "Teller", "error_reply"]
+__all__ = ["EventSink", "Executor", "error_reply"]
 
 APP_RAISED = 2
 """Flower's error code for an exception in a client app."""
@@ -40,7 +40,7 @@ class Executor(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Teller:
+class EventSink:
     """Who hears what goes wrong in a client's code, and how it is put into a sentence."""
 
     traceback: Callable[[int, str], None] = lambda node_id, text: None
@@ -49,8 +49,8 @@ class Teller:
     """Hears what is worth knowing of the executor itself: which one was chosen, a lost worker."""
 
 
-def error_reply(message: Message, error: Exception, teller: Teller) -> Message:
+def error_reply(message: Message, error: Exception, sink: EventSink) -> Message:
     """Return the reply of a client whose app raised, and tell of it."""
     text = "".join(traceback.format_exception(error))
-    teller.traceback(message.metadata.dst_node_id, text)
-    return Message(Error(APP_RAISED, teller.explain(error)), reply_to=message)
+    sink.traceback(message.metadata.dst_node_id, text)
+    return Message(Error(APP_RAISED, sink.explain(error)), reply_to=message)

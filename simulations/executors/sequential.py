@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from ...flower.messages import own_copy
 from ..population.clients import SimulatedClients
-from .contract import Teller, error_reply
+from .contract import EventSink, error_reply
 
 __all__ = ["SequentialExecutor"]
 
@@ -34,12 +34,12 @@ class SequentialExecutor:
         clients: SimulatedClients,
         *,
         threads: int = 1,
-        teller: Teller | None = None,
+        sink: EventSink | None = None,
     ) -> None:
         self._client_app = client_app
         self._clients = clients
         self._threads = threads
-        self._teller = teller or Teller()
+        self._sink = sink or EventSink()
 
     def execute(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Run one client whenever its reply is asked for."""
@@ -71,5 +71,5 @@ class SequentialExecutor:
             reply = self._client_app(message, context)
             self._clients.keep_state(node_id, context.state)
         except Exception as error:  # a client app may raise anything
-            return error_reply(message, error, self._teller)
+            return error_reply(message, error, self._sink)
         return reply

@@ -10,13 +10,13 @@ from flwr.app import Message, MessageType
 from ...strategies.rounds.broadcast import Broadcast
 from ..executors.contract import Executor
 
-__all__ = ["Ahead"]
+__all__ = ["Prefetch"]
 
 ONE_BY_ONE = ("sequential",)
 """Executors for which many clients at once are no faster than one after another."""
 
 
-class Ahead:
+class Prefetch:
     """Runs clients for a grid whose answers are asked for a few at a time.
 
     Where many at once are faster, a client that is asked for is run with all that wait with the

@@ -17,7 +17,7 @@ from ...strategies.rounds.broadcast import Broadcast
 from ..executors.contract import Executor
 from ..population.clients import SimulatedClients
 from ..population.tags import Tagged
-from .prefetch import Ahead
+from .prefetch import Prefetch
 
 __all__ = ["SimulationGrid", "content_bytes"]
 
@@ -41,7 +41,7 @@ class SimulationGrid(RunGrid):
         super().__init__(clients.run_id)
         self._tagged = tagged
         self._executor = executor
-        self._ahead = Ahead(executor)
+        self._prefetch = Prefetch(executor)
         self._clients = clients
         self._waiting: OrderedDict[str, Message] = OrderedDict()
         self._unpulled: dict[str, Message] = {}
@@ -139,7 +139,7 @@ class SimulationGrid(RunGrid):
     def _drop(self, ids: Sequence[str]) -> None:
         for id_ in ids:
             del self._waiting[id_]
-        self._ahead.forget(ids)
+        self._prefetch.forget(ids)
 
     def _number(self, message: Message) -> None:
         self._messages += 1
@@ -152,7 +152,7 @@ class SimulationGrid(RunGrid):
     def _execute_pushed(self, messages: Sequence[Message]) -> list[Message]:
         """Execute pushed messages that are asked for now; others of them may be run with them."""
         self._count_sent(messages)
-        replies = self._ahead.execute(messages, self._that_answer())
+        replies = self._prefetch.execute(messages, self._that_answer())
         return list(self._counted(replies))
 
     def _that_answer(self) -> Iterable[Message]:

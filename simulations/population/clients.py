@@ -103,7 +103,7 @@ class SimulatedClients:
             self._states = self._store()
         self._states.put(node_id, packed)
 
-    def nothing_kept(self) -> bytes:
+    def no_client_state(self) -> bytes:
         """Return what `packed_state` is of a client that keeps nothing any more."""
         return pack_state(RecordDict(), self._scratch())
 

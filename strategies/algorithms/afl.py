@@ -13,14 +13,14 @@ import math
 import numpy as np
 
 from .algorithm import Aggregate, Algorithm, Params, State
+from .auxiliary_names import auxiliary_name, positive
 from .bounds import require_number
-from .companions import companion, positive
 from .mean import MeanAggregator
 from .server_optimizers import sgd
 
 __all__ = ["MIXTURE", "afl"]
 
-MIXTURE = companion("mixture", "mean")
+MIXTURE = auxiliary_name("mixture", "mean")
 SLOT = "mixture"
 
 
@@ -58,5 +58,5 @@ def afl(*, mixture_learning_rate: float = 0.1) -> Algorithm:
         aggregator=MeanAggregator(),
         client_config={"algorithm": "afl", "mixture-learning-rate": rate},
         sent=lambda state: {**state.params, MIXTURE: state.slots[SLOT]["mean"]},
-        companions=("mixture",),
+        auxiliary=("mixture",),
     )

@@ -97,15 +97,15 @@ class Algorithm:
     """Keys for the clients' ConfigRecord: the local objective, e.g. {"proximal-mu": 0.1}."""
     sent: Callable[[State], Params] = params_of
     """What the clients are sent to train: replies have the same names, shapes and dtypes, and so
-    has the aggregate's mean. Beside or instead of params it may have `companions`."""
+    has the aggregate's mean. Beside or instead of params it may have `auxiliary`."""
     told: Callable[[Params], Mapping[str, int]] = lambda params: {}
     """Keys for the clients' ConfigRecords that follow from the initial params."""
     evaluated: Callable[[State], Params] | None = params_of
     """What the clients are sent to evaluate; None: they are not asked to."""
     evaluate_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     """As `client_config`, for evaluations: of an algorithm with personal params."""
-    companions: tuple[str, ...] = ()
-    """The kinds of companions among what is sent: "control" for names as control/weight."""
+    auxiliary: tuple[str, ...] = ()
+    """The kinds of auxiliary among what is sent: "control" for names as control/weight."""
     linear: bool = True
     """False if it needs every single update: then nothing may add updates up on the way."""
     of_model: bool = True

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from ...errors import ConfigError, RunError
 from ...flower.messages import FlatTensor
 from .algorithm import Aggregate, Algorithm, Params, State
+from .auxiliary_names import auxiliary_name, kind_of, of_kind
 from .bounds import require_number, require_whole
 from .columns import Column, column_of
-from .companions import companion, kind_of, of_kind
 from .mean import MeanAggregator
 from .metrics import Metrics
 
@@ -78,7 +78,7 @@ def analytics(
         client_config={"algorithm": "analytics"},
         sent=_questions,
         evaluated=None,
-        companions=(POINTS, BELOW, MOMENTS),
+        auxiliary=(POINTS, BELOW, MOMENTS),
         of_model=False,
         reports=False,
         measured=lambda state: _spoken(state.params, asked, parts),
@@ -96,7 +96,7 @@ def _begun(asked: Sequence[Column], bins: int, parts: Sequence[float]) -> State:
         shapes = {"histogram": bins, "edges": bins + 1}
         for name in SHOWN:
             size = shapes.get(name, len(parts) if name in ("quantiles", "widths") else ())
-            shown[companion(column.name, name)] = np.full(size, np.nan)
+            shown[auxiliary_name(column.name, name)] = np.full(size, np.nan)
     return State(params=shown, slots={POINTS: slots})
 
 
@@ -104,9 +104,9 @@ def _questions(state: State) -> Params:
     """Return the points, and where the answers go."""
     made = {}
     for name, points in state.slots[POINTS].items():
-        made[companion(POINTS, name)] = points
-        made[companion(BELOW, name)] = np.zeros_like(points)
-        made[companion(MOMENTS, name)] = np.zeros(3)
+        made[auxiliary_name(POINTS, name)] = points
+        made[auxiliary_name(BELOW, name)] = np.zeros_like(points)
+        made[auxiliary_name(MOMENTS, name)] = np.zeros(3)
     return made
 
 
@@ -132,12 +132,12 @@ def _answered(
             below=of_kind(BELOW, aggregate.mean)[column.name] * aggregate.weight,
             moments=of_kind(MOMENTS, aggregate.mean)[column.name] * aggregate.weight,
         )
-        shown.update({companion(column.name, k): v for k, v in found.shown(rows_min).items()})
+        shown.update({auxiliary_name(column.name, k): v for k, v in found.shown(rows_min).items()})
         narrow = [found.narrowed(row, part, rows_min) for row, part in enumerate(parts, 1)]
         slots[column.name] = np.stack([points[0], *narrow])
         middles = [(row[0] + row[-1]) / 2 for row in narrow]
-        shown[companion(column.name, "quantiles")] = np.array(middles)
-        shown[companion(column.name, "widths")] = np.array([r[-1] - r[0] for r in narrow])
+        shown[auxiliary_name(column.name, "quantiles")] = np.array(middles)
+        shown[auxiliary_name(column.name, "widths")] = np.array([r[-1] - r[0] for r in narrow])
     ordered = {name: shown[name] for name in state.params}
     return State(params=ordered, round=state.round + 1, slots={POINTS: slots})
 

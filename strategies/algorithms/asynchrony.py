@@ -56,5 +56,5 @@ def needs_more_than_params(algorithm: Algorithm) -> bool:
 
     Nothing of that can be carried over from the params that a client began with to the newest.
     """
-    plain = algorithm.sent is params_of and not algorithm.companions and algorithm.linear
+    plain = algorithm.sent is params_of and not algorithm.auxiliary and algorithm.linear
     return not plain or bool(algorithm.evaluate_config) or algorithm.of_round is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .algorithm import Params
 from .asynchrony import Asynchrony, Tensors
 from .bounds import require_number
-from .norms import clip_change
+from .norms import clip_delta
 from .staleness import Weighting, polynomial
 
 __all__ = ["fedasync"]
@@ -33,7 +33,7 @@ def fedasync(
     share = require_number("mixing", mixing, above=0, at_most=1)
 
     def move(newest: Params, base: Params, tensors: Tensors, weight: float) -> Tensors:
-        return clip_change(newest, tensors, factor=share * weight)
+        return clip_delta(newest, tensors, factor=share * weight)
 
     return Asynchrony(
         name="fedasync",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...flower.messages import FlatTensor
 from .algorithm import Params
 from .asynchrony import Asynchrony, Tensors
-from .norms import moved_change
+from .norms import moved_delta
 from .staleness import Weighting, polynomial
 
 __all__ = ["fedbuff"]
@@ -46,5 +46,5 @@ def _add_change(newest: Params, base: Params, tensors: Tensors, weight: float) -
     """Return newest + weight * (tensors - base)."""
     if newest is base and weight == 1:
         return tensors
-    moved: dict[str, FlatTensor] = moved_change(base, tensors, onto=newest, factor=weight)
+    moved: dict[str, FlatTensor] = moved_delta(base, tensors, onto=newest, factor=weight)
     return moved

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .algorithm import Aggregate, Algorithm, Params, State
+from .auxiliary_names import auxiliary_name, of_kind
 from .bounds import require_number
-from .companions import companion, of_kind
 from .mean import MeanAggregator
 from .server_optimizers import ServerOptimizer
 
@@ -48,7 +48,7 @@ def feddyn(*, alpha: float = 0.01, participation: float = 1.0) -> Algorithm:
     step = ServerOptimizer(slots=("drift",), rule=rule)
 
     def sent(state: State) -> Params:
-        learned = {companion(LEARNED, name): np.zeros((), np.int8) for name in state.params}
+        learned = {auxiliary_name(LEARNED, name): np.zeros((), np.int8) for name in state.params}
         return {**state.params, **learned}
 
     def apply(state: State, aggregate: Aggregate) -> State:
@@ -74,5 +74,5 @@ def feddyn(*, alpha: float = 0.01, participation: float = 1.0) -> Algorithm:
         aggregator=MeanAggregator(),
         client_config={"algorithm": "feddyn", "dynamic-alpha": pull},
         sent=sent,
-        companions=(LEARNED,),
+        auxiliary=(LEARNED,),
     )

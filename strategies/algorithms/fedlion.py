@@ -7,8 +7,8 @@ Source: Tang, Chang, "FedLion: faster adaptive federated optimization with fewer
 from __future__ import annotations
 
 from .algorithm import Aggregate, Algorithm, Params, State
+from .auxiliary_names import auxiliary_name, of_kind
 from .bounds import require_number
-from .companions import companion, of_kind
 from .mean import MeanAggregator
 from .server_optimizers import zeros_like
 
@@ -32,7 +32,10 @@ def fedlion(*, beta_1: float | None = None, beta_2: float | None = None) -> Algo
 
     def sent(state: State) -> Params:
         momentum = state.slots[MOMENTUM].items()
-        return {**state.params, **{companion(MOMENTUM, name): value for name, value in momentum}}
+        return {
+            **state.params,
+            **{auxiliary_name(MOMENTUM, name): value for name, value in momentum},
+        }
 
     def apply(state: State, aggregate: Aggregate) -> State:
         params = {name: aggregate.mean[name] for name in state.params}
@@ -46,5 +49,5 @@ def fedlion(*, beta_1: float | None = None, beta_2: float | None = None) -> Algo
         aggregator=MeanAggregator(),
         client_config={"algorithm": "fedlion", "optimizer": "lion", "beta-1": keep, "beta-2": hold},
         sent=sent,
-        companions=(MOMENTUM,),
+        auxiliary=(MOMENTUM,),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .algorithm import Aggregate, Algorithm, Params, State
-from .companions import companion, of_kind, positive
+from .auxiliary_names import auxiliary_name, of_kind, positive
 from .mean import MeanAggregator
 from .server_optimizers import sgd
 
@@ -38,7 +38,7 @@ def fednova(*, server_learning_rate: float | None = None) -> Algorithm:
     sgd(learning_rate=rate)  # checks it
 
     def sent(state: State) -> Params:
-        steps = {companion(STEPS, name): np.zeros((), np.float64) for name in state.params}
+        steps = {auxiliary_name(STEPS, name): np.zeros((), np.float64) for name in state.params}
         return {**state.params, **steps}
 
     def apply(state: State, aggregate: Aggregate) -> State:
@@ -57,5 +57,5 @@ def fednova(*, server_learning_rate: float | None = None) -> Algorithm:
         aggregator=MeanAggregator(),
         client_config={"algorithm": "fednova"},
         sent=sent,
-        companions=(STEPS,),
+        auxiliary=(STEPS,),
     )

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .algorithm import Aggregate, Algorithm, Params, State
+from .auxiliary_names import auxiliary_name, of_kind
 from .bounds import require_number, require_whole
-from .companions import companion, of_kind
 from .mean import MeanAggregator
 from .server_optimizers import is_floating, sgd
 
@@ -23,7 +23,7 @@ MEMBERS = "members"
 
 
 def cluster_kind(number: int) -> str:
-    """Return the kind of companions that a cluster's params are."""
+    """Return the kind of auxiliary that a cluster's params are."""
     return f"cluster-{number}"
 
 
@@ -49,13 +49,16 @@ def ifca(*, clusters: int = 2, cluster_spread: float = 0.5, seed: int = 0) -> Al
 
     def sent(state: State) -> Params:
         every = {kinds[0]: state.params, **state.slots}
-        made = {companion(kind, n): v for kind in kinds for n, v in every[kind].items()}
-        return {**made, **{companion(MEMBERS, kind): np.zeros((), np.float64) for kind in kinds}}
+        made = {auxiliary_name(kind, n): v for kind in kinds for n, v in every[kind].items()}
+        return {
+            **made,
+            **{auxiliary_name(MEMBERS, kind): np.zeros((), np.float64) for kind in kinds},
+        }
 
     def apply(state: State, aggregate: Aggregate) -> State:
         number, clusters = state.round + 1, {kinds[0]: state.params, **state.slots}
         for kind in kinds:
-            share = float(aggregate.mean[companion(MEMBERS, kind)])
+            share = float(aggregate.mean[auxiliary_name(MEMBERS, kind)])
             if share > 0:
                 step = sgd(learning_rate=1 / share)
                 mean = of_kind(kind, aggregate.mean)
@@ -72,7 +75,7 @@ def ifca(*, clusters: int = 2, cluster_spread: float = 0.5, seed: int = 0) -> Al
         evaluate_config={"algorithm": "ifca"},
         sent=sent,
         evaluated=sent,
-        companions=(*kinds, MEMBERS),
+        auxiliary=(*kinds, MEMBERS),
     )
 
 

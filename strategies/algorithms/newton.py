@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError
 from .algorithm import Aggregate, Algorithm, Params, State
+from .auxiliary_names import auxiliary_name
 from .bounds import require_number
-from .companions import companion
 from .mean import MeanAggregator
 
 __all__ = ["GRADIENT", "HESSIAN", "VALUES_MAX", "newton"]
 
-GRADIENT = companion("newton", "gradient")
-HESSIAN = companion("newton", "hessian")
+GRADIENT = auxiliary_name("newton", "gradient")
+HESSIAN = auxiliary_name("newton", "hessian")
 VALUES_MAX = 2000
 """A Hessian of this many params has four million values."""
 
@@ -74,7 +74,7 @@ def newton(*, ridge: float = 0.0, server_learning_rate: float | None = None) -> 
         aggregator=MeanAggregator(),
         client_config={"algorithm": "newton"},
         sent=sent,
-        companions=("newton",),
+        auxiliary=("newton",),
     )
 
 

@@ -16,20 +16,20 @@ from ...flower.messages import FlatTensor
 from .algorithm import Params
 from .server_optimizers import is_floating
 
-__all__ = ["ScaledChange", "change_norm_l2", "change_squares", "clip_change", "moved_change"]
+__all__ = ["ScaledDelta", "clip_delta", "delta_norm_l2", "delta_squares", "moved_delta"]
 
 BLOCK = 65_536
 
 
-def change_norm_l2(params: Params, tensors: Mapping[str, FlatTensor]) -> float:
+def delta_norm_l2(params: Params, tensors: Mapping[str, FlatTensor]) -> float:
     """Return the L2 norm of `tensors - params` over all floating-point tensors.
 
-    Guarantees: as `change_squares`.
+    Guarantees: as `delta_squares`.
     """
-    return math.sqrt(sum(change_squares(params, tensors).values()))
+    return math.sqrt(sum(delta_squares(params, tensors).values()))
 
 
-def change_squares(params: Params, tensors: Mapping[str, FlatTensor]) -> dict[str, float]:
+def delta_squares(params: Params, tensors: Mapping[str, FlatTensor]) -> dict[str, float]:
     """Return the squared L2 norm of each floating-point tensor's change.
 
     Guarantees: summed in float64, in an order that depends on nothing but the tensors' names
@@ -42,23 +42,23 @@ def change_squares(params: Params, tensors: Mapping[str, FlatTensor]) -> dict[st
         row, tensor, total = old.reshape(-1), tensors[name], 0.0
         wide = np.complex128 if old.dtype.kind == "c" else np.float64
         for start in range(0, row.size, BLOCK):
-            change = tensor[start : start + BLOCK].astype(wide)
-            change -= row[start : start + BLOCK].astype(wide)
-            reals = change.view(np.float64)
+            delta = tensor[start : start + BLOCK].astype(wide)
+            delta -= row[start : start + BLOCK].astype(wide)
+            reals = delta.view(np.float64)
             with np.errstate(over="ignore"):
                 total += float(np.einsum("i,i->", reals, reals))
         squares[name] = total
     return squares
 
 
-def clip_change(
+def clip_delta(
     params: Params, tensors: Mapping[str, FlatTensor], *, factor: float
 ) -> dict[str, FlatTensor]:
-    """Return `params + factor * (tensors - params)`; as `moved_change`."""
-    return moved_change(params, tensors, onto=params, factor=factor)
+    """Return `params + factor * (tensors - params)`; as `moved_delta`."""
+    return moved_delta(params, tensors, onto=params, factor=factor)
 
 
-def moved_change(
+def moved_delta(
     params: Params, tensors: Mapping[str, FlatTensor], *, onto: Params, factor: float
 ) -> dict[str, FlatTensor]:
     """Return `onto + factor * (tensors - params)`, computed where and when it is read.
@@ -66,14 +66,14 @@ def moved_change(
     Integer and boolean tensors stay as they are.
     """
     return {
-        name: ScaledChange(params[name], tensor, factor, onto=onto[name])
+        name: ScaledDelta(params[name], tensor, factor, onto=onto[name])
         if is_floating(tensor.dtype)
         else tensor
         for name, tensor in tensors.items()
     }
 
 
-class ScaledChange:
+class ScaledDelta:
     """A `FlatTensor`: an old tensor's scaled change to a new one, added to a third (or the old).
 
     It is of the new one's dtype, or `exact`: in float64 (complex128), where it is not rounded so

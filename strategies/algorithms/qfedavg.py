@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from .algorithm import Aggregate, Algorithm, State
+from .auxiliary_names import auxiliary_name, positive
 from .bounds import require_number
-from .companions import companion, positive
 from .mean import MeanAggregator
 from .server_optimizers import sgd
 
 __all__ = ["CURVATURE", "qfedavg"]
 
-CURVATURE = companion("curvature", "mean")
+CURVATURE = auxiliary_name("curvature", "mean")
 
 
 def qfedavg(*, q: float = 0.2) -> Algorithm:
@@ -47,5 +47,5 @@ def qfedavg(*, q: float = 0.2) -> Algorithm:
         aggregator=MeanAggregator(),
         client_config={"algorithm": "qfedavg", "fairness-q": power},
         sent=lambda state: {**state.params, CURVATURE: np.zeros((), np.float64)},
-        companions=("curvature",),
+        auxiliary=("curvature",),
     )

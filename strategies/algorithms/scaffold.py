@@ -7,8 +7,8 @@ for federated learning" (2020), algorithm 1, option II.
 from __future__ import annotations
 
 from .algorithm import Aggregate, Algorithm, Params, State
+from .auxiliary_names import auxiliary_name, of_kind
 from .bounds import require_number
-from .companions import companion, of_kind
 from .mean import MeanAggregator
 from .server_optimizers import sgd, zeros_like
 
@@ -38,7 +38,7 @@ def scaffold(*, server_learning_rate: float | None = None, participation: float 
 
     def sent(state: State) -> Params:
         control = state.slots[CONTROL].items()
-        return {**state.params, **{companion(CONTROL, name): value for name, value in control}}
+        return {**state.params, **{auxiliary_name(CONTROL, name): value for name, value in control}}
 
     def apply(state: State, aggregate: Aggregate) -> State:
         number = state.round + 1
@@ -55,5 +55,5 @@ def scaffold(*, server_learning_rate: float | None = None, participation: float 
         aggregator=MeanAggregator(),
         client_config={"algorithm": "scaffold"},
         sent=sent,
-        companions=(CONTROL,),
+        auxiliary=(CONTROL,),
     )

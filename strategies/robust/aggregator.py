@@ -17,7 +17,7 @@ from ..algorithms.fedavg import fedavg
 from ..algorithms.mean import MeanAggregator
 from ..algorithms.server_optimizers import is_floating
 from .geometry import Mixing, Reals
-from .rows import ChangeRows
+from .rows import DeltaRows
 from .rules import AggregationRule
 
 __all__ = ["Collected", "RobustAggregator", "robust"]
@@ -81,7 +81,7 @@ class RobustAggregator:
                 f"and {len(updates)} are valid; raise run.min_clients and run.cohort, or lower "
                 "robust.byzantine"
             )
-        rows = ChangeRows(like, updates)
+        rows = DeltaRows(like, updates)
         floating = rows.moved(_Combination(self.rule, rows))
         mean = {
             name: floating[name] if name in floating else _middle(old, name, updates)
@@ -101,7 +101,7 @@ def robust(algorithm: Algorithm | None = None, *, rule: AggregationRule) -> Algo
         ConfigError: the algorithm aggregates something else than a mean of params.
     """
     inner = algorithm or fedavg()
-    if inner.companions or not isinstance(inner.aggregator, MeanAggregator):
+    if inner.auxiliary or not isinstance(inner.aggregator, MeanAggregator):
         raise ConfigError(
             f"{inner.name} aggregates in its own way, which {rule.name} would replace; use "
             "robust aggregation with fedavg or fedprox"
@@ -117,16 +117,16 @@ def robust(algorithm: Algorithm | None = None, *, rule: AggregationRule) -> Algo
 class _Combination:
     """What a rule makes of a block of rows: its mixings as one matrix, then its reduction."""
 
-    def __init__(self, rule: AggregationRule, rows: ChangeRows) -> None:
+    def __init__(self, rule: AggregationRule, rows: DeltaRows) -> None:
         self._reduce, self._dtype = rule.reduce, rows.dtype
         self._weights = _product(rule.mixings, rows) if rule.mixings else None
         self._picked = None if self._weights is None else _picked(self._weights)
 
-    def __call__(self, changes: Reals) -> Reals:
+    def __call__(self, deltas: Reals) -> Reals:
         if self._reduce is None:
             assert self._weights is not None, "a rule without a reduction ends with one row"
-            return np.asarray(self._weights[0] @ changes)
-        narrow = changes.astype(self._dtype, copy=False)
+            return np.asarray(self._weights[0] @ deltas)
+        narrow = deltas.astype(self._dtype, copy=False)
         if self._weights is None:
             columns = np.ascontiguousarray(narrow.T)
         elif self._picked is not None:
@@ -137,7 +137,7 @@ class _Combination:
         return self._reduce(columns)
 
 
-def _product(mixings: Sequence[Mixing], rows: ChangeRows) -> Reals:
+def _product(mixings: Sequence[Mixing], rows: DeltaRows) -> Reals:
     """Return the weights of the original rows after all mixings."""
     geometry = rows.geometry()
     weights = np.eye(geometry.count)

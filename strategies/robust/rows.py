@@ -19,15 +19,15 @@ from ..algorithms.mean import as_reals
 from ..algorithms.server_optimizers import is_floating
 from .geometry import Geometry, Reals
 
-__all__ = ["ChangeRows"]
+__all__ = ["DeltaRows"]
 
 BLOCK = 8_192
 """Values worked on at once: the block of a hundred updates (6.5 MB) stays in the cache."""
-CHANGE_MAX = 1e37
+DELTA_MAX = 1e37
 """Larger changes count as this one, so that no square or sum overflows; no honest one is."""
 
 
-class ChangeRows:
+class DeltaRows:
     """The changes of the floating-point params, one row an update, in the updates' order."""
 
     def __init__(self, like: Params, updates: Sequence[Update]) -> None:
@@ -48,10 +48,10 @@ class ChangeRows:
         """Return the inner products of the rows, summed in float64."""
         count, seed = len(self._updates), 0
         products = np.zeros((count, count))
-        for number, (_, changes) in enumerate(self._blocks()):
-            products += changes @ changes.T
+        for number, (_, deltas) in enumerate(self._blocks()):
+            products += deltas @ deltas.T
             if number == 0:
-                seed = zlib.crc32(changes.tobytes())
+                seed = zlib.crc32(deltas.tobytes())
         clients = [update.client for update in self._updates]
         return Geometry(products=products, clients=clients, seed=seed)
 
@@ -62,11 +62,11 @@ class ChangeRows:
         """
         params = {name: np.empty(old.shape, old.dtype) for name, old in self._like.items()}
         flat = [_flat(values) for values in params.values()]
-        for block, changes in self._blocks():
-            change = combine(changes)
+        for block, deltas in self._blocks():
+            delta = combine(deltas)
             for tensor, start, stop, offset in block.segments:
                 old = self._base[tensor][start:stop]
-                flat[tensor][start:stop] = old + change[offset : offset + stop - start]
+                flat[tensor][start:stop] = old + delta[offset : offset + stop - start]
         return params
 
     def _blocks(self) -> Iterator[tuple[Block, Reals]]:
@@ -82,10 +82,10 @@ class ChangeRows:
             ]
             np.concatenate(pieces, out=flat, casting="unsafe")
             matrix = flat.reshape(count + 1, size)
-            changes = matrix[:count]
-            changes -= matrix[count]
-            np.clip(changes, -CHANGE_MAX, CHANGE_MAX, out=changes)
-            yield block, changes
+            deltas = matrix[:count]
+            deltas -= matrix[count]
+            np.clip(deltas, -DELTA_MAX, DELTA_MAX, out=deltas)
+            yield block, deltas
 
 
 def _flat(array: NDArray[Any]) -> NDArray[Any]:

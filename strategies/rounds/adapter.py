@@ -25,7 +25,7 @@ from .private_rounds import PrivateRounds
 from .recorder import Recorder
 from .result import RunResult, Status
 from .rounds import Evaluate, Rounds, RoundTerms
-from .run_state import Course
+from .run_state import RunState
 from .synchronous_rounds import SynchronousRounds
 from .virtual_time import begin_after
 
@@ -49,8 +49,8 @@ class FederatedStrategy(Strategy):
         privacy: PrivateRounds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._course = Course(algorithm, plan, recorder)
-        self._steps = SynchronousRounds(self._course, self, privacy=privacy, clock=clock)
+        self._run_state = RunState(algorithm, plan, recorder)
+        self._steps = SynchronousRounds(self._run_state, self, privacy=privacy, clock=clock)
         self._rounds: Rounds = self._steps
         if plan.asynchronous is not None:
             if privacy is not None:
@@ -58,7 +58,7 @@ class FederatedStrategy(Strategy):
                     "differential privacy accounts for cohorts that are drawn, and asynchronous "
                     "rounds take whoever is fast: remove one of the two"
                 )
-            self._rounds = AsynchronousRounds(self._course, plan.asynchronous, clock=clock)
+            self._rounds = AsynchronousRounds(self._run_state, plan.asynchronous, clock=clock)
 
     def summary(self) -> None:
         """Say nothing: whoever starts a run shows its configuration."""
@@ -114,28 +114,28 @@ class FederatedStrategy(Strategy):
             RunError: the run cannot go on; nothing of the failed round is kept.
             ConfigError: the algorithm and the grid, or the checkpoint and the model, do not fit.
         """
-        course, rounds = self._course, self._rounds
-        refuse_tags(course.plan.selection, grid)
+        run_state, rounds = self._run_state, self._rounds
+        refuse_tags(run_state.plan.selection, grid)
         rounds.refuse_misfit(grid)
-        initial = course.begin(initial_arrays, rounds, evaluate_fn)
-        begin_after(grid, course.history)
+        initial = run_state.begin(initial_arrays, rounds, evaluate_fn)
+        begin_after(grid, run_state.history)
         terms = RoundTerms(
             last=num_rounds,
-            deadline_s=course.plan.deadline_s if timeout is None else timeout,
+            deadline_s=run_state.plan.deadline_s if timeout is None else timeout,
             train_config=train_config or ConfigRecord(),
             evaluate_config=evaluate_config or ConfigRecord(),
             evaluate=evaluate_fn,
         )
         status, cause = self._run(grid, terms)
-        return course.result(initial, status, cause)
+        return run_state.result(initial, status, cause)
 
     def _run(self, grid: Grid, terms: RoundTerms) -> tuple[Status, str]:
         """Run rounds until the last one; return how and why they ended."""
-        course, cause = self._course, ""
-        while course.state.round < terms.last:
+        run_state, cause = self._run_state, ""
+        while run_state.state.round < terms.last:
             if is_stopping(grid):
                 return "stopped", "the run was asked to stop"
-            if cause := course.is_exhausted():
+            if cause := run_state.is_exhausted():
                 break
             try:
                 self._rounds.run(grid, terms)

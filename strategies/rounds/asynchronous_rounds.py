@@ -23,11 +23,11 @@ from .broadcast import instruction_for_all
 from .cohort import draw_idle, size_of_cohort, wait_for_clients, wait_for_replies
 from .failures import named
 from .grids import combines_updates, forget_group, name_of, recall_group
-from .in_flight import Again, OpenInstruction, Outstanding, group_of
+from .in_flight import Again, InFlight, OpenInstruction, group_of
 from .recorder import RoundTable
 from .replies import collect_evaluation
 from .rounds import RoundTerms
-from .run_state import Course, Meter
+from .run_state import Meter, RunState
 from .update_buffer import UpdateBuffer
 from .virtual_time import begin_at, draw_some, now_s_of
 
@@ -38,13 +38,13 @@ class AsynchronousRounds:
     """Keeps clients at work, and makes a round of every so many of their updates."""
 
     def __init__(
-        self, course: Course, asynchrony: Asynchrony, *, clock: Callable[[], float]
+        self, run_state: RunState, asynchrony: Asynchrony, *, clock: Callable[[], float]
     ) -> None:
-        self._course = course
+        self._run_state = run_state
         self._asynchrony = asynchrony
-        self._plan = course.plan
+        self._plan = run_state.plan
         self._clock = clock
-        self._outstanding = Outstanding()
+        self._in_flight = InFlight()
         self._again: Again | None = ()
         """What is to be given again after a restart; None once it was."""
         self._arrived: deque[Message] = deque()
@@ -52,7 +52,7 @@ class AsynchronousRounds:
 
     def refuse_misfit(self, grid: Grid) -> None:
         """Refuse a grid that adds updates up, and algorithms that are about whole cohorts."""
-        algorithm = self._course.algorithm
+        algorithm = self._run_state.algorithm
         if needs_more_than_params(algorithm):
             raise ConfigError(
                 f"{algorithm.name} sends or keeps more than params, or sees who is in a round, and "
@@ -67,34 +67,34 @@ class AsynchronousRounds:
 
     def recall(self, state: State) -> State:
         """Remember what was under way at a checkpoint."""
-        self._outstanding, state, self._again = Outstanding.recall(state)
+        self._in_flight, state, self._again = InFlight.recall(state)
         self._arrived.clear()
         self._contents.clear()
         return state
 
     def run(self, grid: Grid, terms: RoundTerms) -> None:
         """Take updates until there are enough, and make the next params of them."""
-        course, meter = self._course, Meter(self._clock, grid)
+        run_state, meter = self._run_state, Meter(self._clock, grid)
         if self._again is not None:
             self._give_again(grid, terms, self._again)
         buffer = UpdateBuffer(
-            state=course.state,
-            algorithm=course.algorithm,
+            state=run_state.state,
+            algorithm=run_state.algorithm,
             asynchrony=self._asynchrony,
             plan=self._plan,
-            tell=course.tell,
+            tell=run_state.tell,
         )
         if not self._arrived:
             self._fill(grid, terms, buffer)
-        number = course.state.round + 1
-        course.tell("round_started", {"round": number, "clients": len(self._outstanding)})
+        number = run_state.state.round + 1
+        run_state.tell("round_started", {"round": number, "clients": len(self._in_flight)})
         while not buffer.is_full:
             if (reply := self._next_reply(grid)) is not None:
                 self._take(reply, buffer)
             if not buffer.is_full and not self._arrived:
                 self._fill(grid, terms, buffer)
-        before = course.state
-        course.apply(buffer.finish())
+        before = run_state.state
+        run_state.apply(buffer.finish())
         self._end(grid, terms, buffer, before, meter)
 
     # ------------------------------------------------------------------ instructions
@@ -105,8 +105,8 @@ class AsynchronousRounds:
         Raises:
             QuorumError: nobody is at work, and nobody can be.
         """
-        number, idle = buffer.number, not len(self._outstanding)
-        needed, tell = self._plan.min_clients, self._course.tell
+        number, idle = buffer.number, not len(self._in_flight)
+        needed, tell = self._plan.min_clients, self._run_state.tell
         present = (
             wait_for_clients(
                 grid,
@@ -118,18 +118,18 @@ class AsynchronousRounds:
         )
         present = present if isinstance(present, range) else sorted(present)
         at_once = size_of_cohort(len(present), cohort=self._asynchrony.concurrency, at_least=1)
-        missing = at_once - len(self._outstanding)
+        missing = at_once - len(self._in_flight)
         if missing > 0:
-            seed, unwanted = self._plan.seed, self._outstanding.busy | buffer.failed.keys()
+            seed, unwanted = self._plan.seed, self._in_flight.busy | buffer.failed.keys()
             for client in draw_idle(
                 lambda size: draw_some(
-                    grid, present, size, wait=idle, seed=seed, turn=self._outstanding.next_number
+                    grid, present, size, wait=idle, seed=seed, turn=self._in_flight.next_number
                 ),
                 unwanted,
                 missing,
             ):
                 self._give(grid, terms, self._new(grid, client))
-        if not len(self._outstanding):
+        if not len(self._in_flight):
             raise QuorumError(
                 f"round {number}: {len(buffer)} of {self._asynchrony.buffer_size} updates, and "
                 f"nobody of {len(present)} connected clients is left to be asked"
@@ -137,8 +137,8 @@ class AsynchronousRounds:
             )
 
     def _new(self, grid: Grid, client: int) -> OpenInstruction:
-        version, now_s = self._course.state.round, now_s_of(grid)
-        return self._outstanding.new(client, version=version, now_s=now_s)
+        version, now_s = self._run_state.state.round, now_s_of(grid)
+        return self._in_flight.new(client, version=version, now_s=now_s)
 
     def _give(self, grid: Grid, terms: RoundTerms, instruction: OpenInstruction) -> str:
         message = Message(
@@ -149,17 +149,17 @@ class AsynchronousRounds:
             group_id=group_of(instruction.number),
         )
         (id_,) = grid.push_messages([message])
-        self._outstanding.add(id_, instruction)
+        self._in_flight.add(id_, instruction)
         return id_
 
     def _content_of(self, instruction: OpenInstruction, terms: RoundTerms) -> RecordDict:
         """Return what a client is told; those of one version share it."""
-        course, key = self._course, (instruction.version, instruction.repeat)
+        run_state, key = self._run_state, (instruction.version, instruction.repeat)
         if key not in self._contents:
-            base = self._outstanding.base_of(instruction, course.state)
-            arrays = course.arrays if base is course.state.params else params_to_arrays(base)
+            base = self._in_flight.base_of(instruction, run_state.state)
+            arrays = run_state.arrays if base is run_state.state.params else params_to_arrays(base)
             told: Mapping[str, float | int | str | bool] = {
-                **course.algorithm.client_config,
+                **run_state.algorithm.client_config,
                 "server-round": instruction.version + 1,
                 **({"repeat": instruction.repeat} if instruction.repeat else {}),
             }
@@ -181,7 +181,7 @@ class AsynchronousRounds:
             id_ = self._give(grid, terms, instruction)
             arrived += [id_] if had_arrived else []
         begin_at(grid, now_s)
-        while known := recall_group(grid, group_of(self._outstanding.next_number)):
+        while known := recall_group(grid, group_of(self._in_flight.next_number)):
             self._give(grid, terms, self._new(grid, known[0]))
         if arrived:
             self._arrived.extend(grid.pull_messages(arrived))
@@ -193,7 +193,7 @@ class AsynchronousRounds:
     def _next_reply(self, grid: Grid) -> Message | None:
         """Return the next answer; None if it was waited in vain, because clients came or went."""
         if not self._arrived:
-            ids = self._outstanding.ids
+            ids = self._in_flight.ids
             self._arrived.extend(grid.pull_messages(ids))
             if not self._arrived:
                 wait_for_replies(grid, ids)
@@ -201,9 +201,9 @@ class AsynchronousRounds:
         return self._arrived.popleft()
 
     def _take(self, reply: Message, buffer: UpdateBuffer) -> None:
-        instruction = self._outstanding.settle(reply.metadata.reply_to_message_id)
+        instruction = self._in_flight.settle(reply.metadata.reply_to_message_id)
         if instruction is not None:  # else nobody waits for it: it was too stale
-            base = self._outstanding.base_of(instruction, self._course.state)
+            base = self._in_flight.base_of(instruction, self._run_state.state)
             buffer.take(reply, instruction, base)
 
     # ------------------------------------------------------------------ the end of a round
@@ -212,11 +212,11 @@ class AsynchronousRounds:
         self, grid: Grid, terms: RoundTerms, buffer: UpdateBuffer, before: State, meter: Meter
     ) -> None:
         """Evaluate, commit, and drop what nobody asks for any more."""
-        course, number = self._course, buffer.number
+        run_state, number = self._run_state, buffer.number
         stopped = self._stop_stale(buffer)
         if number == terms.last:
             self._stop_all(grid)
-        self._outstanding.end_round(before)
+        self._in_flight.end_round(before)
         self._contents.clear()
         table = RoundTable(
             round=number, train=buffer.table, failed=sorted(buffer.failed), late=sorted(stopped)
@@ -227,7 +227,7 @@ class AsynchronousRounds:
         if self._plan.evaluates(number, last=terms.last):
             if number == terms.last:
                 evaluated = self._evaluate(grid, terms, buffer, table, unevaluated)
-            central = course.measure(number, terms.evaluate)
+            central = run_state.measure(number, terms.evaluate)
         staleness = buffer.staleness
         row = {
             "round": number,
@@ -241,14 +241,14 @@ class AsynchronousRounds:
             **meter.read(grid),
         }
         arrived = {reply.metadata.reply_to_message_id for reply in self._arrived}
-        course.commit(row, table, self._outstanding.kept(course.state, arrived))
+        run_state.commit(row, table, self._in_flight.kept(run_state.state, arrived))
         self._forget(grid)
 
     def _stop_stale(self, buffer: UpdateBuffer) -> list[int]:
         """Stop whoever works on too old params."""
         oldest = self._asynchrony.max_staleness
         number, reason = buffer.number, f"is on params of more than {oldest} rounds before"
-        stale = self._outstanding.settle_where(
+        stale = self._in_flight.settle_where(
             lambda given: oldest is not None and number - given.version > oldest
         )
         for instruction in stale:
@@ -257,14 +257,14 @@ class AsynchronousRounds:
 
     def _stop_all(self, grid: Grid) -> None:
         """Stop everybody: the last params are made."""
-        for instruction in self._outstanding.settle_where(lambda given: True):
+        for instruction in self._in_flight.settle_where(lambda given: True):
             forget_group(grid, group_of(instruction.number))
 
     def _forget(self, grid: Grid) -> None:
         """What was settled before the last commit is not asked about again."""
-        for number in self._outstanding.settled:
+        for number in self._in_flight.settled:
             forget_group(grid, group_of(number))
-        self._outstanding.settled = []
+        self._in_flight.settled = []
 
     def _evaluate(
         self,
@@ -274,10 +274,10 @@ class AsynchronousRounds:
         table: RoundTable,
         failed: set[int],
     ) -> Metrics:
-        course, number, clients = self._course, buffer.number, buffer.contributors
+        run_state, number, clients = self._run_state, buffer.number, buffer.contributors
         config = terms.evaluate_config
         questions = instruction_for_all(
-            MessageType.EVALUATE, number, clients, course.arrays, config, {}
+            MessageType.EVALUATE, number, clients, run_state.arrays, config, {}
         )
         replies = grid.send_and_receive(questions, timeout=terms.deadline_s)
         return collect_evaluation(
@@ -285,7 +285,7 @@ class AsynchronousRounds:
             number=number,
             clients=clients,
             combined=False,
-            tell=course.tell,
+            tell=run_state.tell,
             table=table.evaluate,
             failed=failed,
         )

@@ -18,7 +18,7 @@ __all__ = [
     "size_of_cohort",
     "wait_for_clients",
     "wait_for_replies",
-    "wait_for_rested",
+    "wait_for_separated",
 ]
 
 POLL_S = 0.2
@@ -160,10 +160,10 @@ def wait_for_replies(
         sleep(POLL_S)
 
 
-def wait_for_rested(
+def wait_for_separated(
     grid: Grid,
     count: int,
-    rested: Callable[[Sequence[int]], Sequence[int]],
+    separated: Callable[[Sequence[int]], Sequence[int]],
     *,
     tell: Callable[[int], None],
 ) -> Sequence[int]:
@@ -174,7 +174,7 @@ def wait_for_rested(
     resting = 0
     while True:
         present = wait_for_clients(grid, count + resting, tell=tell)
-        found = rested(present)
+        found = separated(present)
         if len(found) >= count or len(present) < count + resting:
             return found
         resting = len(present) - len(found)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..algorithms.algorithm import Params, State
 
-__all__ = ["Again", "OpenInstruction", "Outstanding", "group_of"]
+__all__ = ["Again", "InFlight", "OpenInstruction", "group_of"]
 
 SLOT, BASE = "open", "base-"
 """The slots of a checkpoint: the open instructions, and the params of a round that they are of."""
@@ -46,7 +46,7 @@ Again = Sequence[tuple[OpenInstruction, bool]]
 """What is to be given again after a restart, and whether its answer had arrived."""
 
 
-class Outstanding:
+class InFlight:
     """Who works on what.
 
     It is part of a checkpoint, params of earlier rounds included, so that a resumed run gives the
@@ -144,7 +144,7 @@ class Outstanding:
         return replace(state, slots={**state.slots, SLOT: columns, **bases})
 
     @classmethod
-    def recall(cls, state: State) -> tuple[Outstanding, State, Again]:
+    def recall(cls, state: State) -> tuple[InFlight, State, Again]:
         """Take out of a checkpoint's state what `kept` put there; return the algorithm's part too."""
         made, slots = cls(), dict(state.slots)
         columns = slots.pop(SLOT, None)

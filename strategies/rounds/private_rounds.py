@@ -20,7 +20,7 @@ class PrivateRounds(Protocol):
         """Whether a round is released by its clients: it is accounted for before they are asked."""
 
     @property
-    def by_coins(self) -> bool:
+    def by_sampling(self) -> bool:
         """Whether cohorts are drawn by secret coins: then a round counts whoever was drawn, for what
         it takes back was drawn, too."""
 

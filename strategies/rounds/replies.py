@@ -13,7 +13,7 @@ from ..algorithms.algorithm import Aggregate, Algorithm, Params, Update
 from ..algorithms.canonical import CanonicalFold
 from ..algorithms.combined import EXAMPLES_KEY, ClientTable
 from ..algorithms.metrics import MetricMeans, Metrics
-from ..algorithms.norms import change_norm_l2, clip_change
+from ..algorithms.norms import clip_delta, delta_norm_l2
 from .checks import Reply, ReplyError, forms_of, read_reply
 from .failures import NameOf, failure_detail, named, printable
 from .plan import RoundPlan
@@ -171,14 +171,14 @@ def within_norm(
     limit = plan.update_norm_max
     if limit is None:
         return tensors
-    norm = change_norm_l2(sent, tensors)
+    norm = delta_norm_l2(sent, tensors)
     if norm <= limit:
         return tensors
     if plan.update_norm_policy == "reject":
         raise ReplyError(client, "update", f"norm must be <= {limit:g}, is {norm:g}")
     detail = {"round": number, "client": client, "norm": norm, "norm_max": limit}
     tell("update_clipped", detail)
-    return clip_change(sent, tensors, factor=limit / norm)
+    return clip_delta(sent, tensors, factor=limit / norm)
 
 
 def add_rows(table: ClientTable, reply: Reply) -> None:

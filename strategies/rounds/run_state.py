@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from ...errors import ConfigError, RunError
 from ...flower.messages import arrays_to_params, params_to_arrays, tensors_of
 from ..algorithms.algorithm import Aggregate, Algorithm, Params, State
-from ..algorithms.companions import refuse_clashes
+from ..algorithms.auxiliary_names import refuse_clashes
 from ..algorithms.metrics import Metrics, scalars_of
 from .checks import fault_in
 from .grids import traffic_bytes
@@ -26,10 +26,10 @@ from .result import RunResult, Status, result_of
 from .rounds import Evaluate, Rounds
 from .virtual_time import virtual_time_of
 
-__all__ = ["Course", "Meter"]
+__all__ = ["Meter", "RunState"]
 
 
-class Course:
+class RunState:
     """A run's state, its params as they are broadcast, and its history.
 
     Attributes:
@@ -55,7 +55,7 @@ class Course:
         Raises:
             ConfigError: the checkpoint, or a tensor's name, is not the algorithm's.
         """
-        refuse_clashes(initial, self.algorithm.companions, algorithm=self.algorithm.name)
+        refuse_clashes(initial, self.algorithm.auxiliary, algorithm=self.algorithm.name)
         self.adopt(initial, 1)
         self._progress, self.history = Progress(), []
         checkpoint = self._recorder.resume() if self._recorder is not None else None

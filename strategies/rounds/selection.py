@@ -80,7 +80,7 @@ class Selection:
         """Whether clients that are there may not be drawn, because they were drawn before."""
         return self.separation > 1 or self.participations_max is not None
 
-    def rested(
+    def separated(
         self, present: Sequence[int], memory: ClientMemory, round_number: int
     ) -> Sequence[int]:
         """Return who of the clients may be drawn: all of them, unless it `limits`."""

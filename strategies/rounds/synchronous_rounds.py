@@ -19,14 +19,14 @@ from ..algorithms.algorithm import State
 from ..algorithms.client_memory import ClientMemory, with_memory, without_memory
 from ..algorithms.metrics import Metrics, scalars_of
 from .broadcast import Broadcast, instruction_for_all
-from .cohort import wait_for_rested
+from .cohort import wait_for_separated
 from .grids import combines_in_groups, combines_updates, forget_group, name_of, recall_group
 from .private_rounds import PrivateRounds
 from .recorder import RoundTable
 from .replies import TrainingReplies, collect_evaluation
 from .result import metric_record
 from .rounds import RoundTerms
-from .run_state import Course, Meter
+from .run_state import Meter, RunState
 from .virtual_time import draw_on, late_on
 
 __all__ = ["SynchronousRounds"]
@@ -37,16 +37,16 @@ class SynchronousRounds:
 
     def __init__(
         self,
-        course: Course,
+        run_state: RunState,
         steps: Strategy,
         *,
         privacy: PrivateRounds | None,
         clock: Callable[[], float],
     ) -> None:
         """A round goes through `steps`, which lead back here unless somebody has changed them."""
-        self._course = course
+        self._run_state = run_state
         self._steps = steps
-        self._plan = course.plan
+        self._plan = run_state.plan
         self._privacy = privacy
         self._clock = clock
         self._spent: Mapping[str, Any] | None = None
@@ -67,15 +67,15 @@ class SynchronousRounds:
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Broadcast:
         """Draw the cohort, waiting for enough clients, and return its instructions."""
-        course = self._course
-        if arrays is not course.arrays:
-            course.adopt(arrays, server_round)
+        run_state = self._run_state
+        if arrays is not run_state.arrays:
+            run_state.adopt(arrays, server_round)
         cohort = self._cohort_of(server_round, grid)
         if self._privacy is not None and self._privacy.ahead:
             self._spent = self._privacy.account(server_round)
         self._combined = combines_updates(grid)
-        sent = course.algorithm.sent(course.state)
-        algorithm = course.algorithm.at(course.state)
+        sent = run_state.algorithm.sent(run_state.state)
+        algorithm = run_state.algorithm.at(run_state.state)
         self._replies = TrainingReplies(
             number=server_round,
             cohort=cohort,
@@ -85,11 +85,11 @@ class SynchronousRounds:
             quorum=0 if self._by_coins else self._plan.min_clients,
             combined=self._combined,
             reports=self._privacy is None,
-            tell=course.tell,
+            tell=run_state.tell,
             name_of=name_of(grid),
         )
-        course.tell("round_started", {"round": server_round, "clients": len(cohort)})
-        content, extra = course.record_of(sent), {**algorithm.client_config, **course.told}
+        run_state.tell("round_started", {"round": server_round, "clients": len(cohort)})
+        content, extra = run_state.record_of(sent), {**algorithm.client_config, **run_state.told}
         return instruction_for_all(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(
@@ -103,7 +103,7 @@ class SynchronousRounds:
             collected.take(message)
         if self._privacy is not None and not self._privacy.ahead:
             self._spent = self._privacy.account(server_round)
-        self._course.apply(collected.finish())
+        self._run_state.apply(collected.finish())
         self._contributors = collected.contributors
         self._table = RoundTable(
             round=server_round, train=collected.table, failed=sorted(collected.failures)
@@ -111,17 +111,17 @@ class SynchronousRounds:
         self._unevaluated = set()
         if self._plan.selection.remembers:
             self._memory = self._memory.after(collected.table, server_round, collected.cohort)
-        return self._course.arrays, metric_record(collected.metrics())
+        return self._run_state.arrays, metric_record(collected.metrics())
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Broadcast:
         """Return the instructions to evaluate, for the clients whose updates counted."""
-        course, algorithm = self._course, self._course.algorithm
-        evaluated = algorithm.evaluated(course.state) if algorithm.evaluated else {}
-        if evaluated is not course.state.params:
+        run_state, algorithm = self._run_state, self._run_state.algorithm
+        evaluated = algorithm.evaluated(run_state.state) if algorithm.evaluated else {}
+        if evaluated is not run_state.state.params:
             arrays = params_to_arrays(evaluated)
-        extra, clients = {**algorithm.evaluate_config, **course.told}, self._contributors
+        extra, clients = {**algorithm.evaluate_config, **run_state.told}, self._contributors
         self._evaluated = clients
         return instruction_for_all(
             MessageType.EVALUATE, server_round, clients, arrays, config, extra
@@ -136,7 +136,7 @@ class SynchronousRounds:
             number=server_round,
             clients=self._evaluated,
             combined=self._combined,
-            tell=self._course.tell,
+            tell=self._run_state.tell,
             table=self._table.evaluate,
             failed=self._unevaluated,
         )
@@ -146,7 +146,7 @@ class SynchronousRounds:
 
     def refuse_misfit(self, grid: Grid) -> None:
         """Refuse a grid that adds up what the algorithm must see one by one."""
-        algorithm = self._course.algorithm
+        algorithm = self._run_state.algorithm
         if combines_updates(grid) and not combines_in_groups(grid) and not algorithm.linear:
             raise ConfigError(
                 f"{algorithm.name} needs every single update, but {type(grid).__name__} "
@@ -160,23 +160,23 @@ class SynchronousRounds:
 
     def run(self, grid: Grid, terms: RoundTerms) -> None:
         """Train, aggregate, evaluate, commit."""
-        course, steps, meter = self._course, self._steps, Meter(self._clock, grid)
-        number = course.state.round + 1
-        asked = list_of(steps.configure_train(number, course.arrays, terms.train_config, grid))
+        run_state, steps, meter = self._run_state, self._steps, Meter(self._clock, grid)
+        number = run_state.state.round + 1
+        asked = list_of(steps.configure_train(number, run_state.arrays, terms.train_config, grid))
         replies = grid.send_and_receive(asked, timeout=terms.deadline_s)
         _, train = steps.aggregate_train(number, replies)
         self._table = replace(self._table, late=late_on(grid))
         evaluated: MetricRecord | None = None
         central: Metrics = {}
         if self._plan.evaluates(number, last=terms.last):
-            if self._privacy is None and course.algorithm.evaluated is not None:
+            if self._privacy is None and run_state.algorithm.evaluated is not None:
                 questions = list_of(
-                    steps.configure_evaluate(number, course.arrays, terms.evaluate_config, grid)
+                    steps.configure_evaluate(number, run_state.arrays, terms.evaluate_config, grid)
                 )
                 self._evaluated = _clients_in(questions)  # a wrapper may ask others
                 replies = grid.send_and_receive(questions, timeout=terms.deadline_s)
                 evaluated = steps.aggregate_evaluate(number, replies)
-            central = course.measure(number, terms.evaluate)
+            central = run_state.measure(number, terms.evaluate)
         row = {
             "round": number,
             "clients": len(self._contributors),
@@ -189,21 +189,21 @@ class SynchronousRounds:
             "privacy": self._spent,
             **meter.read(grid),
         }
-        course.commit(row, self._table, with_memory(course.state, self._memory))
+        run_state.commit(row, self._table, with_memory(run_state.state, self._memory))
         forget_group(grid, str(number))
 
     @property
     def _by_coins(self) -> bool:
-        return self._privacy is not None and self._privacy.by_coins
+        return self._privacy is not None and self._privacy.by_sampling
 
     def _cohort_of(self, number: int, grid: Grid) -> list[int]:
         if known := recall_group(grid, str(number)):
             return known
-        needed, tell = self._plan.min_clients, self._course.tell
-        present = wait_for_rested(
+        needed, tell = self._plan.min_clients, self._run_state.tell
+        present = wait_for_separated(
             grid,
             needed,
-            lambda ids: self._plan.selection.rested(ids, self._memory, number),
+            lambda ids: self._plan.selection.separated(ids, self._memory, number),
             tell=lambda count: tell("waiting", {"connected": count, "needed": needed}),
         )
         if len(present) < needed:

@@ -72,7 +72,9 @@ def task_of(model: Any) -> meadow.Task:
 
 def trained(model: Any, device: str, **options: Any) -> tuple[Tensors, dict[str, float]]:
     """Train a round, and return params, buffers and means."""
-    told = {name: options.pop(name) for name in ("form", "saves", "resume_at") if name in options}
+    told = {
+        name: options.pop(name) for name in ("parallelism", "saves", "resume_at") if name in options
+    }
     settings = TrainingSettings(
         **{"batch_size": 8, "epochs": 2, "learning_rate": 0.1, "seed": 5, **options}
     )
@@ -189,14 +191,14 @@ def test_two_devices_in_one_process(count: int) -> None:
     recurrent; what the second draws depends on the seed alone."""
     form = DataParallel(("strict:0", "strict:1"))
     for model in (mlp, plain_cnn, Recurrent):
-        ours, means = trained(model, "strict:0", form=form, batch_size=count // 2)
+        ours, means = trained(model, "strict:0", parallelism=parallelism, batch_size=count // 2)
         theirs, expected = trained(model, "cpu", batch_size=count // 2)
         for name, values in theirs.items():
             torch.testing.assert_close(ours[name], values, rtol=1e-4, atol=1e-6)
         assert means == pytest.approx(expected, rel=1e-5)
     second = torch.get_device_module("strict:1").get_rng_state("strict:1")
     drawn = [
-        trained(dropping, "strict:0", form=DataParallel(("strict:0", "strict:1")))[0]
+        trained(dropping, "strict:0", parallelism=DataParallel(("strict:0", "strict:1")))[0]
         for _ in range(2)
     ]
     assert_same(*drawn)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meadow.errors import IdentityError
-from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.daemon.server_dir import ServerFolder
 from meadow.server.journal.database import JournalDatabase
 from meadow.server.journal.site_table import SiteTable
 
@@ -29,7 +29,7 @@ def test_a_token_is_listed_until_it_is_revoked(meadow: Meadow, tmp_path: Path) -
     server("init")
     made = server("token", "a", "--hours", "2")
     assert made["expires_at_s"] == pytest.approx(time.time() + 7200, abs=600)
-    ServerHome(tmp_path / "s").invite("b", hours=1.0, now_s=1e9)
+    ServerFolder(tmp_path / "s").invite("b", hours=1.0, now_s=1e9)
     rows = server("tokens")
     assert [(row["client"], row["state"]) for row in rows] == [("a", "waiting"), ("b", "expired")]
     assert rows[0]["expires_at_s"] == made["expires_at_s"]

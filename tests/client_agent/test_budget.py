@@ -14,10 +14,10 @@ import dp_accounting.rdp
 import pytest
 
 from meadow.client.owner.announcements import (
-    announced_noise,
     announced_steps,
     charged_noise,
     charged_steps,
+    noise_terms_of,
 )
 from meadow.client.owner.budget import check_budget, epsilon_spent
 from meadow.client.owner.database import AgentDatabase
@@ -33,10 +33,10 @@ import os, signal, sys
 from pathlib import Path
 from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.ledger import Ledger
-from meadow.privacy.dp.noise_terms import AnnouncedNoise
+from meadow.privacy.dp.noise_terms import NoiseTerms
 from meadow.transport import fleet_pb2 as pb
 instruction = pb.Instruction.FromString(bytes.fromhex(sys.argv[2]))
-Ledger(AgentDatabase(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise=AnnouncedNoise(multiplier=2.0))
+Ledger(AgentDatabase(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise=NoiseTerms(multiplier=2.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -81,7 +81,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def spend(ledger: Ledger, instruction: pb.Instruction) -> None:
     """Count an instruction as the agent does."""
-    ledger.participate(instruction, now_s=0.0, noise=announced_noise(instruction))
+    ledger.participate(instruction, now_s=0.0, noise=noise_terms_of(instruction))
 
 
 def test_costs_add_up_over_runs(ledger: Ledger) -> None:
@@ -208,12 +208,12 @@ def test_noise_that_clients_add_costs_by_its_kind(ledger: Ledger) -> None:
 
 def test_a_share_of_noise_without_a_sum_is_none(ledger: Ledger) -> None:
     """And a server's noise is none in a secure sum, which it does not reach."""
-    assert announced_noise(make(source="distributed", kind="train.secure")) is not None
-    assert announced_noise(make(source="distributed", kind="train")) is None
-    assert announced_noise(make(source="distributed_gaussian", kind="train.secure")) is not None
-    assert announced_noise(make(source="distributed_gaussian", kind="train")) is None
-    assert announced_noise(make(source="server", kind="train.secure")) is None
-    assert announced_noise(make(source="nobody")) is None
+    assert noise_terms_of(make(source="distributed", kind="train.secure")) is not None
+    assert noise_terms_of(make(source="distributed", kind="train")) is None
+    assert noise_terms_of(make(source="distributed_gaussian", kind="train.secure")) is not None
+    assert noise_terms_of(make(source="distributed_gaussian", kind="train")) is None
+    assert noise_terms_of(make(source="server", kind="train.secure")) is None
+    assert noise_terms_of(make(source="nobody")) is None
 
 
 def test_the_messages_of_a_sum_are_of_the_round_that_was_counted() -> None:
@@ -320,7 +320,7 @@ def test_no_number_breaks_or_fools_the_budget(ledger: Ledger, key: str, value: o
     instruction.envelope.records[0].configs.CopyFrom(
         pb.Entries(entries=pack_entries({**said, key: value}))  # type: ignore[arg-type, dict-item]
     )
-    steps, noise = announced_steps(instruction), announced_noise(instruction)
+    steps, noise = announced_steps(instruction), noise_terms_of(instruction)
     try:
         check_budget(instruction, policy, spent=[])
     except RefusedError:

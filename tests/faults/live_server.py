@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from meadow.config.server_config import server_config_to_toml
-from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.daemon.server_dir import ServerFolder
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import AdminStub, EnrollmentStub, FleetStub
 from meadow.transport.keys import KeyPair, create_request
@@ -36,7 +36,7 @@ class LiveServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.home = ServerHome.create(folder, host="localhost", now=datetime.now(UTC))
+        self.home = ServerFolder.create(folder, host="localhost", now=datetime.now(UTC))
         config = replace(
             self.home.config, fleet_port=0, enroll_port=0, lease_s=LEASE_S,
             blob_bytes_max=BLOB_BYTES_MAX,

@@ -22,9 +22,9 @@ from meadow.flower.messages import params_to_arrays
 from meadow.run.checkpoints import Checkpoints
 from meadow.run.run_folder import RunFolder
 from meadow.server.daemon.admin import AdminService
-from meadow.server.daemon.agent_registry import Links
+from meadow.server.daemon.agent_registry import AgentRegistry
 from meadow.server.daemon.dispatch import Dispatcher
-from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.daemon.server_dir import ServerFolder
 from meadow.server.daemon.spool import Spool
 from meadow.server.daemon.supervisor import Supervisor
 from meadow.server.daemon.threads import JournalThread
@@ -89,7 +89,7 @@ def test_a_submitted_app_is_there(root: Path, power: PowerCut, tmp_path: Path) -
 
     async def submit() -> int:
         thread = JournalThread(journal)
-        links = Links([], lease_s=60.0, clock=lambda: 0.0)
+        links = AgentRegistry([], lease_s=60.0, clock=lambda: 0.0)
         spool = Spool(root / "spool", blob_bytes_max=1 << 30)
         dispatcher = Dispatcher(journal, thread, spool, links, lease_s=60.0, clock=lambda: 0.0)
         supervisor = Supervisor(root, journal, thread, dispatcher, links, spool, clock=lambda: 0.0)
@@ -167,7 +167,7 @@ def test_rounds_are_there(root: Path, power: PowerCut, tmp_path: Path) -> None:
 def test_what_a_client_answers_is_there(root: Path, power: PowerCut, tmp_path: Path) -> None:
     """Its reply's files and its app's state, before `record` makes them count."""
     state = AgentState(AgentDatabase(root / "agent.sqlite"), root)
-    arrays = BlobWriter(state.reply_dir(7, "7-a-0"), spares=state.spares).put(
+    arrays = BlobWriter(state.reply_dir(7, "7-a-0"), file_pool=state.file_pool).put(
         params_to_arrays(LARGE)
     )
     content = RecordDict({"mine": params_to_arrays(LARGE), "about": ConfigRecord({"n": 1})})
@@ -182,8 +182,8 @@ def test_what_a_client_answers_is_there(root: Path, power: PowerCut, tmp_path: P
 
 def test_identities_are_there(root: Path, power: PowerCut, tmp_path: Path) -> None:
     """A server's after `init`, and a client's after enrolment, at every moment all or nothing."""
-    home = ServerHome.create(root / "server", host="localhost", now=datetime.now(UTC))
-    left = ServerHome(power.image(tmp_path / "cut") / "server")
+    home = ServerFolder.create(root / "server", host="localhost", now=datetime.now(UTC))
+    left = ServerFolder(power.image(tmp_path / "cut") / "server")
     assert left.authority == home.authority
     assert left.admin() == home.admin() and left.admin_serial() == home.admin_serial()
 

@@ -30,7 +30,7 @@ from meadow.config.client_config import PolicyConfig
 from meadow.errors import MeadowError
 from meadow.flower.messages import identify_process, params_to_arrays, tensor_of
 from meadow.privacy.dp.mechanisms.clipping import Clipping
-from meadow.privacy.dp.noise_terms import AnnouncedNoise
+from meadow.privacy.dp.noise_terms import NoiseTerms
 from meadow.privacy.dp.records import RecordTerms
 from meadow.privacy.secagg.protocol import Binding, ClientKeys, ClientSession, ServerSession
 from meadow.privacy.secagg.terms.announcement import Announcement
@@ -283,7 +283,7 @@ TRAINING = {
 }
 PRIVATE = {
     **Clipping(norm=1.0).record(),
-    **AnnouncedNoise(multiplier=2.0).record(),
+    **NoiseTerms(multiplier=2.0).record(),
     **RecordTerms(clip=1.0, noise_multiplier=1.0, rate=0.1).record(),
     "dp-noise-reach": 2,
     "epochs": 2,
@@ -321,7 +321,7 @@ def _instructions() -> dict[str, Target]:
         unpack_entries(told.run_config)
 
     def read_private(record: Any) -> None:
-        noise, _ = AnnouncedNoise.of(record), Clipping.of(record)
+        noise, _ = NoiseTerms.of(record), Clipping.of(record)
         if noise is not None:
             assert noise.event.noise_multiplier > 0
         if (terms := RecordTerms.of(record)) is not None:

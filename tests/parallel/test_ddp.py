@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from meadow.errors import DataError
 from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
-from meadow.strategies.algorithms.companions import companion
+from meadow.strategies.algorithms.auxiliary_names import auxiliary_name
 from meadow.task import Site
 from meadow.training.local.site import LocalSite
 from meadow.training.local.training import LocalTraining
@@ -91,7 +91,7 @@ def test_what_a_rank_raises_is_said(bench: Bench, pair: LocalTraining) -> None:
 def test_corrected_steps_are_the_same_on_all_ranks(
     bench: Bench, pair: LocalTraining, algorithm: str, kind: str
 ) -> None:
-    """Over two rounds the answers, companions included, are those of one process; so is what the
+    """Over two rounds the answers, auxiliary included, are those of one process; so is what the
     client keeps."""
     said = {"batch-size": 8, "learning-rate": 0.05, "epochs": 2, "algorithm": algorithm}
     if algorithm == "fedlion":
@@ -108,7 +108,7 @@ def test_corrected_steps_are_the_same_on_all_ranks(
         for name in learned:
             begun = np.full_like(params[name], 0.01)
             count = np.zeros((), np.int8)
-            params[companion(kind, name)] = count if kind == "learned" else begun
+            params[auxiliary_name(kind, name)] = count if kind == "learned" else begun
         state = RecordDict()
         for number in (1, 2):
             config = ConfigRecord({**said, "server-round": number})

@@ -11,7 +11,7 @@ from meadow.config.sections.device import DeviceConfig
 from meadow.errors import DataError
 from meadow.machine.accelerators import accelerators
 from meadow.training.parallel.choice import choose
-from meadow.training.parallel.form import rows_of
+from meadow.training.parallel.parallelism import rows_of
 from meadow.training.parallel.plan import ParallelPlan
 
 

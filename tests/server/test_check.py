@@ -16,8 +16,8 @@ from meadow.apps.folder import content_hash, pack, unpack
 from meadow.cli.server import app as commands
 from meadow.errors import DamageError, IdentityError, MeadowError
 from meadow.run.run_folder import RunFolder
-from meadow.server.daemon.check import check_home, repair_journal
-from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.daemon.check import check_server_folder, repair_journal
+from meadow.server.daemon.server_dir import ServerFolder
 from meadow.server.journal.journal import Journal
 from meadow.strategies.algorithms.algorithm import State
 from meadow.strategies.rounds.recorder import Checkpoint, RoundTable
@@ -26,9 +26,9 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> ServerHome:
+def home(tmp_path: Path) -> ServerFolder:
     """A stopped server: three clients, one of them revoked, and a run with two checkpoints."""
-    home = ServerHome.create(tmp_path / "server", host="localhost", now=datetime.now(UTC))
+    home = ServerFolder.create(tmp_path / "server", host="localhost", now=datetime.now(UTC))
     app = home.folder / "runs" / "1" / "app"
     unpack(pack(DIGITS), app)
     with closing(Journal(home.folder / "journal.sqlite")) as journal:
@@ -56,7 +56,7 @@ def flip(path: Path, place: int = -9) -> None:
     path.write_bytes(data)
 
 
-def damage_rows(home: ServerHome, *statements: str) -> None:
+def damage_rows(home: ServerFolder, *statements: str) -> None:
     """Change rows of the journal behind its back."""
     with closing(sqlite3.connect(home.folder / "journal.sqlite", isolation_level=None)) as db:
         for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type='trigger'").fetchall():
@@ -65,19 +65,19 @@ def damage_rows(home: ServerHome, *statements: str) -> None:
             db.execute(statement)
 
 
-def findings(home: ServerHome) -> dict[str, str]:
+def findings(home: ServerFolder) -> dict[str, str]:
     """Return what is damaged, by subject."""
-    return {found.subject: found.text for found in check_home(home) if not found.ok}
+    return {found.subject: found.text for found in check_server_folder(home) if not found.ok}
 
 
-def test_a_folder_that_is_well(home: ServerHome) -> None:
+def test_a_folder_that_is_well(home: ServerFolder) -> None:
     """Everything that was looked at is said, with the rounds that a run can go on from."""
-    found = {each.subject: each for each in check_home(home)}
+    found = {each.subject: each for each in check_server_folder(home)}
     assert set(found) == {"identity", "journal", "run 1"} and all(f.ok for f in found.values())
     assert "checkpoints of rounds 2, 1" in found["run 1"].text
 
 
-DAMAGE: dict[str, tuple[Callable[[ServerHome], object], str, str]] = {
+DAMAGE: dict[str, tuple[Callable[[ServerFolder], object], str, str]] = {
     "row": (
         lambda home: damage_rows(home, "UPDATE runs SET round = 7"),
         "journal", "the row '1' of runs is not as it was written",
@@ -111,7 +111,7 @@ DAMAGE: dict[str, tuple[Callable[[ServerHome], object], str, str]] = {
 
 @pytest.mark.parametrize(("harm", "subject", "text"), DAMAGE.values(), ids=DAMAGE.keys())
 def test_damage_is_named(
-    home: ServerHome, harm: Callable[[ServerHome], object], subject: str, text: str
+    home: ServerFolder, harm: Callable[[ServerFolder], object], subject: str, text: str
 ) -> None:
     """Only what is damaged; the command says it too, and ends with 1."""
     harm(home)
@@ -121,7 +121,7 @@ def test_damage_is_named(
     assert done.exit_code == 1 and f"damaged  {subject}" in done.stdout
 
 
-def test_what_is_intact_is_saved(home: ServerHome) -> None:
+def test_what_is_intact_is_saved(home: ServerFolder) -> None:
     """A damaged client is unknown then, its number is given to nobody, and the run goes on."""
     damage_rows(
         home,
@@ -147,7 +147,7 @@ def test_what_is_intact_is_saved(home: ServerHome) -> None:
         assert journal.steps.instructions(1, "3/train/0") == []
 
 
-def test_a_flipped_bit_in_the_layout_hides_no_rows(home: ServerHome) -> None:
+def test_a_flipped_bit_in_the_layout_hides_no_rows(home: ServerFolder) -> None:
     """SQLite reads no table of a file that has one trigger whose text is none."""
     path = home.folder / "journal.sqlite"
     whole = path.read_bytes()
@@ -160,7 +160,7 @@ def test_a_flipped_bit_in_the_layout_hides_no_rows(home: ServerHome) -> None:
     assert findings(home) == {}
 
 
-def test_a_bit_that_flips_in_the_log_of_a_killed_server(home: ServerHome) -> None:
+def test_a_bit_that_flips_in_the_log_of_a_killed_server(home: ServerFolder) -> None:
     """SQLite would forget without a word what was committed since; it is said, and saved."""
     path = home.folder / "journal.sqlite"
     with closing(Journal(path)) as journal:
@@ -182,7 +182,7 @@ def test_a_bit_that_flips_in_the_log_of_a_killed_server(home: ServerHome) -> Non
     assert revoked == {"a": None, "b": 1.0, "c": None, "d": 2.0, "e": 2.0, "f": 2.0}
 
 
-def test_a_journal_of_which_nothing_is_left_is_begun_anew(home: ServerHome) -> None:
+def test_a_journal_of_which_nothing_is_left_is_begun_anew(home: ServerFolder) -> None:
     """The folders of its runs keep their numbers."""
     (home.folder / "journal.sqlite").write_bytes(b"x" * 5000)
     saved = repair_journal(home)
@@ -191,13 +191,13 @@ def test_a_journal_of_which_nothing_is_left_is_begun_anew(home: ServerHome) -> N
         assert journal.runs.submit("digits", "", "[]", now_s=0.0) == 2
 
 
-def test_only_a_damaged_journal_of_a_stopped_server_is_repaired(home: ServerHome) -> None:
+def test_only_a_damaged_journal_of_a_stopped_server_is_repaired(home: ServerFolder) -> None:
     """And never over an earlier one that was kept."""
     with pytest.raises(MeadowError, match="is not damaged; nothing was changed"):
         repair_journal(home)
     unlock = home.lock()
     with pytest.raises(MeadowError, match="another server already runs"):
-        list(check_home(home))
+        list(check_server_folder(home))
     unlock()
     (home.folder / "journal.damaged.sqlite").touch()
     with pytest.raises(MeadowError, match="move it away first"):
@@ -205,7 +205,7 @@ def test_only_a_damaged_journal_of_a_stopped_server_is_repaired(home: ServerHome
 
 
 @pytest.mark.parametrize("name", ["certificate.pem", "key.pem"])
-def test_a_damaged_authority_is_said_when_the_folder_is_read(home: ServerHome, name: str) -> None:
+def test_a_damaged_authority_is_said_when_the_folder_is_read(home: ServerFolder, name: str) -> None:
     """Before clients are turned away one by one, whichever bit it is."""
     path = home.folder / "ca" / name
     good, refused = path.read_bytes(), 0
@@ -214,7 +214,7 @@ def test_a_damaged_authority_is_said_when_the_folder_is_read(home: ServerHome, n
         data[place] ^= 1
         path.write_bytes(data)
         try:
-            read = ServerHome(home.folder)
+            read = ServerFolder(home.folder)
         except IdentityError:
             refused += 1
         else:  # an end of line became another one

@@ -15,7 +15,7 @@ import pytest
 from meadow.apps.folder import App
 from meadow.errors import MeadowError, StoreError
 from meadow.server.daemon import threads
-from meadow.server.daemon.agent_registry import AgentLink, Links
+from meadow.server.daemon.agent_registry import AgentLink, AgentRegistry
 from meadow.server.daemon.dispatch import Dispatcher
 from meadow.server.daemon.spool import Spool
 from meadow.server.daemon.threads import JournalThread
@@ -33,7 +33,7 @@ class Desk:
     journal: Journal
     thread: JournalThread
     dispatcher: Dispatcher
-    links: Links
+    links: AgentRegistry
     run: RunRow
     now_s: float = 0.0
     told: list[pb.DaemonMessage] = field(default_factory=list)
@@ -130,7 +130,7 @@ def at_a_desk(tmp_path: Path, scenario: Callable[[Desk], Awaitable[None]]) -> No
         run = journal.runs.get(run_id)
         assert run is not None
         desk: Desk
-        links = Links(journal.sites.all(), lease_s=LEASE_S, clock=lambda: desk.now_s)
+        links = AgentRegistry(journal.sites.all(), lease_s=LEASE_S, clock=lambda: desk.now_s)
         spool = Spool(tmp_path / "spool", blob_bytes_max=1 << 20)
         dispatcher = Dispatcher(
             journal, thread, spool, links, lease_s=LEASE_S, clock=lambda: desk.now_s
@@ -414,7 +414,7 @@ def test_which_runs_keep_their_cohorts_secret() -> None:
     from types import SimpleNamespace
 
     from meadow.config.load import make_config
-    from meadow.server.worker.worker import _announced_cohort, _draws_coins
+    from meadow.server.worker.worker import _announced_cohort, _is_sampled
 
     def app(**private: object) -> App:
         chosen = {"enabled": True, "noise_multiplier": 1.0, **private}
@@ -425,10 +425,10 @@ def test_which_runs_keep_their_cohorts_secret() -> None:
         }
         return SimpleNamespace(config=make_config(sections))  # type: ignore[return-value]
 
-    assert _draws_coins(app()) and _announced_cohort(app()) == 50
+    assert _is_sampled(app()) and _announced_cohort(app()) == 50
     for others in (
         {"sampling": "fixed"},
         {"unit": "record", "sampling_rate": 0.1},
         {"sampling": "fixed", "clip": 2.0},
     ):
-        assert not _draws_coins(app(**others)) and _announced_cohort(app(**others)) == 0
+        assert not _is_sampled(app(**others)) and _announced_cohort(app(**others)) == 0

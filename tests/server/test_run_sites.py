@@ -58,9 +58,9 @@ def test_they_stay_whatever_happens_to_the_fleet(journal: Journal, tmp_path: Pat
 
 def test_a_secret_cohort_is_not_to_be_read_from_the_list(journal: Journal) -> None:
     """Whoever joins later is in it from the next round on, drawn or not; and stays where it is."""
-    before = journal.runs.sites(1, tags=[], asked=[1], by_coins=True)
+    before = journal.runs.sites(1, tags=[], asked=[1], by_sampling=True)
     enroll(journal, "invited")
     drawn, missed = ([2, 5], [2])
-    assert journal.runs.sites(1, tags=[], asked=missed, by_coins=True) == [*before, 5]
-    journal.runs.sites(2, tags=["x"], asked=[], by_coins=True)
-    assert journal.runs.sites(1, tags=[], asked=drawn, by_coins=True) == [*before, 5]
+    assert journal.runs.sites(1, tags=[], asked=missed, by_sampling=True) == [*before, 5]
+    journal.runs.sites(2, tags=["x"], asked=[], by_sampling=True)
+    assert journal.runs.sites(1, tags=[], asked=drawn, by_sampling=True) == [*before, 5]

@@ -42,7 +42,7 @@ def test_a_group_is_forgotten(spool: Spool, tmp_path: Path) -> None:
     os.link(blob_path(spool.outgoing(RUN), "old"), checkpoint)
     spool.forget(RUN, ["i1", "i2", "never"], ["old", "never"], everything=False)
     assert files(spool, tmp_path) == ["7/down/new.safetensors", "spare/b.safetensors"]
-    fd = spool.spares.take(tmp_path / "spool" / "next", len(LARGE))
+    fd = spool.file_pool.take(tmp_path / "spool" / "next", len(LARGE))
     assert fd is not None
     os.write(fd, b"x" * len(LARGE))
     os.close(fd)

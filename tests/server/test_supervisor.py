@@ -15,7 +15,7 @@ import pytest
 from meadow.errors import DamageError, StoreError
 from meadow.server.daemon import supervisor as module
 from meadow.server.daemon import threads
-from meadow.server.daemon.agent_registry import Links
+from meadow.server.daemon.agent_registry import AgentRegistry
 from meadow.server.daemon.dispatch import Dispatcher
 from meadow.server.daemon.spool import Spool
 from meadow.server.daemon.supervisor import Supervisor
@@ -79,7 +79,7 @@ def in_a_house(folder: Path, scenario: Callable[[House], Awaitable[None]]) -> No
     async def main() -> None:
         journal = Journal(folder / "journal.sqlite")
         thread = JournalThread(journal)
-        links = Links([], lease_s=60.0, clock=lambda: 0.0)
+        links = AgentRegistry([], lease_s=60.0, clock=lambda: 0.0)
         spool = Spool(folder / "spool", blob_bytes_max=1 << 20)
         dispatcher = Dispatcher(journal, thread, spool, links, lease_s=60.0, clock=lambda: 0.0)
         supervisor = Supervisor(

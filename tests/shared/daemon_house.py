@@ -16,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from meadow.config.server_config import server_config_to_toml
 from meadow.server.daemon.daemon import Daemon
-from meadow.server.daemon.server_dir import ServerHome
+from meadow.server.daemon.server_dir import ServerFolder
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.keys import KeyPair
 from meadow.transport.tls import channel_credentials
@@ -30,10 +30,10 @@ class House:
     """A daemon in this process, with one run in its journal, and who calls it."""
 
     def __init__(self, folder: Path, status: str) -> None:
-        home = ServerHome.create(folder, host="localhost", now=datetime.now(UTC))
+        home = ServerFolder.create(folder, host="localhost", now=datetime.now(UTC))
         config = replace(home.config, fleet_port=0, enroll_port=0)
         (folder / "server.toml").write_text(server_config_to_toml(config))
-        self.home, self.daemon = home, Daemon(ServerHome(folder))
+        self.home, self.daemon = home, Daemon(ServerFolder(folder))
         self.run_id = self.daemon._journal.runs.submit("app", "sha", "[]", now_s=0.0)
         self.daemon._journal.runs.status(self.run_id, status, now_s=0.0)
         self.addresses: dict[str, str] = {}

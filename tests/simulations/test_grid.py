@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from meadow.flower.messages import identify_process
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.grids.simulation_grid import SimulationGrid
 from meadow.simulations.population.clients import SimulatedClients
@@ -46,12 +46,12 @@ def grid_of(
     *,
     count: int = 3,
     rate: float = 0.5,
-    teller: Teller | None = None,
+    sink: EventSink | None = None,
     states_file: Path | None = None,
 ) -> tuple[SimulationGrid, SimulatedClients]:
     """Return a grid over the sequential executor, and its clients."""
     clients = SimulatedClients(count, run_id=1, run_config={"rate": rate}, states_file=states_file)
-    return SimulationGrid(SequentialExecutor(client_app, clients, teller=teller), clients), clients
+    return SimulationGrid(SequentialExecutor(client_app, clients, sink=sink), clients), clients
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_client_keeps_its_state(grid: SimulationGrid) -> None:
 def test_an_exception_is_an_error_reply(grid: SimulationGrid) -> None:
     """The reason reaches the server; what the failed message did to the state does not last."""
     told: list[tuple[int, str]] = []
-    grid, _ = grid_of(app, teller=Teller(traceback=lambda *seen: told.append(seen)))
+    grid, _ = grid_of(app, sink=EventSink(traceback=lambda *seen: told.append(seen)))
     (reply,) = grid.send_and_receive(ask(2, fail=ConfigRecord()))
     assert reply.has_error()
     assert reply.error.reason == "ValueError: the site is closed"

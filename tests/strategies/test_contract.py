@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meadow.flower.messages import params_to_arrays
+from meadow.strategies.algorithms.auxiliary_names import kind_of
 from meadow.strategies.algorithms.catalogue import CATALOGUE
-from meadow.strategies.algorithms.companions import kind_of
 from meadow.strategies.algorithms.fedavg import fedavg
 from meadow.strategies.algorithms.fedprox import fedprox
 from meadow.strategies.rounds.adapter import FederatedStrategy
@@ -42,7 +42,7 @@ EVERY += [
 ]
 ROUNDS = 4
 COUNTS = ("steps", "learned", "curvature", "mixture", "members")
-"""Kinds of companions that are numbers, which clients make larger."""
+"""Kinds of auxiliary that are numbers, which clients make larger."""
 PARTS = ("below", "moments")
 """Kinds that are parts of a whole."""
 

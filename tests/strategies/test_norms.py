@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meadow.strategies.algorithms.norms import change_norm_l2, clip_change
+from meadow.strategies.algorithms.norms import clip_delta, delta_norm_l2
 
 
 def tensors(kit, params):
@@ -31,7 +31,7 @@ def test_the_norm_by_hand(kit):
         "i": np.full(3, 99),
         "b": np.ones(3, bool),
     }
-    assert change_norm_l2(old, tensors(kit, new)) == 13.0
+    assert delta_norm_l2(old, tensors(kit, new)) == 13.0
 
 
 @pytest.mark.parametrize(("value", "norm"), [(0.0, 0.0), (3e38, 3e38 * 1000**0.5)])
@@ -39,13 +39,13 @@ def test_the_norm_of_nothing_and_of_huge_values(kit, value, norm):
     """float32 squares would overflow."""
     old = {"w": np.zeros(1000, np.float32)}
     new = {"w": np.full(1000, value, np.float32)}
-    assert change_norm_l2(old, tensors(kit, new)) == pytest.approx(norm, rel=1e-6)
+    assert delta_norm_l2(old, tensors(kit, new)) == pytest.approx(norm, rel=1e-6)
 
 
 def test_a_norm_beyond_float64_is_infinite(kit):
     """So it exceeds any limit."""
     new = {"w": np.full(9, 1e200)}
-    assert change_norm_l2({"w": np.zeros(9)}, tensors(kit, new)) == np.inf
+    assert delta_norm_l2({"w": np.zeros(9)}, tensors(kit, new)) == np.inf
 
 
 @given(st.floats(0.01, 1.0), st.integers(0, 2**32))
@@ -54,7 +54,7 @@ def test_clipping_scales_the_change_and_keeps_its_direction(kit, factor, seed):
     generator = np.random.default_rng(seed)
     old = {"w": generator.standard_normal((5, 3)), "i": np.array([1])}
     new = {"w": generator.standard_normal((5, 3)), "i": np.array([7])}
-    clipped = clip_change(old, tensors(kit, new), factor=factor)
+    clipped = clip_delta(old, tensors(kit, new), factor=factor)
     expected = old["w"] + factor * (new["w"] - old["w"])
     np.testing.assert_allclose(clipped["w"].numpy(), expected, rtol=1e-12, atol=1e-15)
     np.testing.assert_array_equal(clipped["w"][3:8], clipped["w"].numpy().reshape(-1)[3:8])

@@ -26,7 +26,7 @@ from meadow.transport.blobs import (
     new_blob_id,
 )
 from meadow.transport.durable import replacing, sweep
-from meadow.transport.file_pool import SPARE_BYTES_MIN, Spares
+from meadow.transport.file_pool import SPARE_BYTES_MIN, FilePool
 from meadow.transport.fleet_pb2 import Blob, Chunk
 from meadow.transport.part import Part
 
@@ -320,9 +320,9 @@ PIECE = SPARE_BYTES_MIN // 2
 
 
 @pytest.fixture
-def spares(tmp_path: Path) -> Spares:
+def file_pool(tmp_path: Path) -> FilePool:
     """Keep one spare file, a little longer than the blob."""
-    kept = Spares(tmp_path / "spare")
+    kept = FilePool(tmp_path / "spare")
     (tmp_path / "old").write_bytes(b"?" * (len(LARGE) + 7))
     kept.keep(tmp_path / "old")
     return kept
@@ -334,20 +334,20 @@ def large_from(offset: int, count: int = 100) -> Iterator[Chunk]:
         yield chunk_of(LARGE[start : start + PIECE], start)
 
 
-def large(folder: Path, spares: Spares) -> Receiver:
+def large(folder: Path, file_pool: FilePool) -> Receiver:
     """Open a receiver of the large blob."""
-    return Receiver(folder, blob_of(LARGE), size_max=len(LARGE), spares=spares)
+    return Receiver(folder, blob_of(LARGE), size_max=len(LARGE), file_pool=file_pool)
 
 
 @pytest.mark.parametrize("cut", range(7))
-def test_over_a_spare_file(folder: Path, spares: Spares, cut: int) -> None:
+def test_over_a_spare_file(folder: Path, file_pool: FilePool, cut: int) -> None:
     """Let go after any chunk, a transfer over a spare file goes on and ends with the blob."""
-    with large(folder, spares) as receiver:
+    with large(folder, file_pool) as receiver:
         assert os.listdir(folder) == ["b-1.0.over"]
         for chunk in large_from(0, cut):
             receiver.write(chunk)
     assert os.listdir(folder) == ["b-1.part"]
-    with large(folder, spares) as receiver:
+    with large(folder, file_pool) as receiver:
         assert receiver.received_bytes == cut * PIECE
         assert receiver.resumed == (cut > 0)
         for chunk in large_from(receiver.received_bytes):
@@ -358,19 +358,19 @@ def test_over_a_spare_file(folder: Path, spares: Spares, cut: int) -> None:
 
 @pytest.mark.parametrize("cut", range(7))
 def test_killed_over_a_spare_file(
-    folder: Path, spares: Spares, cut: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, file_pool: FilePool, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a killed receiver leaves is as much of the blob as its name says, and nothing else."""
     monkeypatch.setattr(part, "NAMED_EVERY_BYTES", 2 * PIECE)
-    receiver = large(folder, spares)
+    receiver = large(folder, file_pool)
     for chunk in large_from(0, cut):
         receiver.write(chunk)
     with pytest.raises(StoreError, match="being received already"):
-        large(folder, spares)
+        large(folder, file_pool)
     monkeypatch.setattr(Part, "close", lambda self: os.close(self._fd))
     receiver.close()
     monkeypatch.undo()
-    with large(folder, spares) as receiver:
+    with large(folder, file_pool) as receiver:
         assert receiver.received_bytes == cut // 2 * 2 * PIECE
         for chunk in large_from(receiver.received_bytes):
             receiver.write(chunk)
@@ -379,7 +379,7 @@ def test_killed_over_a_spare_file(
 
 
 def test_a_full_disk_takes_spare_files_first(
-    folder: Path, spares: Spares, monkeypatch: pytest.MonkeyPatch
+    folder: Path, file_pool: FilePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spare files never are the reason that a blob is refused."""
     honest = os.statvfs
@@ -390,14 +390,14 @@ def test_a_full_disk_takes_spare_files_first(
         return SimpleNamespace(f_bavail=next(full), f_frsize=found.f_frsize)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    with large(folder, spares) as receiver:
+    with large(folder, file_pool) as receiver:
         assert os.listdir(folder) == ["b-1.part"]
         assert receiver.received_bytes == 0
 
 
-def test_its_folder_goes_away(folder: Path, spares: Spares) -> None:
+def test_its_folder_goes_away(folder: Path, file_pool: FilePool) -> None:
     """A transfer whose run was deleted ends like one without a spare file."""
-    with large(folder, spares) as receiver:
+    with large(folder, file_pool) as receiver:
         for chunk in large_from(0, 3):
             receiver.write(chunk)
         shutil.rmtree(folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ...strategies.algorithms.afl import MIXTURE
-from ...strategies.algorithms.companions import companion
+from ...strategies.algorithms.auxiliary_names import auxiliary_name
 from ...strategies.algorithms.feddyn import LEARNED
 from ...strategies.algorithms.fedlion import MOMENTUM
 from ...strategies.algorithms.fednova import STEPS
@@ -32,8 +32,8 @@ class LocalAlgorithm:
     """A client's half of an algorithm; this one adds nothing to training.
 
     Attributes:
-        companions: the kinds of companions that come for every tensor; the answer has them too.
-        total: the name of the one companion that comes for all tensors together, likewise.
+        auxiliary: the kinds of auxiliary that come for every tensor; the answer has them too.
+        total: the name of the one auxiliary_name that comes for all tensors together, likewise.
         steers: which of the kinds corrects every step; its tensors are like the params.
         slot: which of the kinds the optimizer's slot begins with.
         keeps: the kind of what a client keeps for every learned tensor; zeros before its first
@@ -42,7 +42,7 @@ class LocalAlgorithm:
         needs_losses: whether the loss is measured before the round.
     """
 
-    companions: tuple[str, ...] = ()
+    auxiliary: tuple[str, ...] = ()
     total: str | None = None
     steers: str | None = None
     slot: str | None = None
@@ -72,7 +72,7 @@ class LocalAlgorithm:
 class Scaffold(LocalAlgorithm):
     """Corrects every step by control variates."""
 
-    companions = (CONTROL,)
+    auxiliary = (CONTROL,)
     steers = CONTROL
     keeps = CONTROL
 
@@ -88,30 +88,30 @@ class Scaffold(LocalAlgorithm):
         return controlled(gradient, own, shared)
 
     def answer(self, end: LocalRound) -> Answer:
-        kept: dict[str, Tensor] = {}
+        client_state: dict[str, Tensor] = {}
         sent: dict[str, Tensor] = {}
         for name in end.learned:
-            key, change = companion(CONTROL, name), end.change_of(name)
-            own, shared = end.kept[key], end.shared[key]
-            distance = along(end.steps * self.settings.learning_rate_now(), change)
-            kept[key] = next_control(own, shared, change, distance=distance).to(own.dtype)
-            sent[key] = shared + (kept[key] - own)
-        return Answer(params=end.trained, companions=sent, kept=kept)
+            key, delta = auxiliary_name(CONTROL, name), end.delta_of(name)
+            own, shared = end.client_state[key], end.shared[key]
+            distance = along(end.steps * self.settings.learning_rate_now(), delta)
+            client_state[key] = next_control(own, shared, delta, distance=distance).to(own.dtype)
+            sent[key] = shared + (client_state[key] - own)
+        return Answer(params=end.trained, auxiliary=sent, client_state=client_state)
 
 
 class FedNova(LocalAlgorithm):
     """Divides its change by what its steps count in it."""
 
-    companions = (STEPS,)
+    auxiliary = (STEPS,)
 
     def answer(self, end: LocalRound) -> Answer:
         counts = self._counts(end.steps)
         ones = torch.ones_like(counts)
         steps = {
-            companion(STEPS, name): counts if owner in end.learned else ones
+            auxiliary_name(STEPS, name): counts if owner in end.learned else ones
             for name, owner in end.owners.items()
         }
-        return Answer(params=end.scaled(1 / counts, names=end.learned), companions=steps)
+        return Answer(params=end.scaled(1 / counts, names=end.learned), auxiliary=steps)
 
     def _counts(self, steps: Tensor) -> Tensor:
         """Return the change that gradients of one would make, in units of the learning rate.
@@ -129,7 +129,7 @@ class FedNova(LocalAlgorithm):
 class FedDyn(LocalAlgorithm):
     """Regularises its loss by the gradient where its last round ended."""
 
-    companions = (LEARNED,)
+    auxiliary = (LEARNED,)
     keeps = "gradient"
 
     def corrected(
@@ -144,16 +144,18 @@ class FedDyn(LocalAlgorithm):
         return dynamic(gradient, param, start, own, alpha=self.settings.dynamic_alpha)
 
     def answer(self, end: LocalRound) -> Answer:
-        alpha, kept = self.settings.dynamic_alpha, {}
+        alpha, client_state = self.settings.dynamic_alpha, {}
         for name in end.learned:
-            key = companion("gradient", name)
-            kept[key] = next_gradient(end.kept[key], end.change_of(name), alpha=alpha)
+            key = auxiliary_name("gradient", name)
+            client_state[key] = next_gradient(
+                end.client_state[key], end.delta_of(name), alpha=alpha
+            )
         one = torch.ones_like(end.steps, dtype=torch.int8)
         learned = {
-            companion(LEARNED, name): one if owner in end.learned else torch.zeros_like(one)
+            auxiliary_name(LEARNED, name): one if owner in end.learned else torch.zeros_like(one)
             for name, owner in end.owners.items()
         }
-        return Answer(params=end.trained, companions=learned, kept=kept)
+        return Answer(params=end.trained, auxiliary=learned, client_state=client_state)
 
 
 class QFedAvg(LocalAlgorithm):
@@ -165,8 +167,8 @@ class QFedAvg(LocalAlgorithm):
     def answer(self, end: LocalRound) -> Answer:
         q, loss = self.settings.fairness_q, end.losses.to(end.steps.dtype).clamp(min=LOSS_MIN)
         lipschitz = 1 / self.settings.learning_rate_now()
-        curvature = q * loss ** (q - 1) * lipschitz * end.squared_change() + loss**q
-        return Answer(params=end.scaled(loss**q), companions={CURVATURE: curvature})
+        curvature = q * loss ** (q - 1) * lipschitz * end.squared_delta() + loss**q
+        return Answer(params=end.scaled(loss**q), auxiliary={CURVATURE: curvature})
 
 
 class Afl(LocalAlgorithm):
@@ -177,23 +179,25 @@ class Afl(LocalAlgorithm):
     needs_losses = True
 
     def answer(self, end: LocalRound) -> Answer:
-        before, score = end.shared[MIXTURE], end.kept["score"]
+        before, score = end.shared[MIXTURE], end.client_state["score"]
         weight = (score - before).clamp(-EXPONENT_MAX, EXPONENT_MAX).exp()
         score = score + self.settings.mixture_learning_rate * end.losses.to(end.steps.dtype)
         return Answer(
-            params=end.scaled(weight), companions={MIXTURE: before + weight}, kept={"score": score}
+            params=end.scaled(weight),
+            auxiliary={MIXTURE: before + weight},
+            client_state={"score": score},
         )
 
 
 class FedLion(LocalAlgorithm):
     """Begins with the shared momentum, and answers with its own."""
 
-    companions = (MOMENTUM,)
+    auxiliary = (MOMENTUM,)
     slot = MOMENTUM
 
     def answer(self, end: LocalRound) -> Answer:
-        sent = {companion(MOMENTUM, name): end.momentum[name] for name in end.learned}
-        return Answer(params=end.trained, companions=sent)
+        sent = {auxiliary_name(MOMENTUM, name): end.momentum[name] for name in end.learned}
+        return Answer(params=end.trained, auxiliary=sent)
 
 
 LOCAL_ALGORITHMS: dict[str, type[LocalAlgorithm]] = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...errors import DataError
 from ...strategies.algorithms.algorithm import Params
 from ...strategies.algorithms.analytics import BELOW, MOMENTS, POINTS
-from ...strategies.algorithms.companions import companion, of_kind
+from ...strategies.algorithms.auxiliary_names import auxiliary_name, of_kind
 from ...task import ClientData
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class ColumnStatistics:
             raise DataError(f"columns must have a value a row each, got {sorted(rows)} of them")
         made: dict[str, NDArray[Any]] = {}
         for name, asked in points.items():
-            made[companion(POINTS, name)] = asked
+            made[auxiliary_name(POINTS, name)] = asked
             below, moments = _answers(name, columns[name], np.asarray(asked))
-            made[companion(BELOW, name)] = below
-            made[companion(MOMENTS, name)] = moments
+            made[auxiliary_name(BELOW, name)] = below
+            made[auxiliary_name(MOMENTS, name)] = moments
         return rows.pop(), {}, {name: made[name] for name in sent}
 
     def measure(self, bench: WorkBench, sent: Params, data: Data) -> tuple[int, dict[str, float]]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from ...machine.accelerators import widest_float
-from ...strategies.algorithms.companions import companion
+from ...strategies.algorithms.auxiliary_names import auxiliary_name
 from ..local_round import Tensors
 from ..loop.optimizers import Slots
 from .algorithms import LocalAlgorithm
 
-__all__ = ["Corrections", "kept_zeros", "learned_in", "names_of"]
+__all__ = ["Corrections", "learned_in", "names_of", "zero_client_state"]
 
 
 class Corrections:
@@ -33,7 +33,9 @@ class Corrections:
         self._shared, self._kept = dict(shared), dict(kept)
         self.slots: Slots | None = None
         if algorithm.slot is not None:
-            self.slots = [[shared[companion(algorithm.slot, n)].clone() for n in self._learned]]
+            self.slots = [
+                [shared[auxiliary_name(algorithm.slot, n)].clone() for n in self._learned]
+            ]
         self.steps = 0
 
     @classmethod
@@ -41,13 +43,13 @@ class Corrections:
         """Return those of a process that is going to be sent the values."""
         params = {name: param.detach() for name, param in learned_in(module).items()}
         shared = {
-            companion(kind, name): torch.zeros_like(param)
+            auxiliary_name(kind, name): torch.zeros_like(param)
             for kind in (algorithm.steers, algorithm.slot)
             if kind is not None
             for name, param in params.items()
         }
         device = next((param.device for param in params.values()), torch.device("cpu"))
-        return cls(algorithm, module, shared, kept_zeros(algorithm, params, device))
+        return cls(algorithm, module, shared, zero_client_state(algorithm, params, device))
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what all processes need to make the same steps, to be read or written."""
@@ -55,7 +57,7 @@ class Corrections:
         kinds = ((self._algorithm.keeps, self._kept), (self._algorithm.steers, self._shared))
         for kind, found in kinds:
             for name, param in self._learned.items() if kind is not None else ():
-                key = companion(str(kind), name)
+                key = auxiliary_name(str(kind), name)
                 found[key] = found[key].to(_kept_dtype(param))
                 yield found[key]
         for slot in self.slots or ():
@@ -83,17 +85,17 @@ def learned_in(module: torch.nn.Module) -> Mapping[str, torch.nn.Parameter]:
 
 def names_of(algorithm: LocalAlgorithm, name: str) -> tuple[str, str]:
     """Return by which names a tensor's own and shared correction are found."""
-    return companion(algorithm.keeps or "", name), companion(algorithm.steers or "", name)
+    return auxiliary_name(algorithm.keeps or "", name), auxiliary_name(algorithm.steers or "", name)
 
 
-def kept_zeros(
+def zero_client_state(
     algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
 ) -> dict[str, torch.Tensor]:
     """Return what a client keeps before its first round."""
     made: dict[str, torch.Tensor] = {}
     if algorithm.keeps is not None:
         for name, start in learned.items():
-            made[companion(algorithm.keeps, name)] = torch.zeros_like(
+            made[auxiliary_name(algorithm.keeps, name)] = torch.zeros_like(
                 start, dtype=_kept_dtype(start)
             )
     if algorithm.keeps_score:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import ProtocolError
 from ...flower.messages import arrays_to_params, params_to_arrays
 from ...strategies.algorithms.algorithm import Params
-from ...strategies.algorithms.companions import companion, of_kind
+from ...strategies.algorithms.auxiliary_names import auxiliary_name, of_kind
 from ...strategies.algorithms.ifca import MEMBERS, cluster_kind
 from ..evaluation import evaluate
 from ..loop.optimizers import Slots
@@ -27,14 +27,14 @@ from ..warm_module import WarmModule
 if TYPE_CHECKING:
     from ...task import Data, Task
 
-__all__ = ["PERSONAL", "Personal", "PersonalBench", "evaluate_own"]
+__all__ = ["PERSONALIZATIONS", "Personalization", "PersonalizationBench", "evaluate_own"]
 
 KEPT = "personal"
 """The record of a client's state that its own params are in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PersonalBench:
+class PersonalizationBench:
     """What a client trains with.
 
     Attributes:
@@ -86,11 +86,11 @@ class PersonalBench:
         self.state[KEPT] = params_to_arrays(params)
 
 
-class Personal:
+class Personalization:
     """FedPer and FedBN: what the server does not send is the client's own."""
 
     def train(
-        self, bench: PersonalBench, sent: Params, data: Data
+        self, bench: PersonalizationBench, sent: Params, data: Data
     ) -> tuple[int, dict[str, float], Params]:
         """Train; returns the examples, the metrics, and what is answered: the names of `sent`."""
         examples, means, params = bench.train({**bench.kept(), **sent}, data)
@@ -100,20 +100,20 @@ class Personal:
         """Return the params that all clients have in common."""
         return sent
 
-    def own(self, bench: PersonalBench, sent: Params, data: Data) -> Params:
+    def own(self, bench: PersonalizationBench, sent: Params, data: Data) -> Params:
         """Return the params that this client would use."""
         return {**bench.kept(), **sent}
 
-    def _divided(self, bench: PersonalBench, sent: Params, params: Params) -> Params:
+    def _divided(self, bench: PersonalizationBench, sent: Params, params: Params) -> Params:
         bench.keep({name: values for name, values in params.items() if name not in sent})
         return {name: params[name] for name in sent}
 
 
-class FedRep(Personal):
+class FedRep(Personalization):
     """Trains the client's own layers alone, and then the shared ones alone."""
 
     def train(
-        self, bench: PersonalBench, sent: Params, data: Data
+        self, bench: PersonalizationBench, sent: Params, data: Data
     ) -> tuple[int, dict[str, float], Params]:
         mine = {**bench.kept(), **sent}
         _, _, head = bench.train(
@@ -129,11 +129,11 @@ class FedRep(Personal):
         return examples, means, self._divided(bench, sent, params)
 
 
-class Ditto(Personal):
+class Ditto(Personalization):
     """Trains the common params, and then its own near them."""
 
     def train(
-        self, bench: PersonalBench, sent: Params, data: Data
+        self, bench: PersonalizationBench, sent: Params, data: Data
     ) -> tuple[int, dict[str, float], Params]:
         mu = bench.settings.ditto_lambda
         before = bench.module.with_some(sent, seed=bench.settings.seed)
@@ -145,30 +145,30 @@ class Ditto(Personal):
         bench.keep(own)
         return examples, means, {name: params[name] for name in sent}
 
-    def own(self, bench: PersonalBench, sent: Params, data: Data) -> Params:
+    def own(self, bench: PersonalizationBench, sent: Params, data: Data) -> Params:
         return bench.kept() or sent
 
 
-class Ifca(Personal):
+class Ifca(Personalization):
     """Trains the cluster that fits its data best."""
 
     def train(
-        self, bench: PersonalBench, sent: Params, data: Data
+        self, bench: PersonalizationBench, sent: Params, data: Data
     ) -> tuple[int, dict[str, float], Params]:
         chosen = self._chosen(bench, sent, data)
         examples, means, params = bench.train(of_kind(chosen, sent), data)
         answer: dict[str, NDArray[Any]] = dict(sent)
-        answer |= {companion(chosen, name): values for name, values in params.items()}
-        answer[companion(MEMBERS, chosen)] = np.ones((), np.float64)
+        answer |= {auxiliary_name(chosen, name): values for name, values in params.items()}
+        answer[auxiliary_name(MEMBERS, chosen)] = np.ones((), np.float64)
         return examples, {**means, "cluster": float(chosen.rpartition("-")[2])}, answer
 
     def common(self, sent: Params) -> Params:
         return of_kind(cluster_kind(0), sent)
 
-    def own(self, bench: PersonalBench, sent: Params, data: Data) -> Params:
+    def own(self, bench: PersonalizationBench, sent: Params, data: Data) -> Params:
         return of_kind(self._chosen(bench, sent, data), sent)
 
-    def _chosen(self, bench: PersonalBench, sent: Params, data: Data) -> str:
+    def _chosen(self, bench: PersonalizationBench, sent: Params, data: Data) -> str:
         """Return the cluster with the least loss on the training data."""
         kinds = sorted(of_kind(MEMBERS, sent))
         if not kinds:
@@ -205,9 +205,9 @@ class _Near:
                 param.grad = proximal(param.grad, param.detach(), other, mu=self._mu)
 
 
-PERSONAL: Mapping[str, Personal] = {
-    "fedper": Personal(),
-    "fedbn": Personal(),
+PERSONALIZATIONS: Mapping[str, Personalization] = {
+    "fedper": Personalization(),
+    "fedbn": Personalization(),
     "fedrep": FedRep(),
     "ditto": Ditto(),
     "ifca": Ifca(),
@@ -215,15 +215,20 @@ PERSONAL: Mapping[str, Personal] = {
 
 
 def evaluate_own(
-    bench: PersonalBench, personal: Personal, sent: Params, *, train_data: Data, test_data: Data
+    bench: PersonalizationBench,
+    personalization: Personalization,
+    sent: Params,
+    *,
+    train_data: Data,
+    test_data: Data,
 ) -> tuple[int, dict[str, float]]:
     """Return the number of test examples, the metrics of the common params, and of the client's.
 
     The client's are first tuned on its training data, if the settings say so; nothing of that is
     kept.
     """
-    examples, means = bench.measure(personal.common(sent), test_data)
-    own = personal.own(bench, sent, train_data)
+    examples, means = bench.measure(personalization.common(sent), test_data)
+    own = personalization.own(bench, sent, train_data)
     if epochs := bench.settings.tuning_epochs:
         _, _, own = bench.train(own, train_data, epochs=epochs)
     _, theirs = bench.measure(own, test_data)

@@ -7,7 +7,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from ...flower.messages import MemoryTensor, arrays_to_params, params_to_arrays, tensors_of
 from ...privacy.dp.mechanisms.clipping import Clipping, clip_update, reported_metrics
 from ...privacy.dp.mechanisms.local import noisy_update
-from ...privacy.dp.noise_terms import AnnouncedNoise
+from ...privacy.dp.noise_terms import NoiseTerms
 from ...randomness.entropy import system_entropy
 
 __all__ = ["clipped_reply"]
@@ -17,7 +17,7 @@ def clipped_reply(
     before: ArrayRecord,
     trained: ArrayRecord,
     clipping: Clipping,
-    noise: AnnouncedNoise | None,
+    noise: NoiseTerms | None,
     *,
     copy: bool = True,
 ) -> tuple[ArrayRecord, MetricRecord]:

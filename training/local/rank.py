@@ -29,9 +29,9 @@ from ..loop.trainer import train
 from ..micro_batch import MicroBatch, ran_out_of_memory
 from ..parallel.divided import Divided, send
 from ..parallel.evaluation import evaluate_together
-from ..parallel.form import Parallelism
-from ..parallel.meeting import is_lost_rank, join
-from ..parallel.orders import READY, RankStart, RoundOrder, hear, tell
+from ..parallel.instructions import READY, RankStart, RoundInstruction, hear, tell
+from ..parallel.parallelism import Parallelism
+from ..parallel.rendezvous import is_lost_rank, join
 from ..site_data import SiteData
 from ..warm_module import WarmModule
 
@@ -60,11 +60,11 @@ def main() -> None:
             raise AppError(f"{start.app_dir} was changed since the agent looked at it")
         task = app.load_task()
         tell(connection, {"kind": READY, "text": ""})
-        place = Path(start.meeting_place)
-        form = join(start.plan, start.rank, place, stages=task.stages)
-        member = _Member(task, start, form)
+        place = Path(start.rendezvous)
+        parallelism = join(start.plan, start.rank, place, stages=task.stages)
+        member = _Member(task, start, parallelism)
         while True:
-            member.obey(RoundOrder.from_json(orders.get()))
+            member.obey(RoundInstruction.from_json(orders.get()))
     except BaseException as error:
         traceback.print_exc()
         text = app.explain(error) if app and not isinstance(error, MeadowError) else str(error)
@@ -75,64 +75,66 @@ def main() -> None:
 class _Member:
     """One rank's task, module and data."""
 
-    def __init__(self, task: Task, start: RankStart, form: Parallelism) -> None:
+    def __init__(self, task: Task, start: RankStart, parallelism: Parallelism) -> None:
         self._task = task
-        self._form = form
+        self._parallelism = parallelism
         self._device = start.plan.devices[start.rank]
         self._use = start.use
         device = "cpu" if start.plan.sharded else self._device
         self._module = WarmModule(task, device, start.use.prepare)
         self._data: tuple[Site, SiteData] | None = None
 
-    def obey(self, order: RoundOrder) -> None:
-        if self._data is None or self._data[0] != order.site:
-            self._data = order.site, SiteData(self._task, order.site, self._device)
-        module, data = self._module.fresh(seed=order.settings.seed), self._data[1].loaded()
-        if not order.evaluate:
-            self._train(order, module, data.train)
+    def obey(self, instruction: RoundInstruction) -> None:
+        if self._data is None or self._data[0] != instruction.site:
+            self._data = instruction.site, SiteData(self._task, instruction.site, self._device)
+        module, data = self._module.fresh(seed=instruction.settings.seed), self._data[1].loaded()
+        if not instruction.evaluate:
+            self._train(instruction, module, data.train)
             return
-        asked = data.train if order.evaluate == "train" else data.test
+        asked = data.train if instruction.evaluate == "train" else data.test
         if asked is None:
             raise DataError(
                 "this process has no test data, and the first one has; client_data must give the "
                 "same data in every process"
             )
-        size = order.settings.batch_size
+        size = instruction.settings.batch_size
         task, device = self._task, self._device
-        evaluate_together(task, module, asked, batch_size=size, device=device, form=self._form)
+        evaluate_together(
+            task, module, asked, batch_size=size, device=device, parallelism=self._parallelism
+        )
 
-    def _train(self, order: RoundOrder, module: torch.nn.Module, data: Data) -> None:
-        if order.records is not None:
-            assert isinstance(self._form, Divided)
+    def _train(self, instruction: RoundInstruction, module: torch.nn.Module, data: Data) -> None:
+        if instruction.records is not None:
+            assert isinstance(self._parallelism, Divided)
             train_records(
                 self._task,
                 module,
                 data,
-                order.settings,
-                order.records,
-                client=order.client,
+                instruction.settings,
+                instruction.records,
+                client=instruction.client,
                 device=self._device,
-                coins=generator_from(bytes.fromhex(order.coins)),
-                form=self._form,
+                sampling=generator_from(bytes.fromhex(instruction.sampling)),
+                parallelism=self._parallelism,
             )
             return
         session = None
-        if order.settings.algorithm in CORRECTED:
-            session = Corrections.empty(local_algorithm(order.settings), module)
+        if instruction.settings.algorithm in CORRECTED:
+            session = Corrections.empty(local_algorithm(instruction.settings), module)
             send(session.tensors())
         train(
             self._task,
             module,
             data,
-            order.settings,
-            client=order.client,
+            instruction.settings,
+            client=instruction.client,
             device=self._device,
             session=session,
-            form=self._form,
+            parallelism=self._parallelism,
             use=self._use,
-            micro_batch=MicroBatch(order.examples_max),
-            saves=order.saves,
-            resume_at=order.resume_at,
+            micro_batch=MicroBatch(instruction.examples_max),
+            saves=instruction.saves,
+            resume_at=instruction.resume_at,
         )
 
 

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from ...errors import ProtocolError
 from ...flower.messages import TensorArray, arrays_to_params, params_to_arrays, record_of
 from ...machine.accelerators import widest_float
-from ...strategies.algorithms.companions import companion, kind_of
+from ...strategies.algorithms.auxiliary_names import auxiliary_name, kind_of
 from ..algorithms.algorithms import LocalAlgorithm
-from ..algorithms.corrections import Corrections, kept_zeros, learned_in
+from ..algorithms.corrections import Corrections, learned_in, zero_client_state
 from ..local_round import LocalRound, Tensors
 from ..module_params import owners_of, params_of_module, to_array, to_tensor
 
 __all__ = [
     "KEPT",
     "LocalSession",
-    "kept_in",
+    "client_state_in",
     "shared_in",
-    "without_companions",
+    "without_auxiliary",
 ]
 
 KEPT = "algorithm"
@@ -47,7 +47,7 @@ class LocalSession:
         """Begin with a module that has its params, the instruction's arrays and what is kept.
 
         Raises:
-            ProtocolError: a companion that the algorithm needs is missing, or of another shape.
+            ProtocolError: a auxiliary_name that the algorithm needs is missing, or of another shape.
         """
         self._algorithm = algorithm
         self._module = module
@@ -60,8 +60,11 @@ class LocalSession:
         self._device = device
         self._owners = owners_of(module)
         self._shared = shared_in(arrays, algorithm, learned, device)
-        self._kept = {**kept_zeros(algorithm, learned, device), **kept_in(state, device)}
-        self.corrections = Corrections(algorithm, module, self._shared, self._kept)
+        self._client_state = {
+            **zero_client_state(algorithm, learned, device),
+            **client_state_in(state, device),
+        }
+        self.corrections = Corrections(algorithm, module, self._shared, self._client_state)
 
     @torch.no_grad()
     def finish(self, *, loss: float, copy: bool) -> ArrayRecord:
@@ -76,7 +79,7 @@ class LocalSession:
                 learned=self._learned,
                 owners=self._owners,
                 shared=self._shared,
-                kept=self._kept,
+                client_state=self._client_state,
                 steps=torch.tensor(self.corrections.steps, dtype=wide, device=self._device),
                 losses=torch.tensor(loss, dtype=wide, device=self._device),
                 momentum=dict(zip(learned_in(self._module), slots, strict=bool(slots))),
@@ -84,13 +87,15 @@ class LocalSession:
         )
         for name, tensor in answer.params.items():
             trained[name].copy_(tensor)
-        if answer.kept:
-            kept = {name: to_array(tensor, copy=True) for name, tensor in answer.kept.items()}
-            self._state[KEPT] = params_to_arrays(kept)
+        if answer.client_state:
+            client_state = {
+                name: to_array(tensor, copy=True) for name, tensor in answer.client_state.items()
+            }
+            self._state[KEPT] = params_to_arrays(client_state)
         made = params_to_arrays(params_of_module(self._module, copy=copy))
         for name, array in self._arrays.items():
-            if name in answer.companions:
-                tensor = answer.companions[name].to(self._shared[name].dtype)
+            if name in answer.auxiliary:
+                tensor = answer.auxiliary[name].to(self._shared[name].dtype)
                 sent = to_array(tensor, copy=copy).astype(array.dtype, copy=False)
                 made[name] = TensorArray(sent)
             elif name not in made:
@@ -103,7 +108,7 @@ def _tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in named}
 
 
-def without_companions(arrays: ArrayRecord, algorithm: LocalAlgorithm) -> ArrayRecord:
+def without_auxiliary(arrays: ArrayRecord, algorithm: LocalAlgorithm) -> ArrayRecord:
     """Return the model's own arrays among those of an instruction."""
     kinds = _kinds_of(algorithm)
     if not kinds:
@@ -114,7 +119,7 @@ def without_companions(arrays: ArrayRecord, algorithm: LocalAlgorithm) -> ArrayR
 def shared_in(
     arrays: ArrayRecord, algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Return the companions of an instruction.
+    """Return the auxiliary of an instruction.
 
     Raises:
         ProtocolError: one that the algorithm needs is missing.
@@ -122,7 +127,7 @@ def shared_in(
     kinds = _kinds_of(algorithm)
     named = record_of({name: a for name, a in arrays.items() if kind_of(name, kinds) is not None})
     found = {name: _placed(a, device) for name, a in arrays_to_params(named).items()}
-    needed = {companion(kind, name) for kind in algorithm.companions for name in learned}
+    needed = {auxiliary_name(kind, name) for kind in algorithm.auxiliary for name in learned}
     needed |= {algorithm.total} if algorithm.total else set()
     if missing := needed - found.keys():
         raise ProtocolError(
@@ -131,7 +136,7 @@ def shared_in(
     return found
 
 
-def kept_in(state: RecordDict, device: torch.device) -> dict[str, torch.Tensor]:
+def client_state_in(state: RecordDict, device: torch.device) -> dict[str, torch.Tensor]:
     """Return what a client kept; nothing before its first round."""
     record = state.array_records.get(KEPT)
     if record is None:
@@ -147,4 +152,4 @@ def _placed(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 def _kinds_of(algorithm: LocalAlgorithm) -> Collection[str]:
     total = (algorithm.total or "").partition("/")[0]
-    return {*algorithm.companions, total} - {""}
+    return {*algorithm.auxiliary, total} - {""}

@@ -11,12 +11,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 from ...errors import NOTHING_TO_EVALUATE, ProtocolError
 from ...flower.messages import arrays_to_params, params_to_arrays, records_in
 from ...privacy.dp.mechanisms.clipping import Clipping
-from ...privacy.dp.noise_terms import AnnouncedNoise
+from ...privacy.dp.noise_terms import NoiseTerms
 from ...privacy.dp.records import RecordTerms
 from ...task import Site, Task
 from ..algorithms.algorithms import local_algorithm
 from ..algorithms.corrections import Corrections
-from ..algorithms.personalization import PERSONAL, Personal, PersonalBench, evaluate_own
+from ..algorithms.personalization import (
+    PERSONALIZATIONS,
+    Personalization,
+    PersonalizationBench,
+    evaluate_own,
+)
 from ..algorithms.work import WORKS
 from ..algorithms.work_bench import WorkBench
 from ..batches import samples_in
@@ -25,7 +30,7 @@ from ..settings import TrainingSettings
 from ..site_data import SiteData
 from ..warm_module import WarmModule
 from .clipped_reply import clipped_reply
-from .session import LocalSession, without_companions
+from .session import LocalSession, without_auxiliary
 from .training import LocalTraining, Round
 
 if TYPE_CHECKING:
@@ -71,12 +76,16 @@ class LocalSite:
             )
             trained = params_to_arrays(params_of_module(module, copy=self._copies))
         else:
-            answer = self._train_personal if settings.algorithm in PERSONAL else self._train_session
+            answer = (
+                self._train_personalized
+                if settings.algorithm in PERSONALIZATIONS
+                else self._train_session
+            )
             examples, means, trained = answer(arrays, settings, client, state)
         metrics = MetricRecord({"num-examples": examples, **means})
         clipping = Clipping.of(config)
         if clipping is not None:
-            noise = AnnouncedNoise.of(config)
+            noise = NoiseTerms.of(config)
             trained, metrics = clipped_reply(arrays, trained, clipping, noise, copy=self._copies)
         return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
 
@@ -124,7 +133,7 @@ class LocalSite:
         name = f"algorithm {settings.algorithm!r}"
         self._training.require_whole(name, "corrects the steps")
         algorithm, own = local_algorithm(settings), {}
-        sent, loss = without_companions(arrays, algorithm), 0.0
+        sent, loss = without_auxiliary(arrays, algorithm), 0.0
         if algorithm.needs_losses:
             before = self._round(sent, settings, client)
             loss = self._training.evaluate(before, "train")[1]["loss"]
@@ -137,17 +146,19 @@ class LocalSite:
         _, examples, means = self._training.train(work)
         return examples, means, own["session"].finish(loss=loss, copy=self._copies)
 
-    def _train_personal(
+    def _train_personalized(
         self, arrays: ArrayRecord, settings: TrainingSettings, client: int, state: RecordDict
     ) -> Trained:
         settings = self._training.alone(settings)
         bench, data = self._bench(settings, client, state), self._data.loaded().train
-        personal = PERSONAL[settings.algorithm]
-        examples, means, params = personal.train(bench, arrays_to_params(arrays), data)
+        personalization = PERSONALIZATIONS[settings.algorithm]
+        examples, means, params = personalization.train(bench, arrays_to_params(arrays), data)
         return examples, means, params_to_arrays(params)
 
-    def _bench(self, settings: TrainingSettings, client: int, state: RecordDict) -> PersonalBench:
-        return PersonalBench(
+    def _bench(
+        self, settings: TrainingSettings, client: int, state: RecordDict
+    ) -> PersonalizationBench:
+        return PersonalizationBench(
             task=self._task,
             module=self._module,
             device=self._training.device,
@@ -178,20 +189,20 @@ class LocalSite:
         if data is None or not samples_in(data):
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
-        personal = PERSONAL.get(settings.algorithm)
+        personalization = PERSONALIZATIONS.get(settings.algorithm)
         if settings.algorithm in WORKS:
             bench, sent = (
                 self._work_bench(settings, client, message),
                 arrays_to_params(_arrays(message)),
             )
             examples, means = WORKS[settings.algorithm].measure(bench, sent, data)
-        elif personal is None and not settings.tuning_epochs:
+        elif personalization is None and not settings.tuning_epochs:
             work = self._round(_arrays(message), settings, client, data=data)
             examples, means = self._training.evaluate(work, "test")
         else:
             examples, means = evaluate_own(
                 self._bench(self._training.alone(settings), client, state),
-                personal or Personal(),
+                personalization or Personalization(),
                 arrays_to_params(_arrays(message)),
                 train_data=self._data.loaded().train,
                 test_data=data,

@@ -28,12 +28,12 @@ from ..module_params import build_module
 from ..parallel.data_parallel import DataParallel
 from ..parallel.divided import Divided, send
 from ..parallel.evaluation import evaluate_together
-from ..parallel.form import Alone, Parallelism
 from ..parallel.group import RankGroup
-from ..parallel.orders import RoundOrder
+from ..parallel.instructions import RoundInstruction
+from ..parallel.parallelism import Alone, Parallelism
 from ..parallel.plan import ParallelPlan
 from ..settings import TrainingSettings
-from ..step_timer import Phases, Unwatched
+from ..step_timer import StepTimer, Unwatched
 
 if TYPE_CHECKING:
     from ...task import Data
@@ -73,7 +73,7 @@ class LocalTraining:
         device: where this process computes.
         module_device: where its whole module is: the CPU, if ranks hold parts of it.
         use: how a module and its batches use the device.
-        phases: who is told what the training of this process does.
+        timer: who is told what the training of this process does.
         text: the devices for people.
     """
 
@@ -96,11 +96,11 @@ class LocalTraining:
         self._saves = saves
         self._micro_batch = MicroBatch()
         self.use = use or DeviceUse()
-        self.phases: Phases = Unwatched()
+        self.timer: StepTimer = Unwatched()
         self._meter = DeviceMeter(device) if report else None
-        self._own_form: Parallelism = Alone()
+        self._own_parallelism: Parallelism = Alone()
         if self._plan.kind == "data_parallel":
-            self._own_form = DataParallel(self._plan.devices)
+            self._own_parallelism = DataParallel(self._plan.devices)
         self.device = device
         self.module_device = "cpu" if self._plan.sharded else device
         reason = f" ({self._plan.reason})" if self._plan.reason else ""
@@ -164,8 +164,8 @@ class LocalTraining:
         settings = self._as_owned(work.settings)
         saves = self._saves_of(work, settings)
 
-        def order() -> RoundOrder:
-            return RoundOrder(
+        def instruction_of() -> RoundInstruction:
+            return RoundInstruction(
                 site=work.site,
                 settings=settings,
                 client=work.client,
@@ -173,10 +173,10 @@ class LocalTraining:
                 saves=saves,
                 resume_at=-1 if saves is None else saves.latest(),
                 records=work.records,
-                coins="" if work.records is None else system_entropy(SEED_BYTES).hex(),
+                sampling="" if work.records is None else system_entropy(SEED_BYTES).hex(),
             )
 
-        def go(told: RoundOrder, form: Parallelism) -> Trained:
+        def go(told: RoundInstruction, parallelism: Parallelism) -> Trained:
             module = work.load(self.generation)
             if told.records is not None:
                 examples = train_records(
@@ -187,12 +187,12 @@ class LocalTraining:
                     told.records,
                     client=told.client,
                     device=self.device,
-                    coins=generator_from(bytes.fromhex(told.coins)),
-                    form=form if isinstance(form, Divided) else None,
+                    sampling=generator_from(bytes.fromhex(told.sampling)),
+                    parallelism=parallelism if isinstance(parallelism, Divided) else None,
                 )
                 return module, examples, {}
             session = None if work.begin is None else work.begin(module)
-            if session is not None and form.ranks > 1:
+            if session is not None and parallelism.ranks > 1:
                 send(session.tensors())
             examples, means = train(
                 self._task,
@@ -202,9 +202,9 @@ class LocalTraining:
                 client=told.client,
                 device=self.device,
                 session=session,
-                form=form,
+                parallelism=parallelism,
                 use=self.use,
-                phases=self.phases,
+                timer=self.timer,
                 micro_batch=self._micro_batch,
                 saves=told.saves,
                 resume_at=told.resume_at,
@@ -212,9 +212,9 @@ class LocalTraining:
             return module, examples, means
 
         if self._group is None:
-            return go(order(), self._own_form)
+            return go(instruction_of(), self._own_parallelism)
         share = -(-settings.batch_size // self._plan.ranks)
-        return self._group.run(order, go, lambda: self._micro_batch.halve(share))
+        return self._group.run(instruction_of, go, lambda: self._micro_batch.halve(share))
 
     def evaluate(self, work: Round, part: Literal["train", "test"]) -> tuple[int, dict[str, float]]:
         """Return the number of samples and the metrics of a round's data, before it is trained.
@@ -224,15 +224,20 @@ class LocalTraining:
         """
         size = work.settings.batch_size
 
-        def go(told: RoundOrder, form: Parallelism) -> tuple[int, dict[str, float]]:
+        def go(told: RoundInstruction, parallelism: Parallelism) -> tuple[int, dict[str, float]]:
             module, device = work.load(self.generation), self.module_device
-            if form.ranks == 1:
+            if parallelism.ranks == 1:
                 return evaluate(self._task, module, work.data, batch_size=size, device=device)
             return evaluate_together(
-                self._task, module, work.data, batch_size=size, device=device, form=form
+                self._task,
+                module,
+                work.data,
+                batch_size=size,
+                device=device,
+                parallelism=parallelism,
             )
 
-        order = RoundOrder(
+        instruction_of = RoundInstruction(
             site=work.site,
             settings=work.settings,
             client=work.client,
@@ -243,8 +248,8 @@ class LocalTraining:
         )
         shared = self._plan.kind == "ddp" and not isinstance(work.data, DataLoader)
         if self._group is None or not shared:
-            return go(order, Alone())
-        return self._group.run(lambda: order, go, lambda: None)
+            return go(instruction_of, Alone())
+        return self._group.run(lambda: instruction_of, go, lambda: None)
 
     def require_whole(self, who: str, does: str) -> None:
         """Return if something that needs whole params may be done: `who` and what it `does`.

@@ -30,7 +30,7 @@ from ...randomness.seeds import derive
 from ..batches import Batch, chosen_from, samples_in
 from ..objectives import proximal
 from ..parallel.divided import Divided, send_params
-from ..parallel.form import rows_of
+from ..parallel.parallelism import rows_of
 from ..record_separation import (
     EXAMINED,
     check_separation,
@@ -61,12 +61,12 @@ def train_records(
     *,
     client: int,
     device: str,
-    coins: np.random.Generator | None = None,
-    form: Divided | None = None,
+    sampling: np.random.Generator | None = None,
+    parallelism: Divided | None = None,
 ) -> int:
     """Train `module` in place; returns the number of records, and nothing else about them.
 
-    `coins` are drawn from, the same on all ranks; None: from new ones. `form` is how ranks divide
+    `sampling` are drawn from, the same on all ranks; None: from new ones. `parallelism` is how ranks divide
     the records; None: this process has them all.
 
     Guarantees: the module's params are private as `terms.event(settings.epochs)` says.
@@ -80,12 +80,12 @@ def train_records(
     if not count:
         raise DataError("there are no samples; a site's data must not be empty")
     part, parts = 0, 1
-    if form is not None:
-        part, parts = form.part, form.parts
+    if parallelism is not None:
+        part, parts = parallelism.part, parallelism.parts
         send_params(module)
     params = [param for param in module.parameters() if param.requires_grad]
     starts = [param.detach().clone() for param in params] if settings.proximal_mu else []
-    slots, coins = new_slots(params, settings), coins or generator_of(system_entropy)
+    slots, sampling = new_slots(params, settings), sampling or generator_of(system_entropy)
     size = sum(param.numel() * param.element_size() for param in params)
     rows = max(1, GRADIENT_BYTES // max(1, size))
     own = (part,) if part else ()  # as `trainer.train` has it
@@ -96,16 +96,17 @@ def train_records(
         _check_gradients(task, plain, hooked, tried)
         for step in range(1, terms.steps(settings.epochs) + 1):
             sums = [torch.zeros_like(param) for param in params]
-            places = draw_records(count, terms.rate, coins)
+            places = draw_records(count, terms.rate, sampling)
             mine = rows_of(len(places), part, parts)
             for start in range(mine.start, mine.stop, rows):
                 some = places[start : min(start + rows, mine.stop)]
                 batch = chosen_from(data, torch.from_numpy(some))
                 _add_clipped(task, hooked, params, batch, terms.clip, sums)
-            if form is not None:
-                form.add_up(sums)
+            if parallelism is not None:
+                parallelism.add_up(sums)
             gradients = [
-                (total + step_noise(total, terms, coins)) / (terms.rate * count) for total in sums
+                (total + step_noise(total, terms, sampling)) / (terms.rate * count)
+                for total in sums
             ]
             for place, start_of in enumerate(starts):
                 here = params[place].detach()
@@ -117,14 +118,16 @@ def train_records(
     return count
 
 
-def draw_records(count: int, rate: float, coins: np.random.Generator) -> np.ndarray[Any, Any]:
+def draw_records(count: int, rate: float, sampling: np.random.Generator) -> np.ndarray[Any, Any]:
     """Return which records are in a step's batch: each by its own coin."""
-    return np.flatnonzero(coins.random(count) < rate)
+    return np.flatnonzero(sampling.random(count) < rate)
 
 
-def step_noise(like: torch.Tensor, terms: RecordTerms, coins: np.random.Generator) -> torch.Tensor:
+def step_noise(
+    like: torch.Tensor, terms: RecordTerms, sampling: np.random.Generator
+) -> torch.Tensor:
     """Return a step's noise on a sum of clipped gradients."""
-    drawn = torch.from_numpy(coins.standard_normal(tuple(like.shape), np.float32))
+    drawn = torch.from_numpy(sampling.standard_normal(tuple(like.shape), np.float32))
     return drawn.to(like.device, like.dtype).mul_(terms.noise_multiplier * terms.clip)
 
 

@@ -19,10 +19,10 @@ from ..device_use import DeviceUse
 from ..evaluation import ExampleMeans
 from ..micro_batch import MicroBatch, ran_out_of_memory
 from ..objectives import proximal
-from ..parallel.form import Alone, LossOf, Parallelism
+from ..parallel.parallelism import Alone, LossOf, Parallelism
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
-from ..step_timer import Phases, Unwatched, each
+from ..step_timer import StepTimer, Unwatched, each
 from .optimizers import LocalOptimizer, Slots
 from .unfinished import Place, Unfinished
 
@@ -57,9 +57,9 @@ def train(
     client: int,
     device: str,
     session: Session | None = None,
-    form: Parallelism | None = None,
+    parallelism: Parallelism | None = None,
     use: DeviceUse | None = None,
-    phases: Phases | None = None,
+    timer: StepTimer | None = None,
     micro_batch: MicroBatch | None = None,
     saves: MidEpoch | None = None,
     resume_at: int = -1,
@@ -78,13 +78,17 @@ def train(
     Raises:
         DataError: the data are empty or not what the task needs, or the loss is not finite.
     """
-    form = form or Alone()
-    own = (form.part,) if form.part else ()  # part 0 draws what one process alone would draw
+    parallelism = parallelism or Alone()
+    own = (
+        (parallelism.part,) if parallelism.part else ()
+    )  # part 0 draws what one process alone would draw
     stream = derive(settings.stream, settings.server_round, client, "training", *own)
     with seeded(stream, device):
         pieces = micro_batch or MicroBatch()
-        around = use or DeviceUse(), phases or Unwatched()
-        local = _Local(task, module, settings, client, device, form, *around, pieces, session)
+        around = use or DeviceUse(), timer or Unwatched()
+        local = _Local(
+            task, module, settings, client, device, parallelism, *around, pieces, session
+        )
         return local.run(data, saves, resume_at)
 
 
@@ -108,9 +112,9 @@ class _Local:
         settings: TrainingSettings,
         client: int,
         device: str,
-        form: Parallelism,
+        parallelism: Parallelism,
         use: DeviceUse,
-        phases: Phases,
+        timer: StepTimer,
         micro_batch: MicroBatch,
         session: Session | None,
     ) -> None:
@@ -118,12 +122,12 @@ class _Local:
         self._settings = settings
         self._client = client
         self._device = torch.device(device)
-        self._form = form
+        self._parallelism = parallelism
         self._use = use
-        self._phases = phases
+        self._timer = timer
         self._micro_batch = micro_batch
         module.train()
-        module = form.attach(module, self._autocast)
+        module = parallelism.attach(module, self._autocast)
         self._params = [p for p in module.parameters() if p.requires_grad]
         starts = (local_of(p.detach()).clone() for p in self._params)
         self._starts = [*starts] if settings.proximal_mu else []
@@ -139,12 +143,12 @@ class _Local:
 
     def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
         """Train for the epochs that the settings ask for."""
-        settings, form = self._settings, self._form
+        settings, parallelism = self._settings, self._parallelism
         order = batch_order_seed(settings, self._client)
-        sizes = _sizes(data, settings.batch_size, form)
+        sizes = _sizes(data, settings.batch_size, parallelism)
         place, means = Place(), {}
         if saves is not None and at >= 0:
-            place = self._unfinished.resume(saves, at, form)
+            place = self._unfinished.resume(saves, at, parallelism)
         while place.epoch < settings.epochs:
             batches = batches_of(
                 data,
@@ -152,16 +156,16 @@ class _Local:
                 seed=order,
                 epoch=place.epoch,
                 skip=place.batches,
-                share=form.share if form.parts > 1 else None,
+                share=parallelism.share if parallelism.parts > 1 else None,
                 processes=self._use.loader_processes,
             )
             groups = _groups(batches, settings.accumulation_steps)
-            for group in each(groups, self._phases, "data"):
+            for group in each(groups, self._timer, "data"):
                 self._step(group, sizes[place.batches : place.batches + len(group)])
                 place = place.after(len(group))
                 if saves is not None and place.steps % saves.every_steps == 0:
-                    self._unfinished.save(saves, place, form)
-            examples, *sums = form.totals([self._means.examples, *self._means.sums()])
+                    self._unfinished.save(saves, place, parallelism)
+            examples, *sums = parallelism.totals([self._means.examples, *self._means.sums()])
             means = {
                 name: total / examples for name, total in zip(self._names(), sums, strict=True)
             }
@@ -173,7 +177,7 @@ class _Local:
                     "invalid values in the data"
                 )
             place = place.in_next_epoch(samples=int(examples))
-        form.collect()
+        parallelism.collect()
         return place.samples, means
 
     def _names(self) -> tuple[str, ...]:
@@ -188,12 +192,12 @@ class _Local:
                 self._backward(group, sizes)
                 break
             except Exception as error:
-                if not ran_out_of_memory(error) or self._form.ranks > 1:
+                if not ran_out_of_memory(error) or self._parallelism.ranks > 1:
                     raise  # ranks that wait for this one are started again
             self._micro_batch.halve(max(sizes))
             self._means.back_to(mark)
             self._optimizer.zero_grad()
-        with self._phases.of("optimizer"):
+        with self._timer.of("optimizer"):
             self._descend()
 
     def _descend(self) -> None:
@@ -212,17 +216,17 @@ class _Local:
 
     def _backward(self, group: list[Batch], sizes: Sequence[int]) -> None:
         """Add up the gradients of the mean loss over all examples, on all ranks."""
-        examples, form = sum(sizes), self._form
+        examples, parallelism = sum(sizes), self._parallelism
         place, device = self._use.place, self._device
         for index, (batch, size) in enumerate(zip(group, sizes, strict=True)):
-            mine, most = form.rows(size), -(-size // form.parts)
+            mine, most = parallelism.rows(size), -(-size // parallelism.parts)
             pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
             for number, (inputs, targets, live) in enumerate(pieces, 1):
                 inputs, targets = place(inputs, device), place(targets, device)
                 last = number == len(pieces) and index == len(group) - 1
                 loss = self._loss_of(examples, live)
-                with self._phases.of("backward"):
-                    form.backward(inputs, targets, loss, live=live, last=last)
+                with self._timer.of("backward"):
+                    parallelism.backward(inputs, targets, loss, live=live, last=last)
 
     def _loss_of(self, examples: int, live: bool) -> LossOf:
         """Return what one piece adds to the loss whose gradient makes the step."""
@@ -233,7 +237,7 @@ class _Local:
         ) -> torch.Tensor:
             if autocast and outputs.dtype in _AUTOCAST.values():
                 outputs = outputs.float()
-            with self._phases.of("forward"):
+            with self._timer.of("forward"):
                 losses = self._task.loss(outputs, targets)
                 if live and note:
                     self._means.add(outputs, targets, losses)
@@ -248,11 +252,11 @@ class _Local:
     def _autocast(self) -> AbstractContextManager[object]:
         """What the forward pass runs in."""
         dtype = _AUTOCAST.get(self._settings.precision)
-        return self._phases.of("forward") if dtype is None else self._casting(dtype)
+        return self._timer.of("forward") if dtype is None else self._casting(dtype)
 
     @contextmanager
     def _casting(self, dtype: torch.dtype) -> Iterator[None]:
-        with self._phases.of("forward"), torch.autocast(self._device.type, dtype):
+        with self._timer.of("forward"), torch.autocast(self._device.type, dtype):
             yield
 
     def _correct(self) -> None:
@@ -265,21 +269,21 @@ class _Local:
         if self._session is not None:
             self._session.correct()
         if settings.gradient_clip_norm:
-            self._form.clip(self._params, settings.gradient_clip_norm)
+            self._parallelism.clip(self._params, settings.gradient_clip_norm)
 
 
-def _sizes(data: Data, batch_size: int, form: Parallelism) -> list[int]:
+def _sizes(data: Data, batch_size: int, parallelism: Parallelism) -> list[int]:
     """Return the sizes of an epoch's batches, over all ranks; nothing where one rank sees them.
 
     Raises:
         DataError: the ranks do not have the same number of samples.
     """
-    if form.parts == 1:
+    if parallelism.parts == 1:
         return []
     count = samples_in(data)
-    if form.totals([count]) != [count * form.ranks]:
+    if parallelism.totals([count]) != [count * parallelism.ranks]:
         raise DataError(
-            f"process {form.rank} of {form.ranks} has {count} samples, others another number; "
+            f"process {parallelism.rank} of {parallelism.ranks} has {count} samples, others another number; "
             "client_data must give the same data in every process"
         )
     return [min(batch_size, count - at) for at in range(0, count, batch_size)]

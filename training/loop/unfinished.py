@@ -15,7 +15,7 @@ from ...randomness.seeded import generator_states, set_generator_states
 from ..evaluation import ExampleMeans
 from ..mid_epoch import MidEpoch, Moment
 from ..module_params import to_array, to_tensor
-from ..parallel.form import Parallelism
+from ..parallel.parallelism import Parallelism
 from ..parallel.sharded_tensors import local_of
 from .optimizers import LocalOptimizer
 
@@ -72,14 +72,14 @@ class Unfinished:
         self._means = means
         self._device = device
 
-    def save(self, saves: MidEpoch, place: Place, form: Parallelism) -> None:
+    def save(self, saves: MidEpoch, place: Place, parallelism: Parallelism) -> None:
         """Write this rank's part of it.
 
         Raises:
             StoreError: the disk does not take it.
         """
         arrays: dict[str, NDArray[Any]] = {}
-        if form.rank == 0 or form.sharded:
+        if parallelism.rank == 0 or parallelism.sharded:
             arrays |= {name: to_array(tensor) for name, tensor in self._tensors()}
         for name, state in generator_states(self._device).items():
             arrays[RANDOM + name] = state
@@ -87,17 +87,17 @@ class Unfinished:
             arrays[VALUES + name] = to_array(values)
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         facts = {"place": asdict(place), "steps": self._optimizer.steps, "scaler": scaler}
-        saves.write(place.steps, form.rank, Moment(arrays, facts))
+        saves.write(place.steps, parallelism.rank, Moment(arrays, facts))
 
     @torch.no_grad()
-    def resume(self, saves: MidEpoch, step: int, form: Parallelism) -> Place:
+    def resume(self, saves: MidEpoch, step: int, parallelism: Parallelism) -> Place:
         """Put back what was saved after a step.
 
         Raises:
             StoreError: it cannot be read, or is another round's.
         """
-        own = _read(saves, step, form.rank)
-        held = own if form.sharded or form.rank == 0 else _read(saves, step, 0)
+        own = _read(saves, step, parallelism.rank)
+        held = own if parallelism.sharded or parallelism.rank == 0 else _read(saves, step, 0)
         for name, tensor in self._tensors():
             tensor.copy_(_tensor(held, name))
         self._optimizer.resume(int(own.facts["steps"]))

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import DataError
 from ...randomness.seeded import seeded_device
-from .form import Alone, Autocast, rows_of
+from .parallelism import Alone, Autocast, rows_of
 
 __all__ = ["DataParallel"]
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...errors import DataError
 from ...machine.accelerators import is_accelerator
 from .divided import Divided, send_params
-from .form import Autocast, LossOf
+from .parallelism import Autocast, LossOf
 from .shared_sums import TOTALS_MAX, SharedSums
 from .synchronous_norm import synchronise_norms
 

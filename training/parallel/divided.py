@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 
 from ...machine.accelerators import widest_float
-from .form import rows_of
+from .parallelism import rows_of
 
 __all__ = ["Divided", "send", "send_params"]
 

@@ -11,7 +11,7 @@ from ...task import Task
 from ..batches import Batch, batches_of, samples_in
 from ..evaluation import EVALUATION_BATCH_MIN, measured
 from .divided import send_params
-from .form import Parallelism
+from .parallelism import Parallelism
 
 if TYPE_CHECKING:
     from ...task import Data
@@ -26,7 +26,7 @@ def evaluate_together(
     *,
     batch_size: int,
     device: str,
-    form: Parallelism,
+    parallelism: Parallelism,
 ) -> tuple[int, dict[str, float]]:
     """Return, on every rank, the number of samples and the means over all of them.
 
@@ -37,15 +37,15 @@ def evaluate_together(
     """
     send_params(module)
     size = max(batch_size, EVALUATION_BATCH_MIN)
-    means = measured(task, module, _shares(data, size, form), device=device)
-    examples, *sums = form.totals([means.examples, *means.sums()])
+    means = measured(task, module, _shares(data, size, parallelism), device=device)
+    examples, *sums = parallelism.totals([means.examples, *means.sums()])
     names = ("loss", *task.metrics)
     return int(examples), {n: total / examples for n, total in zip(names, sums, strict=True)}
 
 
-def _shares(data: Data, size: int, form: Parallelism) -> Iterator[tuple[Batch, bool]]:
+def _shares(data: Data, size: int, parallelism: Parallelism) -> Iterator[tuple[Batch, bool]]:
     """Yield this rank's part of each batch, and whether it counts."""
     count = samples_in(data)
-    batches = batches_of(data, size, share=form.share)
+    batches = batches_of(data, size, share=parallelism.share)
     for start, batch in zip(range(0, count, size), batches, strict=True):
-        yield batch, form.rows(min(size, count - start)) > 0
+        yield batch, parallelism.rows(min(size, count - start)) > 0

@@ -14,10 +14,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from .copies import Copies
 from .divided import Divided
-from .form import Autocast, LossOf
+from .parallelism import Autocast, LossOf
+from .sharded_replica import ShardedReplica
 from .sharded_tensors import clip_sharded
 from .synchronous_norm import synchronise_norms
-from .twin import Twin
 
 __all__ = ["Fsdp"]
 
@@ -33,15 +33,15 @@ class Fsdp(Divided):
     def __init__(self, rank: int, ranks: int, device: str, *, copies: Copies) -> None:
         super().__init__(rank, ranks, device)
         self._copies = copies
-        self._twin: Twin | None = None
+        self._replica: ShardedReplica | None = None
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
         """As `Form.attach`."""
         self._autocast = autocast
-        if self._twin is None or self._twin.whole is not module:
-            self._twin = Twin(module, self._device, self._spread)
-        self._twin.receive()
-        return self._twin.module
+        if self._replica is None or self._replica.whole is not module:
+            self._replica = ShardedReplica(module, self._device, self._spread)
+        self._replica.receive()
+        return self._replica.module
 
     def _spread(self, module: torch.nn.Module) -> None:
         module.train()
@@ -55,13 +55,13 @@ class Fsdp(Divided):
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
         """As `Form.backward`."""
-        assert self._twin is not None
-        module = self._twin.module
+        assert self._replica is not None
+        module = self._replica.module
         assert isinstance(module, FSDPModule)
         self.live = live
         module.set_requires_gradient_sync(last)
         with self._autocast():
-            outputs = self._twin.module(inputs)
+            outputs = self._replica.module(inputs)
         # fully_shard divides what it adds up by the number of ranks.
         torch.autograd.backward(loss(outputs, targets) * self.ranks)
 
@@ -71,5 +71,5 @@ class Fsdp(Divided):
 
     def collect(self) -> None:
         """As `Form.collect`."""
-        assert self._twin is not None
-        self._twin.give_back()
+        assert self._replica is not None
+        self._replica.give_back()

@@ -21,10 +21,10 @@ from typing import TypeVar
 from ...errors import DataError, MeadowError
 from ..device_use import DeviceUse
 from ..micro_batch import ran_out_of_memory
-from .form import Parallelism
-from .meeting import is_lost_rank, join, leave
-from .orders import READY, RankStart, RoundOrder, Word, hear, tell
+from .instructions import READY, RankStart, RoundInstruction, Word, hear, tell
+from .parallelism import Parallelism
 from .plan import ParallelPlan
+from .rendezvous import is_lost_rank, join, leave
 from .stages import Stages
 
 __all__ = ["ATTEMPTS_MAX", "RankGroup"]
@@ -62,7 +62,7 @@ class RankGroup:
         self._app = {"app_dir": app_dir, "sha256": sha256}
         self._folder = folder
         self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
-        self._form: Parallelism | None = None
+        self._parallelism: Parallelism | None = None
         self.generation = 0
 
     @property
@@ -76,13 +76,15 @@ class RankGroup:
         Raises:
             DataError: they cannot start, for instance because the app does not load there.
         """
-        if self._form is not None and all(process.poll() is None for process, _ in self._ranks):
-            return self._form
+        if self._parallelism is not None and all(
+            process.poll() is None for process, _ in self._ranks
+        ):
+            return self._parallelism
         self.close()
         self.generation += 1
         shutil.rmtree(self._folder, ignore_errors=True)  # of a group that was killed
         self._folder.mkdir(parents=True)
-        meeting_place = Path(tempfile.mkdtemp(dir=self._folder)) / "meeting"
+        rendezvous = Path(tempfile.mkdtemp(dir=self._folder)) / "rendezvous"
         try:
             for rank in range(1, self._plan.ranks):
                 connection = self._started()
@@ -91,12 +93,12 @@ class RankGroup:
                     rank=rank,
                     plan=self._plan,
                     use=self._use,
-                    meeting_place=str(meeting_place),
+                    rendezvous=str(rendezvous),
                 )
                 tell(connection, start.to_json())
             for _, connection in self._ranks:
                 self._require_ready(connection)
-            self._form = join(self._plan, 0, meeting_place, stages=self._stages)
+            self._parallelism = join(self._plan, 0, rendezvous, stages=self._stages)
         except DataError:
             self.close()
             raise
@@ -105,12 +107,12 @@ class RankGroup:
             self.close()
             why = fault.text if fault else str(error)
             raise DataError(f"{self._plan.ranks} processes did not come together: {why}") from error
-        return self._form
+        return self._parallelism
 
     def run(
         self,
-        order: Callable[[], RoundOrder],
-        work: Callable[[RoundOrder, Parallelism], T],
+        order: Callable[[], RoundInstruction],
+        work: Callable[[RoundInstruction, Parallelism], T],
         memory_ran_out: Callable[[], None],
     ) -> T:
         """Have all ranks do a round's work; returns what it gives on this one.
@@ -124,12 +126,12 @@ class RankGroup:
         """
         lost = ""
         for _ in range(ATTEMPTS_MAX):
-            form = self.warm()
+            parallelism = self.warm()
             try:
                 told = order()
                 for _, connection in self._ranks:
                     tell(connection, told.to_json())
-                return work(told, form)
+                return work(told, parallelism)
             except MeadowError:
                 self.close()  # the others wait for this one
                 raise
@@ -156,7 +158,7 @@ class RankGroup:
             process.kill()
             connection.close()
             process.wait()
-        self._form = None
+        self._parallelism = None
         leave()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from ...machine.accelerators import widest_float
 from .copies import Copies
 from .divided import Divided, send_params
-from .form import Autocast, LossOf
+from .parallelism import Autocast, LossOf
 from .stages import Stages, cut, sequence_of
 
 __all__ = ["Pipeline"]

@@ -15,9 +15,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from ...errors import DataError
 from .attention import can_spread, spread_heads
-from .form import Autocast, LossOf
+from .parallelism import Autocast, LossOf
+from .sharded_replica import ShardedReplica
 from .sharded_tensors import clip_sharded
-from .twin import Twin
 
 __all__ = ["Tensor"]
 
@@ -31,7 +31,7 @@ class Tensor:
         self.rank, self.ranks = rank, ranks
         self._device = torch.device(device)
         self._mesh = init_device_mesh(self._device.type, (ranks,))
-        self._twin: Twin | None = None
+        self._replica: ShardedReplica | None = None
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
         """As `Form.attach`.
@@ -40,10 +40,10 @@ class Tensor:
             DataError: the module has no layer that could be divided.
         """
         self._autocast = autocast
-        if self._twin is None or self._twin.whole is not module:
-            self._twin = Twin(module, self._device, self._spread)
-        self._twin.receive()
-        return self._twin.module
+        if self._replica is None or self._replica.whole is not module:
+            self._replica = ShardedReplica(module, self._device, self._spread)
+        self._replica.receive()
+        return self._replica.module
 
     def _spread(self, module: torch.nn.Module) -> None:
         module.train()
@@ -82,9 +82,9 @@ class Tensor:
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
         """As `Form.backward`."""
-        assert self._twin is not None
+        assert self._replica is not None
         with self._autocast():
-            outputs = self._twin.module(inputs)
+            outputs = self._replica.module(inputs)
         torch.autograd.backward(loss(outputs, targets))
 
     def totals(self, values: Sequence[float]) -> list[float]:
@@ -97,5 +97,5 @@ class Tensor:
 
     def collect(self) -> None:
         """As `Form.collect`."""
-        assert self._twin is not None
-        self._twin.give_back()
+        assert self._replica is not None
+        self._replica.give_back()

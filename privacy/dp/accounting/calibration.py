@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import ConfigError
 from ....strategies.algorithms.bounds import require_number
-from ..noise_terms import AnnouncedNoise, NoiseSource
+from ..noise_terms import NoiseSource, NoiseTerms
 from .accountant import epsilon_of
 from .events import Event, GaussianEvent, PoissonEvent
 
@@ -44,7 +44,7 @@ def calibrate_noise(
     require_number("epsilon", epsilon, above=0)
 
     def spent(multiplier: float) -> float:
-        released = AnnouncedNoise(source=source, multiplier=multiplier).event
+        released = NoiseTerms(source=source, multiplier=multiplier).event
         event: Event = released
         if probability is not None and isinstance(released, GaussianEvent):
             event = PoissonEvent(probability=probability, event=released)

@@ -23,9 +23,9 @@ from ....errors import ProtocolError, UpdateError
 from ....flower.messages import FlatTensor, MemoryTensor
 from ....strategies.algorithms.algorithm import Params
 from ....strategies.algorithms.bounds import require_choice, require_number
-from ....strategies.algorithms.norms import ScaledChange, change_squares
+from ....strategies.algorithms.norms import ScaledDelta, delta_squares
 from ....strategies.algorithms.server_optimizers import is_floating
-from ..noise_terms import require_announced
+from ..noise_terms import require_noise_terms
 
 __all__ = [
     "WITHIN_KEY",
@@ -98,7 +98,7 @@ class Clipping:
         kind = record.get(KIND_KEY)
         if kind not in KINDS:
             raise ProtocolError(f"{KIND_KEY} must be one of {KINDS}, got {kind!r:.80}")
-        return cls(kind=kind, norm=require_announced(NORM_KEY, record[NORM_KEY]))
+        return cls(kind=kind, norm=require_noise_terms(NORM_KEY, record[NORM_KEY]))
 
 
 def clip_update(
@@ -113,14 +113,14 @@ def clip_update(
     Raises:
         UpdateError: a value is not finite.
     """
-    squares = change_squares(params, tensors)
+    squares = delta_squares(params, tensors)
     factors = clipping.factors({name: np.array(square) for name, square in squares.items()})
     clipped: dict[str, FlatTensor] = {}
     for name, tensor in tensors.items():
         if not is_floating(tensor.dtype):
             clipped[name] = MemoryTensor(np.ascontiguousarray(params[name]))
         elif factors[name] < 1:
-            clipped[name] = ScaledChange(params[name], tensor, float(factors[name]), exact=exact)
+            clipped[name] = ScaledDelta(params[name], tensor, float(factors[name]), exact=exact)
         else:
             clipped[name] = tensor
     return clipped, all(factor == 1 for factor in factors.values())

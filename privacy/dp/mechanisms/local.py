@@ -18,7 +18,7 @@ from ....flower.messages import FlatTensor, MemoryTensor
 from ....randomness.entropy import Entropy, words_from
 from ....strategies.algorithms.algorithm import Params
 from ....strategies.algorithms.server_optimizers import is_floating
-from ..noise_terms import AnnouncedNoise
+from ..noise_terms import NoiseTerms
 from .clipping import Clipping, Reals, clip_update
 from .inversion import Words
 from .parts import BLOCK
@@ -36,7 +36,7 @@ def noisy_update(
     params: Params,
     tensors: Mapping[str, FlatTensor],
     clipping: Clipping,
-    noise: AnnouncedNoise,
+    noise: NoiseTerms,
     entropy: Entropy,
 ) -> dict[str, FlatTensor]:
     """Return a client's tensors with a clipped and noisy change, in the params' dtypes.
@@ -49,15 +49,15 @@ def noisy_update(
         UpdateError: a value is not finite.
     """
     laplace = noise.source == "local_laplace"
-    changes = _bounded(params, tensors, clipping, laplace=laplace)
+    deltas = _bounded(params, tensors, clipping, laplace=laplace)
     scale = noise.multiplier * clipping.norm / (math.sqrt(2.0) if laplace else 1.0)
     words = words_from(entropy)
     kind: Kind = "laplace" if laplace else "gaussian"
     noisy = dict(params)
-    for name, change in changes.items():
+    for name, delta in deltas.items():
         moved = _reals(params[name])
-        for start in range(0, change.size, BLOCK):
-            part = change[start : start + BLOCK]
+        for start in range(0, delta.size, BLOCK):
+            part = delta[start : start + BLOCK]
             moved[start : start + BLOCK] += _noised(part, clipping.norm, scale, kind, words)
         if params[name].dtype.kind == "c":
             moved = moved.view(np.complex128)
@@ -86,12 +86,12 @@ def _bounded(
     if not laplace:
         tensors, _ = clip_update(params, tensors, clipping, exact=True)
     real = [name for name in tensors if is_floating(params[name].dtype)]
-    changes = {name: _reals(tensors[name].numpy()) - _reals(params[name]) for name in real}
-    total = math.fsum(float(np.abs(change).sum()) for change in changes.values())
+    deltas = {name: _reals(tensors[name].numpy()) - _reals(params[name]) for name in real}
+    total = math.fsum(float(np.abs(delta).sum()) for delta in deltas.values())
     if not math.isfinite(total):
         raise UpdateError("the update has values that are not finite: it cannot be clipped")
     factor = min(1.0, clipping.norm / total) if laplace and total else 1.0
-    return {name: change * factor for name, change in changes.items()}
+    return {name: delta * factor for name, delta in deltas.items()}
 
 
 def _reals(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Reals:

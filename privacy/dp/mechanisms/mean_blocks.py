@@ -17,12 +17,12 @@ from ....strategies.algorithms.server_optimizers import is_floating
 from .noise import generator_from
 from .parts import PART, threads_for
 
-__all__ = ["NoisyBlocks", "ShareOfChange", "normals"]
+__all__ = ["NoisyBlocks", "ShareOfDelta", "normals"]
 
 Reals = NDArray[np.float64]
 
 
-class ShareOfChange:
+class ShareOfDelta:
     """Alters the blocks of a mean: they have `share` of the change from `params`."""
 
     def __init__(self, params: Params, share: float) -> None:
@@ -47,7 +47,7 @@ class ShareOfChange:
         return {name: mean[name] if moves else old for (name, old), moves in pairs}
 
 
-class NoisyBlocks(ShareOfChange):
+class NoisyBlocks(ShareOfDelta):
     """Alters the blocks of a mean, from the first to the last, and adds noise.
 
     `noise` gives standard normals for all values of the params, tensor by tensor, in pieces of any

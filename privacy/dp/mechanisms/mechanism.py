@@ -45,7 +45,7 @@ class PrivateSum:
     """The accumulator: the exact sum so far, of float64, and the params that it is about."""
 
     params: Params
-    changes: MeanSum
+    deltas: MeanSum
     clients: int = 0
     within: float = 0.0
 
@@ -94,7 +94,7 @@ class PrivateMean:
         return GaussianEvent(noise_multiplier=cost**-0.5)
 
     def zero(self, like: Params) -> PrivateSum:
-        return PrivateSum(params=like, changes=self.mean.zero(like))
+        return PrivateSum(params=like, deltas=self.mean.zero(like))
 
     def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
         for update in updates:
@@ -105,26 +105,26 @@ class PrivateMean:
                 except UpdateError:  # too large to have a norm: it adds nothing to the sum
                     continue
             counted = replace(update, params=tensors, weight=float(update.clients))
-            accumulator.changes = self.mean.fold(accumulator.changes, [counted])
+            accumulator.deltas = self.mean.fold(accumulator.deltas, [counted])
             accumulator.clients += update.clients
             within = min(1.0, max(0.0, update.metrics.get(WITHIN_KEY) or 0.0))
             accumulator.within += within * update.clients
         return accumulator
 
     def finish(self, accumulator: PrivateSum) -> NoisyAggregate:
-        params, changes, clients = accumulator.params, accumulator.changes, accumulator.clients
+        params, deltas, clients = accumulator.params, accumulator.deltas, accumulator.clients
         if not clients:  # no change, and noise all the same
-            changes = self.mean.fold(changes, [_unchanged(params)])
-        seed, size = self.entropy(SEED_BYTES), changes.layout.total
+            deltas = self.mean.fold(deltas, [_unchanged(params)])
+        seed, size = self.entropy(SEED_BYTES), deltas.layout.total
         with normals(seed, size) if self.past is None else self.past.rows(seed, size) as drawn:
             blocks = NoisyBlocks(
                 params,
                 share=clients / self.cohort,
                 stddev=self.noise_multiplier * self.clipping.norm / self.cohort,
                 noise=drawn,
-                width=changes.layout.width,
+                width=deltas.layout.width,
             )
-            mean = blocks.settled(self.mean.finish(changes, blocks).mean)
+            mean = blocks.settled(self.mean.finish(deltas, blocks).mean)
         within = None
         if self.count_stddev is not None:  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
             noise = generator_from(self.entropy(SEED_BYTES)).normal(0.0, self.count_stddev)

@@ -17,5 +17,5 @@ def draw_poisson(present: Sequence[int], probability: float, entropy: Entropy) -
 
     Guarantees: from the operating system's entropy: not from the run's seed, which is no secret.
     """
-    coins = generator_of(entropy).random(len(present)) < probability
-    return sorted(int(present[place]) for place in np.flatnonzero(coins).tolist())
+    chosen = generator_of(entropy).random(len(present)) < probability
+    return sorted(int(present[place]) for place in np.flatnonzero(chosen).tolist())

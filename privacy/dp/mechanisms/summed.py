@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ....strategies.algorithms.algorithm import Aggregate, Params, Update
 from ....strategies.algorithms.mean import MeanAggregator
-from .mean_blocks import ShareOfChange
+from .mean_blocks import ShareOfDelta
 from .mechanism import PrivateSum
 
 __all__ = ["SummedMean"]
@@ -33,17 +33,17 @@ class SummedMean:
         return self.mean.group
 
     def zero(self, like: Params) -> PrivateSum:
-        return PrivateSum(params=like, changes=self.mean.zero(like))
+        return PrivateSum(params=like, deltas=self.mean.zero(like))
 
     def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
         counted = [replace(update, weight=float(update.clients)) for update in updates]
-        accumulator.changes = self.mean.fold(accumulator.changes, counted)
+        accumulator.deltas = self.mean.fold(accumulator.deltas, counted)
         accumulator.clients += sum(update.clients for update in updates)
         return accumulator
 
     def finish(self, accumulator: PrivateSum) -> Aggregate:
         params, clients = accumulator.params, accumulator.clients
         if clients:
-            share = ShareOfChange(params, clients / self.cohort)
-            params = share.settled(self.mean.finish(accumulator.changes, share).mean)
+            share = ShareOfDelta(params, clients / self.cohort)
+            params = share.settled(self.mean.finish(accumulator.deltas, share).mean)
         return Aggregate(mean=params, weight=self.cohort, clients=clients)

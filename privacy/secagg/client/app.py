@@ -106,7 +106,7 @@ class _SecureApp(ClientApp):
             group=message.metadata.group_id,
             content=message.content,
         )
-        announcement.terms.require_announced(message.content.config_records.get("config", {}))
+        announcement.terms.require_noise_terms(message.content.config_records.get("config", {}))
         params = arrays_to_params(_one(message.content.array_records, "ArrayRecord"))
         layout = VectorLayout(params if category == "train" else {}, announcement.terms)
         plan = announcement.plan(layout.length)

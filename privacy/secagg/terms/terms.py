@@ -22,7 +22,7 @@ from ....errors import ConfigError, SecureAggregationError
 from ....strategies.algorithms.bounds import require_choice
 from ...dp.mechanisms.clipping import Clipping
 from ...dp.mechanisms.integer_sum import LAWS, Law
-from ...dp.noise_terms import AnnouncedNoise
+from ...dp.noise_terms import NoiseTerms
 from ..protocol import Plan, plan_secure_sum
 from ..protocol.noisy_encoding import NoisyEncoding
 from ..protocol.topology import CLIENTS_MIN, choose_topology
@@ -133,14 +133,14 @@ class SecureTerms:
             if not least <= value <= most:
                 raise ConfigError(f"{name} must be in [{least:g}, {most:g}], got {value!r:.80}")
 
-    def require_announced(self, record: Mapping[str, Any]) -> None:
+    def require_noise_terms(self, record: Mapping[str, Any]) -> None:
         """Check that sums have the noise and the clip that an instruction announces.
 
         Raises:
             ProtocolError: what is announced cannot be.
             SecureAggregationError: they have others: a ledger would be wrong.
         """
-        noise, clipping = AnnouncedNoise.of(record), Clipping.of(record)
+        noise, clipping = NoiseTerms.of(record), Clipping.of(record)
         said: tuple[object, ...] = (None, None, None)
         if noise is not None and clipping is not None and noise.is_distributed:
             said = noise.multiplier, clipping.norm, noise.law

@@ -41,8 +41,8 @@ class VectorLayout:
             for name, values in params.items()
             if terms.noise_multiplier is None or is_floating(values.dtype)
         }
-        self._changes = sum(self._sizes.values())
-        self.length = self._changes + 2 * len(terms.metrics)
+        self._deltas = sum(self._sizes.values())
+        self.length = self._deltas + 2 * len(terms.metrics)
 
     def vector(
         self, trained: Mapping[str, FlatTensor], metrics: Metrics
@@ -69,7 +69,7 @@ class VectorLayout:
         for place, name in enumerate(self._terms.metrics):
             value = metrics.get(name)
             if value is not None and math.isfinite(value):
-                at = self._changes + 2 * place
+                at = self._deltas + 2 * place
                 bounded = max(-self._terms.metrics_max, min(self._terms.metrics_max, value))
                 vector[at : at + 2] = bounded * self._wide, self._terms.clip
         return vector
@@ -87,7 +87,7 @@ class VectorLayout:
             change = sums[start : start + self._sizes[name]] / (weight * self._scale_of(old.dtype))
             params[name] = _moved(old, change)
             start += self._sizes[name]
-        pairs = sums[self._changes :].reshape(-1, 2)
+        pairs = sums[self._deltas :].reshape(-1, 2)
         return params, self._means(self._terms.metrics, pairs)
 
     def _means(self, names: Sequence[str], pairs: NDArray[np.float64]) -> Metrics:

@@ -13,7 +13,7 @@ from ....apps.folder import App
 from ....errors import AppError, RunError
 from ....machine.shared_folder import SharedFolder
 from ...population.clients import SimulatedClients
-from ..contract import Teller
+from ..contract import EventSink
 from .group_executor import EndedTask, GroupExecutor, settings_of
 from .group_files import WorkerSettings
 from .group_round import GroupTask
@@ -39,7 +39,7 @@ class ProcessesExecutor(GroupExecutor):
         workers: int,
         combine: bool,
         inner: str = "sequential",
-        teller: Teller,
+        sink: EventSink,
     ) -> None:
         """Start the processes; they load the app meanwhile.
 
@@ -50,7 +50,7 @@ class ProcessesExecutor(GroupExecutor):
         """
         folder = SharedFolder()
         pool = _ProcessPool(settings_of(app, clients, inner), workers)
-        super().__init__(pool, clients, folder, combine=combine, inner=inner, teller=teller)
+        super().__init__(pool, clients, folder, combine=combine, inner=inner, sink=sink)
         self._processes = pool
 
     @property

@@ -14,7 +14,7 @@ from ....errors import RunError
 from ....machine.process_limits import allow_many_files
 from ....machine.shared_folder import SharedFolder
 from ...population.clients import SimulatedClients
-from ..contract import Teller
+from ..contract import EventSink
 from .group_files import WorkerSettings
 from .group_round import GroupRound, GroupTask
 from .groups import ClientTimes
@@ -81,7 +81,7 @@ class GroupExecutor:
         *,
         combine: bool,
         inner: str,
-        teller: Teller,
+        sink: EventSink,
     ) -> None:
         allow_many_files()  # a reply that waits to be aggregated holds one
         self._pool = pool
@@ -89,7 +89,7 @@ class GroupExecutor:
         self._folder = folder
         self._combine = combine
         self._groups_per_worker = GROUPS_PER_WORKER.get(inner, 1)
-        self._teller = teller
+        self._sink = sink
         self._times = ClientTimes(clients.count)
         self._rounds = 0
 
@@ -115,7 +115,7 @@ class GroupExecutor:
             groups_per_worker=self._groups_per_worker,
             combine=self._combine,
             times=self._times,
-            teller=self._teller,
+            sink=self._sink,
         )
         try:
             self._pool.begin(groups.shared)

@@ -20,7 +20,7 @@ from ....transport.content import pack_content, unpack_content
 from ....transport.fleet_pb2 import Envelope
 from ....transport.writer import BlobWriter
 from ...population.clients import SimulatedClients
-from ..contract import Teller
+from ..contract import EventSink
 from .group_files import (
     BROADCAST,
     MESSAGES,
@@ -73,7 +73,7 @@ class GroupRound:
         groups_per_worker: int,
         combine: bool,
         times: ClientTimes,
-        teller: Teller,
+        sink: EventSink,
     ) -> None:
         """Cut the cohort and write what all groups share.
 
@@ -83,7 +83,7 @@ class GroupRound:
         """
         self._messages = messages
         self._clients = clients
-        self._teller = teller
+        self._sink = sink
         self._times = times
         self._folder = folder
         self.shared = folder / "shared"
@@ -134,9 +134,9 @@ class GroupRound:
         report = Report.read(outbox)
         show_output(report.output)
         for node_id, text in report.tracebacks:
-            self._teller.traceback(node_id, text)
+            self._sink.traceback(node_id, text)
         for kind, detail in report.events:
-            self._teller.event(kind, detail)
+            self._sink.event(kind, detail)
         self._times.add(dict(report.seconds))
         replies = [
             decode(Envelope.FromString(data), lambda blob: blob_path(outbox, blob.id))
@@ -156,7 +156,7 @@ class GroupRound:
         attempts = self._attempts[task.group]
         nodes = self._ids_of(task.group)
         detail = {"cause": cause, "clients": [int(node) for node in nodes], "attempt": attempts}
-        self._teller.event("worker_lost", detail)
+        self._sink.event("worker_lost", detail)
         shutil.rmtree(task.inbox, ignore_errors=True)
         shutil.rmtree(task.outbox, ignore_errors=True)
         if attempts < ATTEMPTS_MAX:

@@ -26,7 +26,7 @@ from ....transport.writer import BlobWriter
 from ...population.clients import SimulatedClients
 from ...population.state_store import MemoryStates
 from ..apps import client_app_of
-from ..contract import APP_RAISED, Executor, Teller
+from ..contract import APP_RAISED, EventSink, Executor
 from ..sequential import SequentialExecutor
 from .group_files import (
     BROADCAST,
@@ -45,7 +45,7 @@ from .partial import GroupSum, clipping_by_server, partial_content
 __all__ = ["GroupRunner", "make_inner"]
 
 
-def make_inner(name: str, app: App, clients: SimulatedClients, *, teller: Teller) -> Executor:
+def make_inner(name: str, app: App, clients: SimulatedClients, *, sink: EventSink) -> Executor:
     """Return the executor that runs a group inside of a worker.
 
     Raises:
@@ -53,7 +53,7 @@ def make_inner(name: str, app: App, clients: SimulatedClients, *, teller: Teller
     """
     if name != "sequential":
         raise AppError(f"executor {name!r} cannot run inside of a worker; use 'sequential'")
-    return SequentialExecutor(client_app_of(app), clients, teller=teller)
+    return SequentialExecutor(client_app_of(app), clients, sink=sink)
 
 
 class GroupRunner:
@@ -79,12 +79,12 @@ class GroupRunner:
         )
         self._tracebacks: list[tuple[int, str]] = []
         self._events: list[tuple[str, Mapping[str, Any]]] = []
-        teller = Teller(
+        sink = EventSink(
             traceback=lambda node_id, text: self._tracebacks.append((node_id, text)),
             explain=app.explain,
             event=lambda kind, detail: self._events.append((kind, detail)),
         )
-        self._inner = make_inner(settings.inner, app, clients, teller=teller)
+        self._inner = make_inner(settings.inner, app, clients, sink=sink)
         self._clients = clients
         self._broadcast: tuple[bytes, Path, RecordDict] | None = None
         self._seconds: dict[int, float] = {}

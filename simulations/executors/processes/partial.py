@@ -22,7 +22,7 @@ from ....flower.messages import (
     tensors_of,
 )
 from ....privacy.dp.mechanisms.clipping import Clipping, clip_update
-from ....privacy.dp.noise_terms import AnnouncedNoise
+from ....privacy.dp.noise_terms import NoiseTerms
 from ....strategies.algorithms.algorithm import Aggregate, Params, Update
 from ....strategies.algorithms.canonical import CanonicalFold
 from ....strategies.algorithms.combined import ClientTable
@@ -181,7 +181,7 @@ def clipping_by_server(content: RecordDict) -> Clipping | None:
     """Return how the server clips what clients of a round send, None if it does not: noise that they
     have added themselves would be cut off."""
     config = content.config_records.get("config")
-    noise = None if config is None else AnnouncedNoise.of(config)
+    noise = None if config is None else NoiseTerms.of(config)
     return None if noise is None or noise.place != "server" else Clipping.of(config or {})
 
 

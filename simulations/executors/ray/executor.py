@@ -20,7 +20,7 @@ from ....errors import AppError, ConfigError, RunError
 from ....machine.shared_folder import SharedFolder
 from ....transport.address import Address
 from ...population.clients import SimulatedClients
-from ..contract import Teller
+from ..contract import EventSink
 from ..processes.group_executor import EndedTask, GroupExecutor, settings_of
 from ..processes.group_round import GroupTask
 from .actor import GroupActor, read_folder, write_folder
@@ -49,7 +49,7 @@ class RayExecutor(GroupExecutor):
         workers: int | None,
         combine: bool,
         inner: str = "sequential",
-        teller: Teller,
+        sink: EventSink,
     ) -> None:
         """Connect to the cluster at `address`, or start one on this machine, and start actors.
 
@@ -66,7 +66,7 @@ class RayExecutor(GroupExecutor):
         except BaseException:
             pool.close()
             raise
-        super().__init__(pool, clients, folder, combine=combine, inner=inner, teller=teller)
+        super().__init__(pool, clients, folder, combine=combine, inner=inner, sink=sink)
         self._actors = pool
 
     @property

@@ -73,7 +73,7 @@ def _run(order: Broadcast, alone: Executor, population: SimulatedClients) -> lis
     finally:
         for client, kept in before.items():
             if population.packed_state(client) != kept:
-                population.keep_packed_state(client, kept or population.nothing_kept())
+                population.keep_packed_state(client, kept or population.no_client_state())
 
 
 def _params_of(replies: list[Message]) -> dict[int, Params]:

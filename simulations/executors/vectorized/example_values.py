@@ -30,7 +30,7 @@ class Trained(Protocol):
     @property
     def means(self) -> Means: ...
 
-    def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
+    def deltas(self, good: list[int] | None, weights: Weights) -> Tensors:
         """Return the weighted sum of the changes of params and buffers, by name, of the clients
         `good` (None: of all); `weights` are theirs."""
 

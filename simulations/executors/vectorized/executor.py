@@ -21,13 +21,13 @@ from ....privacy.dp.records import RecordTerms
 from ....strategies.rounds.broadcast import Broadcast
 from ....task import Task
 from ....training.algorithms.algorithms import local_algorithm
-from ....training.algorithms.personalization import PERSONAL
+from ....training.algorithms.personalization import PERSONALIZATIONS
 from ....training.algorithms.work import WORKS
-from ....training.local.session import without_companions
+from ....training.local.session import without_auxiliary
 from ....training.settings import TrainingSettings
 from ....training.warm_module import WarmModule
 from ...population.clients import SimulatedClients
-from ..contract import Executor, Teller, error_reply
+from ..contract import EventSink, Executor, error_reply
 from ..site_data import SimulatedData
 from .agreement import check_agreement
 from .cohort_data import CohortData, KnownCohort, Loaded
@@ -70,7 +70,7 @@ class VectorizedExecutor:
         combine: bool,
         other: Executor,
         verify: bool = False,
-        teller: Teller | None = None,
+        sink: EventSink | None = None,
     ) -> None:
         """With `verify`, two clients of the first chunk are also trained alone, and compared."""
         self.combines = combine
@@ -83,7 +83,7 @@ class VectorizedExecutor:
         self._clients = clients
         self._other = other
         self._verify = verify
-        self._teller = teller or Teller()
+        self._sink = sink or EventSink()
         self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
         self._linear: dict[StackedModule, LinearModules | None] = {}
         self._told = False
@@ -110,8 +110,8 @@ class VectorizedExecutor:
             return
         arrays = cast(ArrayRecord, order.content["arrays"])
         algorithm = local_algorithm(settings)
-        module = self._module.with_params(without_companions(arrays, algorithm), seed=settings.seed)
-        replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
+        module = self._module.with_params(without_auxiliary(arrays, algorithm), seed=settings.seed)
+        replies = CohortReplies(order, module, settings, combine=self.combines, sink=self._sink)
         loaded = self._known.find(order.clients)
         if loaded is None:
             loaded = []
@@ -284,7 +284,7 @@ class VectorizedExecutor:
             return
         arrays = cast(ArrayRecord, order.content["arrays"])
         module = self._module.with_params(arrays, seed=settings.seed)
-        replies = CohortReplies(order, module, settings, combine=self.combines, teller=self._teller)
+        replies = CohortReplies(order, module, settings, combine=self.combines, sink=self._sink)
         loaded: Loaded = []
         yield from self._load(order, replies, loaded)
         tested = []
@@ -315,13 +315,13 @@ class VectorizedExecutor:
             try:
                 loaded.append((client, self._data.of(client)))
             except Exception as error:  # a task's code may raise anything
-                yield error_reply(replies.message_to(client), error, self._teller)
+                yield error_reply(replies.message_to(client), error, self._sink)
 
     def _tell(self, error: Exception) -> None:
         """Tell, once a run, why clients are run one by one."""
         if not self._told:
             self._told = True
-            self._teller.event("not_vectorized", {"reason": self._explained(error)})
+            self._sink.event("not_vectorized", {"reason": self._explained(error)})
 
     def _explained(self, error: Exception) -> str:
         """Say what happened, and in which module of the model."""
@@ -333,12 +333,12 @@ class VectorizedExecutor:
             layer = frame.f_locals.get("self")
             if isinstance(layer, torch.nn.Module) and names.get(id(layer)):
                 where = f" (in the module {names[id(layer)]!r}, a {type(layer).__name__})"
-        return f"{self._teller.explain(error)}{where}"
+        return f"{self._sink.explain(error)}{where}"
 
 
 def _personal(settings: TrainingSettings) -> str:
     """Say why clients do not take training steps from the same params, where they do not."""
-    if settings.algorithm in PERSONAL:
+    if settings.algorithm in PERSONALIZATIONS:
         return f"under strategy {settings.algorithm!r} clients have params of their own"
     if settings.algorithm in WORKS:
         return f"under strategy {settings.algorithm!r} clients work one by one"

@@ -38,26 +38,26 @@ class FirstOnce(ClientLinear):
         self._seen.append((inputs, errors))
         return None
 
-    def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        change = torch.zeros_like(self.before)
-        factors = (weights.to(change) * -self.rate)[:, None, None]
+    def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
+        delta = torch.zeros_like(self.before)
+        factors = (weights.to(delta) * -self.rate)[:, None, None]
         for samples, errors in self._seen:
             rows = _counted(good, errors)
             counted = rows_of(errors, rows)
             scaled = counted * factors[: len(counted)]  # `good` is in order
-            change.addmm_(scaled.flatten(0, 1).T, rows_of(samples, rows).flatten(0, 1))
-        return change
+            delta.addmm_(scaled.flatten(0, 1).T, rows_of(samples, rows).flatten(0, 1))
+        return delta
 
-    def change_of_bias(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        change = torch.zeros_like(self.bias_before)
-        factors = weights.to(change) * -self.rate
+    def bias_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
+        delta = torch.zeros_like(self.bias_before)
+        factors = weights.to(delta) * -self.rate
         for _, errors in self._seen:
             rows = _counted(good, errors)
             summed = rows_of(errors, rows).flatten(1)
-            change += (factors[: len(summed)] @ summed).view(-1, len(change)).sum(0)
-        return change
+            delta += (factors[: len(summed)] @ summed).view(-1, len(delta)).sum(0)
+        return delta
 
-    def bias_changes(self) -> torch.Tensor | None:
+    def bias_deltas(self) -> torch.Tensor | None:
         made: torch.Tensor | None = None
         for _, errors in self._seen:
             added = errors.sum(1).mul_(-self.rate)
@@ -89,10 +89,10 @@ class FirstOnce(ClientLinear):
 
     def _squares_of_changes(self) -> torch.Tensor:
         """Make the changes, where they are no larger than what they are made of."""
-        changes = self.before.new_zeros(self.clients, *self.before.shape)
+        deltas = self.before.new_zeros(self.clients, *self.before.shape)
         for samples, errors in self._seen:
-            changes[: len(errors)].baddbmm_(errors.mT, samples, alpha=-self.rate)
-        norms: torch.Tensor = torch.linalg.vector_norm(changes.flatten(1), dim=1)
+            deltas[: len(errors)].baddbmm_(errors.mT, samples, alpha=-self.rate)
+        norms: torch.Tensor = torch.linalg.vector_norm(deltas.flatten(1), dim=1)
         return norms.square()
 
     def _by_client(self, in_steps: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -153,13 +153,13 @@ class FirstRepeated(ClientLinear):
         self._flat_errors.index_add_(0, self._chosen, errors.flatten(0, 1), alpha=-self.rate)
         return None
 
-    def bias_changes(self) -> torch.Tensor | None:
+    def bias_deltas(self) -> torch.Tensor | None:
         return self._errors.sum(1)
 
     def bias_of(self, row: int) -> torch.Tensor:
         return self.bias_before + self._errors[row].sum(0)
 
-    def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
+    def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         scaled = weights.to(self._errors.device)[:, None, None]
         errors = (rows_of(self._errors, good) * scaled).flatten(0, 1)
         return errors.T @ rows_of(self._samples, good).flatten(0, 1)

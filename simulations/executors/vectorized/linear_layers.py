@@ -67,17 +67,17 @@ class ClientLinear(nn.Module):
         """
         raise NotImplementedError
 
-    def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
+    def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the weights' changes of the clients `good`, in ascending order
         (None: all); what the others have need not be finite."""
         raise NotImplementedError
 
-    def change_of_bias(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
+    def bias_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the biases' changes, likewise."""
-        change = self.bias_changes()
-        if change is None:
+        delta = self.bias_deltas()
+        if delta is None:
             return torch.zeros_like(self.bias_before)
-        return weights.to(change.device) @ rows_of(change, good)
+        return weights.to(delta.device) @ rows_of(delta, good)
 
     def squares_of_weight(self) -> torch.Tensor:
         """Return the squared norm of each client's change of the weight."""
@@ -85,13 +85,13 @@ class ClientLinear(nn.Module):
 
     def squares_of_bias(self) -> torch.Tensor:
         """Return the squared norm of each client's change of the bias."""
-        change = self.bias_changes()
-        if change is None:
+        delta = self.bias_deltas()
+        if delta is None:
             return torch.zeros(self.clients, device=self.before.device)
-        norms: torch.Tensor = torch.linalg.vector_norm(change, dim=1)
+        norms: torch.Tensor = torch.linalg.vector_norm(delta, dim=1)
         return norms.square()
 
-    def bias_changes(self) -> torch.Tensor | None:
+    def bias_deltas(self) -> torch.Tensor | None:
         """Return every client's change of the bias, None before the first step."""
         return None if self._bias is None else self._bias[:, 0] - self.bias_before
 
@@ -144,15 +144,15 @@ class InnerLinear(ClientLinear):
         self._step_bias(errors)
         return gradient
 
-    def change_of_weight(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        change = rows_of(self._changes(), good)
-        return (weights.to(change.device) @ change.flatten(1)).view(self.before.shape)
+    def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
+        delta = rows_of(self._deltas(), good)
+        return (weights.to(delta.device) @ delta.flatten(1)).view(self.before.shape)
 
     def squares_of_weight(self) -> torch.Tensor:
-        norms: torch.Tensor = torch.linalg.vector_norm(self._changes().flatten(1), dim=1)
+        norms: torch.Tensor = torch.linalg.vector_norm(self._deltas().flatten(1), dim=1)
         return norms.square()
 
-    def _changes(self) -> torch.Tensor:
+    def _deltas(self) -> torch.Tensor:
         """Return every client's change, once its training is over: it takes the weights' place."""
         if self._change is None:
             if self._weight is None:

@@ -228,13 +228,13 @@ class LinearTrained:
         self._layers = [(*module.names[place], layer) for place, layer in module.layers.items()]
         self.means = means
 
-    def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
+    def deltas(self, good: list[int] | None, weights: Weights) -> Tensors:
         """Return the weighted sum of the clients' changes."""
         made: Tensors = {}
         for weight, bias, layer in self._layers:
-            made[weight] = layer.change_of_weight(good, weights(weight))
+            made[weight] = layer.weight_delta(good, weights(weight))
             if bias:
-                made[bias] = layer.change_of_bias(good, weights(bias))
+                made[bias] = layer.bias_delta(good, weights(bias))
         return made
 
     def squares(self) -> Tensors:

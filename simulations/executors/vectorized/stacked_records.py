@@ -73,7 +73,7 @@ class _Records:
         clients: int,
     ) -> None:
         self._stacked, self._data, self._settings, self._terms = stacked, data, settings, terms
-        self._coins = generator_of(system_entropy)
+        self._sampling = generator_of(system_entropy)
         self.params, _ = stacked.stack(clients)
         self._slots = new_slots(list(self.params.values()), settings)
         self._drawn = torch.from_numpy(data.counts * terms.rate)
@@ -84,7 +84,7 @@ class _Records:
         """Make one step of every client."""
         terms, settings, params = self._terms, self._settings, list(self.params.values())
         sums = [torch.zeros_like(param) for param in params]
-        places = [draw_records(count, terms.rate, self._coins) for count in self._data.counts]
+        places = [draw_records(count, terms.rate, self._sampling) for count in self._data.counts]
         width = max(map(len, places))
         together = max(1, self._rows // max(1, width))
         for low in range(0, len(places), together):
@@ -92,7 +92,7 @@ class _Records:
         gradients = []
         for total, start in zip(sums, self._stacked.trained.values(), strict=True):
             drawn = self._drawn.to(total.device, total.dtype).view(-1, *(1 for _ in start.shape))
-            gradients.append((total + step_noise(total, terms, self._coins)) / drawn)
+            gradients.append((total + step_noise(total, terms, self._sampling)) / drawn)
         if settings.proximal_mu:
             starts = self._stacked.trained.values()
             gradients = [

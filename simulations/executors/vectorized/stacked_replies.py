@@ -14,13 +14,13 @@ from ....errors import DataError, UpdateError
 from ....flower.messages import arrays_to_params, params_to_arrays
 from ....machine.accelerators import wide
 from ....privacy.dp.mechanisms.clipping import WITHIN_KEY, Clipping
-from ....privacy.dp.noise_terms import AnnouncedNoise
+from ....privacy.dp.noise_terms import NoiseTerms
 from ....strategies.algorithms.combined import EXAMPLES_KEY, ClientTable
 from ....strategies.rounds.broadcast import Broadcast
 from ....training.local.clipped_reply import clipped_reply
 from ....training.module_params import params_of_module, to_array
 from ....training.settings import TrainingSettings
-from ..contract import Teller, error_reply
+from ..contract import EventSink, error_reply
 from .example_values import Means, Trained, Weights
 from .stacked_module import StackedModule
 
@@ -31,7 +31,7 @@ class CohortReplies:
     """Takes a cohort's training chunk by chunk.
 
     The combined params are those before the round plus the mean change, weighted by the clients'
-    numbers of examples and summed in float64 over chunks; and so are an algorithm's companions.
+    numbers of examples and summed in float64 over chunks; and so are an algorithm's auxiliary.
 
     Attributes:
         order: what the clients were asked.
@@ -47,7 +47,7 @@ class CohortReplies:
         settings: TrainingSettings,
         *,
         combine: bool,
-        teller: Teller,
+        sink: EventSink,
     ) -> None:
         self.order = order
         self._places = {client: place for place, client in enumerate(order.clients)}
@@ -55,9 +55,9 @@ class CohortReplies:
         self.arrays = cast(ArrayRecord, order.content["arrays"])
         self._settings = settings
         self.config = cast(ConfigRecord, order.content["config"])
-        self.clipping, self._noise = Clipping.of(self.config), AnnouncedNoise.of(self.config)
+        self.clipping, self._noise = Clipping.of(self.config), NoiseTerms.of(self.config)
         self._combine = combine and not self.noise_is_local
-        self._teller = teller
+        self._sink = sink
         self._table = ClientTable()
         self._sums: dict[str, torch.Tensor] = {}
         self._stacked: StackedModule | None = None
@@ -75,7 +75,7 @@ class CohortReplies:
         good = np.flatnonzero(np.isfinite(losses)).tolist()
         for row in np.flatnonzero(~np.isfinite(losses)).tolist():
             yield error_reply(
-                self.message_to(clients[row]), self._not_finite(losses[row]), self._teller
+                self.message_to(clients[row]), self._not_finite(losses[row]), self._sink
             )
         if not self._combine:
             for row in good:
@@ -102,13 +102,13 @@ class CohortReplies:
         total = float(record[EXAMPLES_KEY])  # type: ignore[arg-type]
         params = {}
         for name, values in arrays_to_params(self.arrays).items():
-            change = self._sums.get(self._stacked.owners.get(name, name))
-            if change is None:
+            delta = self._sums.get(self._stacked.owners.get(name, name))
+            if delta is None:
                 params[name] = values
             elif self.clipping is not None and values.dtype.kind in "fV":
-                params[name] = _mean(values, change, total)  # to be cast after the noise
+                params[name] = _mean(values, delta, total)  # to be cast after the noise
             else:
-                params[name] = _moved(values, change, total)
+                params[name] = _moved(values, delta, total)
         yield self._reply(self._table.clients[0], params, record)
 
     def measured(
@@ -168,7 +168,7 @@ class CohortReplies:
         for row in good:
             if not cohort.finite[row]:
                 error = UpdateError("the update has values that are not finite")
-                yield error_reply(self.message_to(clients[row]), error, self._teller)
+                yield error_reply(self.message_to(clients[row]), error, self._sink)
         good = [row for row in good if cohort.finite[row]]
         if good:
             weights, columns = cohort.factors(good)
@@ -177,8 +177,8 @@ class CohortReplies:
 
     def _add_sums(self, trained: Trained, good: list[int], clients: int, weights: Weights) -> None:
         every = len(good) == clients
-        for name, change in trained.changes(None if every else good, weights).items():
-            added = wide(change)
+        for name, delta in trained.deltas(None if every else good, weights).items():
+            added = wide(delta)
             self._sums[name] = self._sums[name] + added if name in self._sums else added
 
     def _not_finite(self, loss: float) -> DataError:
@@ -189,14 +189,14 @@ class CohortReplies:
         )
 
 
-def _mean(values: NDArray[Any], change: torch.Tensor, total: float) -> NDArray[Any]:
+def _mean(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[Any]:
     """Return params after the mean change, in float64."""
-    return np.asarray(values.astype(np.float64) + change.cpu().numpy() / total)
+    return np.asarray(values.astype(np.float64) + delta.cpu().numpy() / total)
 
 
-def _moved(values: NDArray[Any], change: torch.Tensor, total: float) -> NDArray[Any]:
+def _moved(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[Any]:
     """Return params after the mean change, in their own dtype."""
-    mean = _mean(values, change, total)
+    mean = _mean(values, delta, total)
     if values.dtype.kind in "iu":
         np.rint(mean, out=mean)
     return np.asarray(mean >= 0.5) if values.dtype.kind == "b" else mean.astype(values.dtype)

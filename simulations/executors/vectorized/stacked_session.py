@@ -10,10 +10,10 @@ from flwr.app import ArrayRecord, RecordDict
 
 from ....flower.messages import params_to_arrays
 from ....machine.accelerators import wide
-from ....strategies.algorithms.companions import companion
+from ....strategies.algorithms.auxiliary_names import auxiliary_name
 from ....training.algorithms.algorithms import LocalAlgorithm
-from ....training.algorithms.corrections import kept_zeros, names_of
-from ....training.local.session import KEPT, kept_in, shared_in
+from ....training.algorithms.corrections import names_of, zero_client_state
+from ....training.local.session import KEPT, client_state_in, shared_in
 from ....training.local_round import Answer, LocalRound
 from ....training.loop.optimizers import Slots
 from ....training.module_params import to_array
@@ -30,7 +30,7 @@ class StackedSession:
     `keep` scatters it once it is known whose training counts.
 
     Attributes:
-        starts: the companions that came with the params, by their names on the wire.
+        starts: the auxiliary that came with the params, by their names on the wire.
         slots: what the optimizer begins with, a row a client; None: with new ones.
     """
 
@@ -45,20 +45,20 @@ class StackedSession:
         """Begin with the clients' node ids, in the order of the rows.
 
         Raises:
-            ProtocolError: a companion that the algorithm needs is missing.
+            ProtocolError: a auxiliary_name that the algorithm needs is missing.
         """
         self._algorithm, self._stacked = algorithm, stacked
         self._clients, self._population = clients, population
         device = stacked.probe.device
         self.starts = shared_in(arrays, algorithm, stacked.trained, device)
         self._states = [population.context_of(client).state for client in clients]
-        none = kept_zeros(algorithm, stacked.trained, device)
-        owned = [{**none, **kept_in(state, device)} for state in self._states]
-        self._kept = {name: torch.stack([each[name] for each in owned]) for name in none}
+        none = zero_client_state(algorithm, stacked.trained, device)
+        owned = [{**none, **client_state_in(state, device)} for state in self._states]
+        self._client_state = {name: torch.stack([each[name] for each in owned]) for name in none}
         self._next: Answer | None = None
         self.slots: Slots | None = None
         if algorithm.slot is not None:
-            begun = [self.starts[companion(algorithm.slot, name)] for name in stacked.trained]
+            begun = [self.starts[auxiliary_name(algorithm.slot, name)] for name in stacked.trained]
             self.slots = [[each.expand(len(clients), *each.shape).clone() for each in begun]]
 
     def corrected(self, params: Tensors, gradients: Tensors, low: int, high: int) -> Tensors:
@@ -66,18 +66,18 @@ class StackedSession:
         made = {}
         for name, gradient in gradients.items():
             own, shared = names_of(self._algorithm, name)
-            kept = self._kept.get(own)
+            client_state = self._client_state.get(own)
             made[name] = self._algorithm.corrected(
                 gradient,
                 params[name],
                 self._stacked.trained[name],
-                None if kept is None else kept[low:high],
+                None if client_state is None else client_state[low:high],
                 self.starts.get(shared),
             ).to(gradient.dtype)
         return made
 
     def answer(self, rows: Tensors, *, steps: torch.Tensor, losses: torch.Tensor) -> Tensors:
-        """Return the rows of params, buffers and companions that the clients answer with.
+        """Return the rows of params, buffers and auxiliary that the clients answer with.
 
         Shapes: `steps` and `losses`, before the round, are (clients,).
         """
@@ -89,7 +89,7 @@ class StackedSession:
                 learned=frozenset(self._stacked.trained),
                 owners=self._stacked.owners,
                 shared=self.starts,
-                kept=self._kept,
+                client_state=self._client_state,
                 steps=wide(steps),
                 losses=losses,
                 momentum=dict(zip(self._stacked.trained, slots, strict=bool(slots))),
@@ -97,16 +97,16 @@ class StackedSession:
         )
         sent = {
             name: tensor.to(self.starts[name].dtype)
-            for name, tensor in self._next.companions.items()
+            for name, tensor in self._next.auxiliary.items()
         }
         return {**self._next.params, **sent}
 
     def keep(self, good: Sequence[int]) -> None:
         """Let these rows' clients keep what their round made."""
-        if self._next is None or not self._next.kept:
+        if self._next is None or not self._next.client_state:
             return
         for row in good:
             state: RecordDict = self._states[row]
-            own = {n: to_array(each[row], copy=True) for n, each in self._next.kept.items()}
+            own = {n: to_array(each[row], copy=True) for n, each in self._next.client_state.items()}
             state[KEPT] = params_to_arrays(own)
             self._population.keep_state(self._clients[row], state)

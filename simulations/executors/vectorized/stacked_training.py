@@ -42,7 +42,7 @@ class StackedTrained:
     rows: Tensors
     means: Means
 
-    def changes(self, good: list[int] | None, weights: Weights) -> Tensors:
+    def deltas(self, good: list[int] | None, weights: Weights) -> Tensors:
         """Return the weighted sum of the clients' changes."""
         return {
             name: _weighted(rows if good is None else rows[good], self.starts[name], weights(name))
@@ -63,9 +63,9 @@ class StackedTrained:
 
 
 def _weighted(rows: torch.Tensor, start: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    change = rows - start
-    exact = change.dtype if change.dtype == torch.float64 else torch.float32
-    added = weights.to(change.device, exact) @ change.reshape(len(change), -1).to(exact)
+    delta = rows - start
+    exact = delta.dtype if delta.dtype == torch.float64 else torch.float32
+    added = weights.to(delta.device, exact) @ delta.reshape(len(delta), -1).to(exact)
     return added.view(start.shape)
 
 

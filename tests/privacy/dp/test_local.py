@@ -16,7 +16,7 @@ from meadow.privacy.dp.accounting.accountant import epsilon_of
 from meadow.privacy.dp.accounting.events import LaplaceEvent
 from meadow.privacy.dp.mechanisms.clipping import Clipping
 from meadow.privacy.dp.mechanisms.local import noisy_update
-from meadow.privacy.dp.noise_terms import AnnouncedNoise, NoiseSource
+from meadow.privacy.dp.noise_terms import NoiseSource, NoiseTerms
 from meadow.randomness.entropy import system_entropy
 
 LAWS = {"local_gaussian": stats.norm(scale=3.0), "local_laplace": stats.laplace(scale=3 / 2**0.5)}
@@ -25,7 +25,7 @@ LAWS = {"local_gaussian": stats.norm(scale=3.0), "local_laplace": stats.laplace(
 def noisy(old: Any, new: Any, source: NoiseSource, *, clip: float, noise: float) -> dict[str, Any]:
     """Return what leaves the client."""
     tensors = {name: MemoryTensor(values) for name, values in new.items()}
-    announced = AnnouncedNoise(source=source, multiplier=noise)
+    announced = NoiseTerms(source=source, multiplier=noise)
     made = noisy_update(old, tensors, Clipping(norm=clip), announced, system_entropy)
     return {name: tensor.numpy() for name, tensor in made.items()}
 
@@ -106,6 +106,6 @@ def test_what_laplace_noise_spends() -> None:
 def test_noise_that_cannot_be_announced(record: dict[str, Any]) -> None:
     """A multiplier that is none, and a source that there is not."""
     with pytest.raises(ProtocolError, match="must be"):
-        AnnouncedNoise.of(record)
-    announced = AnnouncedNoise(source="local_laplace", multiplier=2.0)
-    assert AnnouncedNoise.of(announced.record()) == announced and AnnouncedNoise.of({}) is None
+        NoiseTerms.of(record)
+    announced = NoiseTerms(source="local_laplace", multiplier=2.0)
+    assert NoiseTerms.of(announced.record()) == announced and NoiseTerms.of({}) is None

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import meadow
 from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
 from meadow.simulations.population.clients import SimulatedClients
@@ -182,7 +182,7 @@ def executors(task: meadow.Task, *, combine: bool) -> tuple[SequentialExecutor, 
         device="cpu",
         combine=combine,
         other=sequential,
-        teller=Teller(event=tell),
+        sink=EventSink(event=tell),
     )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import meadow
 from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
 from meadow.simulations.grids.simulation_grid import SimulationGrid
@@ -97,7 +97,7 @@ def grid_of(
             device="cpu",
             combine=combine,
             other=executor,
-            teller=Teller(event=tell),
+            sink=EventSink(event=tell),
         )
     return SimulationGrid(executor, clients)
 

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 
 from meadow.apps.folder import App
 from meadow.flower.messages import arrays_to_params, params_to_arrays
-from meadow.simulations.executors.contract import Executor, Teller
+from meadow.simulations.executors.contract import EventSink, Executor
 from meadow.simulations.executors.processes.executor import ProcessesExecutor
 from meadow.simulations.executors.ray.executor import RayExecutor
 from meadow.simulations.population.clients import SimulatedClients
@@ -57,11 +57,11 @@ def app_of(folder: Path, poked: int | None) -> App:
 
 
 def processes(app: App, clients: SimulatedClients) -> Executor:
-    return ProcessesExecutor(app, clients, workers=2, combine=False, teller=Teller())
+    return ProcessesExecutor(app, clients, workers=2, combine=False, sink=EventSink())
 
 
 def ray(app: App, clients: SimulatedClients) -> Executor:
-    return RayExecutor(app, clients, address=None, workers=2, combine=False, teller=Teller())
+    return RayExecutor(app, clients, address=None, workers=2, combine=False, sink=EventSink())
 
 
 def order_of(model: str, seed: int) -> Broadcast:

@@ -13,7 +13,7 @@ from meadow.errors import AgreementError
 from meadow.flower.messages import identify_process
 from meadow.simulations.executors import auto
 from meadow.simulations.executors.auto import Candidate, Choice, choose_executor
-from meadow.simulations.executors.contract import Executor, Teller
+from meadow.simulations.executors.contract import EventSink, Executor
 
 identify_process(run_id=1, node_id=0)
 
@@ -83,7 +83,7 @@ def choose(
     monkeypatch.setattr(auto, "available_cores", lambda: 2)
     monkeypatch.setattr(auto, "threads_at_most", lambda present: 2)
 
-    def make(candidate: Candidate, teller: Teller) -> Executor:
+    def make(candidate: Candidate, sink: EventSink) -> Executor:
         tried.append(candidate)
         one_s = seconds[candidate]
         return Timed(clock, one_s) if one_s is not None else Disagrees(clock, 0)

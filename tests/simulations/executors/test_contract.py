@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from meadow.apps.folder import App
 from meadow.simulations.executors.apps import client_app_of
-from meadow.simulations.executors.contract import Executor, Teller
+from meadow.simulations.executors.contract import EventSink, Executor
 from meadow.simulations.executors.processes.executor import ProcessesExecutor
 from meadow.simulations.executors.ray.executor import RayExecutor
 from meadow.simulations.executors.sequential import SequentialExecutor
@@ -22,25 +22,23 @@ EVERYBODY = list(range(1, CLIENTS + 1))
 told: list[tuple[int, str]] = []
 
 
-def teller_of(arena: Arena) -> Teller:
-    return Teller(
+def sink_of(arena: Arena) -> EventSink:
+    return EventSink(
         traceback=lambda node_id, text: told.append((node_id, text)), explain=arena.app.explain
     )
 
 
 def sequential(arena: Arena) -> Executor:
-    return SequentialExecutor(client_app_of(arena.app), arena.clients, teller=teller_of(arena))
+    return SequentialExecutor(client_app_of(arena.app), arena.clients, sink=sink_of(arena))
 
 
 def processes(arena: Arena) -> Executor:
-    return ProcessesExecutor(
-        arena.app, arena.clients, workers=2, combine=True, teller=teller_of(arena)
-    )
+    return ProcessesExecutor(arena.app, arena.clients, workers=2, combine=True, sink=sink_of(arena))
 
 
 def ray(arena: Arena) -> Executor:
     return RayExecutor(
-        arena.app, arena.clients, address=None, workers=2, combine=True, teller=teller_of(arena)
+        arena.app, arena.clients, address=None, workers=2, combine=True, sink=sink_of(arena)
     )
 
 

@@ -28,7 +28,7 @@ def test_squares_are_those_of_the_changes(counts: tuple[int, ...], shape: tuple[
         layer.step(seen, torch.randn(*seen.shape[:2], shape[1]), False)
     found = layer.squares_of_weight()
     for client in range(len(counts)):
-        change = layer.change_of_weight([client], torch.ones(1))
+        change = layer.weight_delta([client], torch.ones(1))
         assert float(found[client]) == pytest.approx(float(change.square().sum()), rel=1e-4)
 
 
@@ -40,9 +40,9 @@ def test_a_layer_that_the_loss_does_not_see_does_not_change() -> None:
     samples = torch.randn(60, 64)
     for rows in layout.in_steps(samples):
         layer.outputs(rows.view(3, 10, 64))
-    assert not layer.change_of_weight(None, torch.ones(3)).any()
+    assert not layer.weight_delta(None, torch.ones(3)).any()
     assert not layer.squares_of_weight().any()
-    assert not layer.change_of_bias(None, torch.ones(3)).any()
+    assert not layer.bias_delta(None, torch.ones(3)).any()
     assert not layer.squares_of_bias().any()
     assert torch.equal(layer.weight_of(1), layer.before)
     assert torch.equal(layer.bias_of(1), layer.layer.bias)
@@ -60,9 +60,9 @@ def test_a_client_whose_numbers_are_not_finite_spoils_nobody_elses_change() -> N
         layer.step(samples, errors, False)
     weights = torch.tensor([2.0, 3.0])
     expected = sum(w * (layer.weight_of(row) - layer.before) for w, row in ((2, 0), (3, 2)))
-    torch.testing.assert_close(layer.change_of_weight([0, 2], weights), expected)
+    torch.testing.assert_close(layer.weight_delta([0, 2], weights), expected)
     expected = sum(w * (layer.bias_of(row) - layer.bias_before) for w, row in ((2, 0), (3, 2)))
-    torch.testing.assert_close(layer.change_of_bias([0, 2], weights), expected)
+    torch.testing.assert_close(layer.bias_delta([0, 2], weights), expected)
 
 
 def test_a_step_is_as_wide_as_its_largest_batch() -> None:

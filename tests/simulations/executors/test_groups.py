@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meadow.flower.messages import params_to_arrays
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.processes import group_round
 from meadow.simulations.executors.processes.group_round import GroupRound
 from meadow.simulations.executors.processes.groups import ClientTimes, Schedule, cut
@@ -76,7 +76,7 @@ def round_of(clients: int, folder: Path, times: ClientTimes | None = None) -> Gr
         groups_per_worker=4,
         combine=True,
         times=times or ClientTimes(clients),
-        teller=Teller(),
+        sink=EventSink(),
     )
 
 

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
 
 import meadow
 from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
 from meadow.simulations.population.clients import SimulatedClients
@@ -59,9 +59,9 @@ def executor_of(name: str, task: meadow.Task, reasons: list[str]) -> Any:
     sequential = SequentialExecutor(meadow.client_app(task, device="cpu"), clients)
     if name == "sequential":
         return sequential
-    teller = Teller(event=lambda kind, detail: reasons.append(f"{kind}: {detail}"))
+    sink = EventSink(event=lambda kind, detail: reasons.append(f"{kind}: {detail}"))
     return VectorizedExecutor(
-        task, clients, device="cpu", combine=False, other=sequential, teller=teller
+        task, clients, device="cpu", combine=False, other=sequential, sink=sink
     )
 
 

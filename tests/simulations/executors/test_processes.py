@@ -17,7 +17,7 @@ import pytest
 from meadow.apps.folder import App
 from meadow.errors import AppError, RunError
 from meadow.machine import shared_folder
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.processes.executor import ProcessesExecutor
 
 from .arena import CLIENTS, Arena, same_bits, values_of
@@ -28,10 +28,10 @@ Events = list[tuple[str, Mapping[str, Any]]]
 
 
 def processes(arena: Arena, events: Events, *, combine: bool = True) -> ProcessesExecutor:
-    teller = Teller(
+    sink = EventSink(
         explain=arena.app.explain, event=lambda kind, detail: events.append((kind, detail))
     )
-    return ProcessesExecutor(arena.app, arena.clients, workers=2, combine=combine, teller=teller)
+    return ProcessesExecutor(arena.app, arena.clients, workers=2, combine=combine, sink=sink)
 
 
 @pytest.fixture
@@ -121,13 +121,13 @@ import sys
 from pathlib import Path
 from meadow.apps.folder import App
 from meadow.machine import shared_folder
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.processes.executor import ProcessesExecutor
 sys.path.insert(0, {tests!r})
 from executors.arena import Arena
 shared_folder.MEMORY = Path({memory!r})
 arena = Arena.of(App.load({app!r}))
-executor = ProcessesExecutor(arena.app, arena.clients, workers=2, combine=True, teller=Teller())
+executor = ProcessesExecutor(arena.app, arena.clients, workers=2, combine=True, teller=EventSink())
 print(*executor.pids, flush=True)
 list(executor.execute(arena.broadcast("train")))
 """

@@ -15,7 +15,7 @@ import pytest
 
 from meadow.apps.folder import App, pack
 from meadow.errors import AppError, ConfigError
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.processes.group_executor import settings_of
 from meadow.simulations.executors.ray.actor import GroupActor
 from meadow.simulations.executors.ray.executor import RayExecutor
@@ -33,14 +33,14 @@ def arena(app: App) -> Iterator[Arena]:
     made.clients.close()
 
 
-def ray_of(arena: Arena, teller: Teller | None = None) -> RayExecutor:
+def ray_of(arena: Arena, sink: EventSink | None = None) -> RayExecutor:
     return RayExecutor(
         arena.app,
         arena.clients,
         address=None,
         workers=2,
         combine=True,
-        teller=teller or Teller(),
+        sink=sink or EventSink(),
     )
 
 
@@ -48,8 +48,8 @@ def ray_of(arena: Arena, teller: Teller | None = None) -> RayExecutor:
 def test_a_lost_actor_changes_nothing(arena: Arena, begun: Path) -> None:
     """Its group runs again on a new actor: the same bits, and the loss is told."""
     events: list[tuple[str, Mapping[str, Any]]] = []
-    teller = Teller(event=lambda kind, detail: events.append((kind, detail)))
-    executor = ray_of(arena, teller)
+    sink = EventSink(event=lambda kind, detail: events.append((kind, detail)))
+    executor = ray_of(arena, sink)
     undisturbed = arena.aggregate(list(executor.execute(arena.broadcast("train"))))
     (begun.parent / "held").write_text("5")
 
@@ -110,7 +110,7 @@ def test_a_cluster_that_is_not_there_is_said_so(
             address=f"127.0.0.1:{port}",
             workers=None,
             combine=True,
-            teller=Teller(),
+            sink=EventSink(),
         )
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import meadow
 from meadow.flower.messages import arrays_to_params
-from meadow.simulations.executors.contract import Teller
+from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.executors.vectorized import executor as vectorized
 from meadow.simulations.executors.vectorized import linear_training
@@ -43,14 +43,12 @@ def executor_of(
 ) -> VectorizedExecutor:
     clients = SimulatedClients(CLIENTS, run_id=1, run_config={})
     heard: list[Any] = [] if told is None else told
-    teller = Teller(
+    sink = EventSink(
         event=lambda kind, detail: heard.append((kind, detail)),
         traceback=lambda node, text: heard.append(("traceback", node)),
     )
-    other = SequentialExecutor(meadow.client_app(task, device="cpu"), clients, teller=teller)
-    return VectorizedExecutor(
-        task, clients, device="cpu", combine=combine, other=other, teller=teller
-    )
+    other = SequentialExecutor(meadow.client_app(task, device="cpu"), clients, sink=sink)
+    return VectorizedExecutor(task, clients, device="cpu", combine=combine, other=other, sink=sink)
 
 
 def trained(task: meadow.Task, **options: Any) -> list[Message]:

@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from ...machine.accelerators import is_accelerator
 from .ddp import Ddp
-from .form import Parallelism
+from .parallelism import Parallelism
 from .plan import ParallelPlan
 from .stages import Stages
 
@@ -23,11 +23,11 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def join(
-    plan: ParallelPlan, rank: int, meeting_place: Path, *, stages: Stages | None = None
+    plan: ParallelPlan, rank: int, rendezvous: Path, *, stages: Stages | None = None
 ) -> Parallelism:
     """Become a rank; returns when all are there.
 
-    `meeting_place` is a file that none of them has used before, `stages` the task's list.
+    `rendezvous` is a file that none of them has used before, `stages` the task's list.
 
     Raises:
         RuntimeError: one of them did not come in time.
@@ -39,16 +39,16 @@ def join(
         torch.accelerator.set_device_index(device)
     dist.init_process_group(
         plan.backend,
-        store=dist.FileStore(str(meeting_place), plan.ranks),  # type: ignore[attr-defined]
+        store=dist.FileStore(str(rendezvous), plan.ranks),  # type: ignore[attr-defined]
         rank=rank,
         world_size=plan.ranks,
         timeout=timedelta(seconds=plan.timeout_s),
     )
     dist.barrier()
-    return _form(plan, rank, device, stages)
+    return _parallelism(plan, rank, device, stages)
 
 
-def _form(plan: ParallelPlan, rank: int, device: str, stages: Stages | None) -> Parallelism:
+def _parallelism(plan: ParallelPlan, rank: int, device: str, stages: Stages | None) -> Parallelism:
     """Return a rank's form; what it needs of torch is loaded now."""
     me = rank, plan.ranks, device
     if plan.kind == "ddp":

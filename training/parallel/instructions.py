@@ -17,7 +17,7 @@ from ..mid_epoch import MidEpoch
 from ..settings import TrainingSettings
 from .plan import ParallelPlan
 
-__all__ = ["READY", "RankStart", "RoundOrder", "Word", "hear", "tell"]
+__all__ = ["READY", "RankStart", "RoundInstruction", "Word", "hear", "tell"]
 
 READY = "ready"
 
@@ -33,7 +33,7 @@ class RankStart:
     rank: int
     plan: ParallelPlan
     use: DeviceUse
-    meeting_place: str
+    rendezvous: str
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -43,7 +43,7 @@ class RankStart:
             "rank": self.rank,
             "plan": self.plan.to_json(),
             "use": asdict(self.use),
-            "meeting_place": self.meeting_place,
+            "rendezvous": self.rendezvous,
         }
 
     @classmethod
@@ -54,12 +54,12 @@ class RankStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundOrder:
+class RoundInstruction:
     """One round: all ranks train by the same order.
 
     Attributes:
         evaluate: which of the site's data to evaluate instead; empty: none.
-        records: how records are protected, if they are; `coins` (hex) is then the secret seed of
+        records: how records are protected, if they are; `sampling` (hex) is then the secret seed of
             what is drawn for that.
     """
 
@@ -71,7 +71,7 @@ class RoundOrder:
     resume_at: int
     evaluate: Literal["", "train", "test"] = ""
     records: RecordTerms | None = None
-    coins: str = ""
+    sampling: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -88,11 +88,11 @@ class RoundOrder:
             "resume_at": self.resume_at,
             "evaluate": self.evaluate,
             "records": None if self.records is None else asdict(self.records),
-            "coins": self.coins,
+            "sampling": self.sampling,
         }
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> RoundOrder:
+    def from_json(cls, said: Mapping[str, Any]) -> RoundInstruction:
         """Return what `to_json` gave."""
         site = {**said["site"], "partition": Partition(**said["site"]["partition"])}
         saves = said["saves"]

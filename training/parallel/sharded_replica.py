@@ -14,10 +14,10 @@ from torch import distributed as dist
 
 from .sharded_tensors import local_of, whole_of
 
-__all__ = ["Twin"]
+__all__ = ["ShardedReplica"]
 
 
-class Twin:
+class ShardedReplica:
     """The spread copy of one module, kept from round to round."""
 
     def __init__(

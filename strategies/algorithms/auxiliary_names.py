@@ -1,7 +1,7 @@
 """Companions: tensors that travel beside the params, in the same record, under names of their own.
 
 An algorithm that needs more than the params sends `kind/name` too; a reply has the same names as
-the instruction. So companions add up like params do: in any executor, in a relay, in a secure sum.
+the instruction. So auxiliary add up like params do: in any executor, in a relay, in a secure sum.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from ...errors import ConfigError, RunError
 
-__all__ = ["companion", "kind_of", "of_kind", "positive", "refuse_clashes"]
+__all__ = ["auxiliary_name", "kind_of", "of_kind", "positive", "refuse_clashes"]
 
 T = TypeVar("T")
 
 SEPARATOR = "/"
 
 
-def companion(kind: str, name: str) -> str:
-    """Return the name on the wire of the companion that belongs to a tensor."""
+def auxiliary_name(kind: str, name: str) -> str:
+    """Return the name on the wire of the auxiliary_name that belongs to a tensor."""
     return f"{kind}{SEPARATOR}{name}"
 
 
@@ -33,8 +33,8 @@ def kind_of(name: str, kinds: Collection[str]) -> str | None:
 
 
 def of_kind(kind: str, tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return the companions of a kind, by the names of the tensors that they belong to."""
-    prefix = companion(kind, "")
+    """Return the auxiliary of a kind, by the names of the tensors that they belong to."""
+    prefix = auxiliary_name(kind, "")
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -43,7 +43,7 @@ def of_kind(kind: str, tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def refuse_clashes(names: Iterable[str], kinds: Collection[str], *, algorithm: str) -> None:
-    """Check that no tensor of a model has the name of a companion.
+    """Check that no tensor of a model has the name of a auxiliary_name.
 
     Raises:
         ConfigError: one does.
