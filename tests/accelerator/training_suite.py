@@ -189,7 +189,7 @@ def test_training_repeats_itself_and_leaves_no_trace() -> None:
 def test_two_devices_in_one_process(count: int) -> None:
     """ "data_parallel" makes the update of one device, on modules whose params are tied or
     recurrent; what the second draws depends on the seed alone."""
-    form = DataParallel(("strict:0", "strict:1"))
+    parallelism = DataParallel(("strict:0", "strict:1"))
     for model in (mlp, plain_cnn, Recurrent):
         ours, means = trained(model, "strict:0", parallelism=parallelism, batch_size=count // 2)
         theirs, expected = trained(model, "cpu", batch_size=count // 2)
