@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.dp_sgd_steps import meadow_s, opacus_s, stacked_s
 from harness.fleet import run_to_end
-from harness.record_steps import meadow_s, opacus_s, stacked_s
 from harness.report import report
 from harness.simulations import simulate
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..errors import RunStoppedError, StoreError
 from ..privacy.dp.claim import claim_of
+from ..privacy.dp.example_plan import ExamplePlan
 from ..privacy.dp.plan import PrivacyPlan
-from ..privacy.dp.record_plan import RecordPlan
 from .population_ledger import RunShare
 from .privacy_ledger import RunLedger
 
@@ -24,7 +24,7 @@ class PrivateRun:
     """
 
     def __init__(
-        self, plan: PrivacyPlan | RecordPlan, ledger: RunLedger, share: RunShare | None = None
+        self, plan: PrivacyPlan | ExamplePlan, ledger: RunLedger, share: RunShare | None = None
     ) -> None:
         """Open the books of a run, new or interrupted; `share` is its part of the server's books.
 

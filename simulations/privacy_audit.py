@@ -27,20 +27,20 @@ from ..flower.messages import MemoryTensor
 from ..privacy.dp.accounting.events import ConcentratedEvent, GaussianEvent, LaplaceEvent
 from ..privacy.dp.accounting.gaussian import epsilon_of_cost
 from ..privacy.dp.correlated.noise_memory import NoiseMemory, NoisePast
+from ..privacy.dp.example_plan import ExamplePlan
 from ..privacy.dp.mechanisms.clipping import WITHIN_KEY
 from ..privacy.dp.mechanisms.local import noisy_update
 from ..privacy.dp.mechanisms.mechanism import PrivateMean
 from ..privacy.dp.plan import PrivacyPlan
-from ..privacy.dp.record_plan import RecordPlan
 from ..privacy.secagg.protocol.noisy_encoding import NoisyEncoding
 from ..strategies.algorithms.algorithm import Update
 from ..task import ClientData, Site, Task
-from ..training.loop.record_training import train_records
+from ..training.loop.dp_sgd import train_dp_sgd
 from ..training.module_params import build_module
 from ..training.settings import TrainingSettings
 from .executors.vectorized.cohort_data import CohortData
+from .executors.vectorized.stacked_dp_sgd import train_stacked_dp_sgd
 from .executors.vectorized.stacked_module import StackedModule
-from .executors.vectorized.stacked_records import train_stacked_records
 
 __all__ = ["AuditResult", "audit", "judged"]
 
@@ -49,7 +49,7 @@ SUM_CLIENTS = 32
 """Of a noisy sum: each has a value of its own."""
 ROUNDS = 4
 """Of correlated noise: a canary is in the first one, and what follows takes noise back."""
-CLIENT_RECORDS = 400
+CLIENT_EXAMPLES = 400
 """Of a client: as many that are there as that are gone."""
 SETTINGS = TrainingSettings(learning_rate=1.0, epochs=1)
 Reals = NDArray[np.float64]
@@ -79,18 +79,18 @@ class AuditResult:
         return self.measured <= self.claimed
 
 
-def audit(plan: PrivacyPlan | RecordPlan, *, trials: int = 20_000) -> list[AuditResult]:
+def audit(plan: PrivacyPlan | ExamplePlan, *, trials: int = 20_000) -> list[AuditResult]:
     """Try a plan's mechanisms out, each by itself; the claim is that of one release that somebody took
     part in.
 
     Amplification by sampling, and the sum over rounds, are the accountant's and not looked at. Of an
     adaptive clip the params and the count are two mechanisms; what both together cost is the
-    accountant's, too. DP-SGD is tried with one step of all records, on a client, where Opacus is
+    accountant's, too. DP-SGD is tried with one step of all examples, on a client, where Opacus is
     installed, and in a vectorised simulation.
     """
-    if isinstance(plan, RecordPlan):
+    if isinstance(plan, ExamplePlan):
         step = GaussianEvent(noise_multiplier=plan.noise_multiplier)
-        ways = {"": _records, ", vectorised": _stacked_records}
+        ways = {"": _dp_sgd, ", vectorised": _stacked_dp_sgd}
         if find_spec("opacus") is None:
             del ways[""]
         return [
@@ -294,28 +294,28 @@ def _distributed(plan: PrivacyPlan, trials: int) -> tuple[Reals, Reals]:
     return np.concatenate(there), np.concatenate(gone)
 
 
-def _records(plan: RecordPlan, trials: int) -> tuple[Reals, Reals]:
-    """Clients with many records, each with a param of its own; who is gone has a gradient that is not
+def _dp_sgd(plan: ExamplePlan, trials: int) -> tuple[Reals, Reals]:
+    """Clients with many examples, each with a param of its own; who is gone has a gradient that is not
     finite."""
     terms, there, gone = replace(plan.terms, rate=1.0), [], []
-    for _ in range(-(-trials // CLIENT_RECORDS)):
-        count = 2 * CLIENT_RECORDS
+    for _ in range(-(-trials // CLIENT_EXAMPLES)):
+        count = 2 * CLIENT_EXAMPLES
         inputs = torch.eye(count) * 1000.0 * terms.clip
-        inputs[CLIENT_RECORDS:] = math.nan
+        inputs[CLIENT_EXAMPLES:] = math.nan
         task = _linear(count)
         module = build_module(task, 0)
         before = next(module.parameters()).detach().double().reshape(-1).numpy().copy()
         data = inputs, torch.ones(count, 1)
-        train_records(task, module, data, SETTINGS, terms, client=1, device="cpu")
+        train_dp_sgd(task, module, data, SETTINGS, terms, client=1, device="cpu")
         after = next(module.parameters()).detach().double().reshape(-1).numpy()
         moved = (before - after) * count / terms.clip
-        there.append(moved[:CLIENT_RECORDS])
-        gone.append(moved[CLIENT_RECORDS:])
+        there.append(moved[:CLIENT_EXAMPLES])
+        gone.append(moved[CLIENT_EXAMPLES:])
     return np.concatenate(there), np.concatenate(gone)
 
 
-def _stacked_records(plan: RecordPlan, trials: int) -> tuple[Reals, Reals]:
-    """One client a canary, with one record; who is gone has a gradient that is not finite."""
+def _stacked_dp_sgd(plan: ExamplePlan, trials: int) -> tuple[Reals, Reals]:
+    """One client a canary, with one example; who is gone has a gradient that is not finite."""
     terms = replace(plan.terms, rate=1.0)
     inputs = torch.full((2 * trials, 1), 1000.0 * terms.clip)
     inputs[trials:] = math.nan
@@ -332,7 +332,7 @@ def _stacked_records(plan: RecordPlan, trials: int) -> tuple[Reals, Reals]:
     probe = torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(3, 1)
     stacked = StackedModule(task, module, probe, precision="fp32")
     clients = range(1, 2 * trials + 1)
-    trained = train_stacked_records(task, stacked, data, SETTINGS, terms, clients=clients)
+    trained = train_stacked_dp_sgd(task, stacked, data, SETTINGS, terms, clients=clients)
     before = float(next(module.parameters()).detach())
     (after,) = (each.detach().double().reshape(-1) for each in trained.rows.values())
     moved = (before - after.numpy()) / terms.clip

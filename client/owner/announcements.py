@@ -10,9 +10,9 @@ from typing import Any
 from ...config.client_config import PolicyConfig
 from ...errors import MeadowError
 from ...privacy.dp.accounting.events import StepsEvent
+from ...privacy.dp.example_level import ExampleTerms
 from ...privacy.dp.mechanisms.clipping import Clipping
 from ...privacy.dp.noise_terms import NoiseTerms
-from ...privacy.dp.records import RecordTerms
 from ...privacy.secagg.terms.announcement import NODE_BYTES
 from ...privacy.secagg.terms.terms import RECORD, is_secure
 from ...training.settings import TrainingSettings
@@ -51,7 +51,7 @@ def announced_steps(instruction: Instruction) -> StepsEvent | None:
     """Return the steps of DP-SGD that an instruction asks for, None if it asks for none."""
     said = announcement_of(instruction)
     try:
-        terms = RecordTerms.of(said)
+        terms = ExampleTerms.of(said)
         return None if terms is None else terms.event(TrainingSettings.of(said).epochs)
     except MeadowError:
         return None

@@ -21,8 +21,8 @@ from ...privacy.dp.private_algorithm import REACH_KEY
 from ...privacy.secagg.terms.terms import is_talk
 from ...transport.fleet_pb2 import Instruction
 from .announcements import announcement_of, charged_noise, charged_steps
+from .example_budget import Release, record_epsilon
 from .policy import is_training
-from .record_budget import Release, record_epsilon
 
 __all__ = ["Spending", "check_budget", "epsilon_spent"]
 
@@ -70,10 +70,10 @@ def check_budget(
     if policy.epsilon_max is not None:
         _check_client(instruction, policy, policy.epsilon_max, spent)
     if policy.record_epsilon_max is not None:
-        _check_records(instruction, policy, policy.record_epsilon_max, spent)
+        _check_examples(instruction, policy, policy.record_epsilon_max, spent)
 
 
-def _check_records(
+def _check_examples(
     instruction: Instruction, policy: PolicyConfig, budget: float, spent: Sequence[Spending]
 ) -> None:
     """Return if an instruction stays within the budget of each record."""

@@ -15,7 +15,7 @@ from ...transport.durable import write_file
 from ...transport.fleet_pb2 import Instruction
 from .budget import Spending
 from .database import AgentDatabase
-from .record_budget import Release, steps_of
+from .example_budget import Release, steps_of
 
 __all__ = ["REFUSALS_MAX", "Ledger", "content_of"]
 

@@ -12,10 +12,10 @@ from ..agent.lock import lock_holder
 from ..agent.state import AgentState
 from ..owner.budget import epsilon_spent
 from ..owner.database import AgentDatabase
+from ..owner.example_budget import record_epsilon
 from ..owner.identity_folder import IdentityFolder
 from ..owner.ledger import Ledger
 from ..owner.owner import Owner
-from ..owner.record_budget import record_epsilon
 
 __all__ = [
     "AppStatus",

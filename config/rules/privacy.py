@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from ...errors import ConfigError
 from ...privacy.dp.accounting.calibration import within_budget
 from ...privacy.dp.correlated.correlation import correlated
+from ...privacy.dp.example_plan import ExamplePlan
 from ...privacy.dp.mechanisms.adaptive import AdaptiveClip
 from ...privacy.dp.mechanisms.clipping import Clipping
 from ...privacy.dp.plan import PrivacyPlan
-from ...privacy.dp.record_plan import RecordPlan
 from ...strategies.algorithms.mean import MeanAggregator
 from .builders import build_algorithm
+from .example_level import build_example_plan, example_rules
 from .noise import noise_rules
-from .records import build_record_plan, record_rules
 
 if TYPE_CHECKING:
     from ..sections.model import Config
@@ -28,7 +28,7 @@ SECTION = "privacy.differential_privacy"
 AVERAGES = ("fedavg", "fedprox", "lora")
 
 
-def build_privacy(config: Config) -> PrivacyPlan | RecordPlan | None:
+def build_privacy(config: Config) -> PrivacyPlan | ExamplePlan | None:
     """Return the plan that the configuration asks for, None if it does without.
 
     Raises:
@@ -38,7 +38,7 @@ def build_privacy(config: Config) -> PrivacyPlan | RecordPlan | None:
     if not chosen.enabled:
         return None
     if chosen.unit == "record":
-        return build_record_plan(config)
+        return build_example_plan(config)
     cohort, population = cohort_of(config), _population(config)
     if chosen.epsilon is None and chosen.noise_multiplier is None:
         raise ConfigError(f"{SECTION} needs epsilon or noise_multiplier")
@@ -72,7 +72,7 @@ def build_privacy(config: Config) -> PrivacyPlan | RecordPlan | None:
 def privacy_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
     """Return what is wrong with the privacy that is asked for: whether, which keys, and why."""
     if config.privacy.differential_privacy.unit == "record":
-        return record_rules(config)
+        return example_rules(config)
     return [
         *_number_rules(config),
         *_turn_rules(config),

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from .example_plan import ExamplePlan
 from .mechanism_words import MECHANISMS
 from .plan import PrivacyPlan
-from .record_plan import RecordPlan
 
 __all__ = ["claim_of", "upwards"]
 
 
-def claim_of(plan: PrivacyPlan | RecordPlan, releases: int, repeated: Sequence[int] = ()) -> str:
+def claim_of(plan: PrivacyPlan | ExamplePlan, releases: int, repeated: Sequence[int] = ()) -> str:
     """Say what holds after so many releases; `repeated` is how often rounds were released, where that
     is more than once."""
-    if isinstance(plan, RecordPlan):
-        return _claim_of_records(plan, releases)
+    if isinstance(plan, ExamplePlan):
+        return _claim_of_examples(plan, releases)
     epsilon = plan.epsilon(releases, repeated)
     words = MECHANISMS[plan.noise]
     bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
@@ -31,19 +31,19 @@ def claim_of(plan: PrivacyPlan | RecordPlan, releases: int, repeated: Sequence[i
     )
 
 
-def _claim_of_records(plan: RecordPlan, releases: int) -> str:
+def _claim_of_examples(plan: ExamplePlan, releases: int) -> str:
     epsilon, terms = plan.epsilon(releases), plan.terms
     bound = f"epsilon = {upwards(epsilon)}" if math.isfinite(epsilon) else "no finite epsilon"
     return (
         f"What clients sent is differentially private with {bound} and delta = "
-        f"{plan.delta:g}, against the server too. Unit: one record of a client's training "
+        f"{plan.delta:g}, against the server too. Unit: one example of a client's training "
         "data; a client with all of its data is not protected. Neighbours: "
-        f"{plan.relation}. Sampling: each record was in a step's batch with probability "
+        f"{plan.relation}. Sampling: each example was in a step's batch with probability "
         f"{terms.rate:.4g}, independently and secretly; nothing is presumed of how cohorts were "
         f"drawn: a client may have taken part in every round. Mechanism: {releases} rounds of "
-        f"{terms.steps(plan.epochs)} steps of DP-SGD on the client, every record's gradient "
+        f"{terms.steps(plan.epochs)} steps of DP-SGD on the client, every example's gradient "
         f"clipped to an L2 norm of {terms.clip:g}, with Gaussian noise of multiplier "
-        f"{terms.noise_multiplier:.6g}. The numbers of records, who took part, traffic and "
+        f"{terms.noise_multiplier:.6g}. The numbers of examples, who took part, traffic and "
         "durations are not covered."
     )
 

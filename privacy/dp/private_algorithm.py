@@ -10,11 +10,11 @@ from ...errors import ConfigError
 from ...strategies.algorithms.algorithm import Aggregate, Algorithm, Params, State
 from ...strategies.algorithms.mean import MeanAggregator
 from .correlated.noise_memory import NoiseMemory, NoisePast, seeds_in, seeds_slot
+from .example_plan import ExamplePlan
 from .mechanisms.clipping import Clipping
 from .mechanisms.mechanism import NoisyAggregate
 from .mechanisms.summed import SummedMean
 from .plan import PrivacyPlan
-from .record_plan import RecordPlan
 
 __all__ = ["CLIP_SLOT", "REACH_KEY", "private_algorithm"]
 
@@ -26,16 +26,16 @@ REACH_KEY = "dp-noise-reach"
 within them pays more than the multiplier says."""
 
 
-def private_algorithm(plan: PrivacyPlan | RecordPlan, algorithm: Algorithm) -> Algorithm:
+def private_algorithm(plan: PrivacyPlan | ExamplePlan, algorithm: Algorithm) -> Algorithm:
     """Return the algorithm under a plan: whatever it makes of its aggregates is private too.
 
-    With one record as the unit the clients train privately, and the aggregates are plain.
+    With example-level privacy the clients train privately, and the aggregates are plain.
 
     Raises:
-        ConfigError: it needs something else than a mean of updates; or, with one record as the
+        ConfigError: it needs something else than a mean of updates; or, with one example as the
             unit, its clients send more than the params that training made.
     """
-    if isinstance(plan, RecordPlan):
+    if isinstance(plan, ExamplePlan):
         if algorithm.auxiliary:
             raise ConfigError(
                 f"clients of strategy {algorithm.name!r} send more than DP-SGD's params; choose "

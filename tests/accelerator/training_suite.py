@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import meadow
+from meadow.privacy.dp.example_level import ExampleTerms
 from meadow.privacy.dp.mechanisms.noise import generator_from
-from meadow.privacy.dp.records import RecordTerms
 from meadow.training.evaluation import evaluate
-from meadow.training.loop.record_training import train_records
+from meadow.training.loop.dp_sgd import train_dp_sgd
 from meadow.training.loop.trainer import train
 from meadow.training.mid_epoch import MidEpoch
 from meadow.training.module_params import build_module, params_of_module
@@ -133,13 +133,13 @@ def test_evaluation_is_that_of_the_cpu() -> None:
 
 def test_records_are_protected_as_on_the_cpu() -> None:
     """DP-SGD draws the same records and noise, and makes the same steps."""
-    terms = RecordTerms(noise_multiplier=1.0, clip=0.5, rate=0.4)
+    terms = ExampleTerms(noise_multiplier=1.0, clip=0.5, rate=0.4)
     made = []
     for device in (DEVICE, "cpu"):
         module = build_module(task_of(plain_cnn), 5).to(device)
         coins = generator_from(bytes(range(32)))
         settings = TrainingSettings(batch_size=8, epochs=1, learning_rate=0.1, seed=5)
-        train_records(
+        train_dp_sgd(
             task_of(plain_cnn), module, images(), settings, terms, client=1, device=device,
             coins=coins,
         )  # fmt: skip

@@ -21,8 +21,8 @@ from meadow.client.owner.announcements import (
 )
 from meadow.client.owner.budget import check_budget, epsilon_spent
 from meadow.client.owner.database import AgentDatabase
+from meadow.client.owner.example_budget import record_epsilon
 from meadow.client.owner.ledger import Ledger, content_of
-from meadow.client.owner.record_budget import record_epsilon
 from meadow.config.client_config import PolicyConfig
 from meadow.errors import RefusedError
 from meadow.transport import fleet_pb2 as pb
@@ -342,7 +342,7 @@ def test_no_number_breaks_or_fools_the_budget(ledger: Ledger, key: str, value: o
 def test_accounting_is_monotone_in_the_noise() -> None:
     """Down to no noise at all: less of it never costs less, and nothing is "no number"."""
     from meadow.privacy.dp.accounting.gaussian import cost_of
-    from meadow.privacy.dp.records import sampled_divergences
+    from meadow.privacy.dp.example_level import sampled_divergences
 
     scales = [10.0**exponent for exponent in range(-320, 13)]
     costs = [cost_of(each) for each in scales]

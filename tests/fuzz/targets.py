@@ -29,9 +29,9 @@ from meadow.compression.terms import DOWNLOADS, UPLOADS, CompressionTerms, forms
 from meadow.config.client_config import PolicyConfig
 from meadow.errors import MeadowError
 from meadow.flower.messages import identify_process, params_to_arrays, tensor_of
+from meadow.privacy.dp.example_level import ExampleTerms
 from meadow.privacy.dp.mechanisms.clipping import Clipping
 from meadow.privacy.dp.noise_terms import NoiseTerms
-from meadow.privacy.dp.records import RecordTerms
 from meadow.privacy.secagg.protocol import Binding, ClientKeys, ClientSession, ServerSession
 from meadow.privacy.secagg.terms.announcement import Announcement
 from meadow.privacy.secagg.terms.member import Member
@@ -284,7 +284,7 @@ TRAINING = {
 PRIVATE = {
     **Clipping(norm=1.0).record(),
     **NoiseTerms(multiplier=2.0).record(),
-    **RecordTerms(clip=1.0, noise_multiplier=1.0, rate=0.1).record(),
+    **ExampleTerms(clip=1.0, noise_multiplier=1.0, rate=0.1).record(),
     "dp-noise-reach": 2,
     "epochs": 2,
 }
@@ -324,7 +324,7 @@ def _instructions() -> dict[str, Target]:
         noise, _ = NoiseTerms.of(record), Clipping.of(record)
         if noise is not None:
             assert noise.event.noise_multiplier > 0
-        if (terms := RecordTerms.of(record)) is not None:
+        if (terms := ExampleTerms.of(record)) is not None:
             terms.event(TrainingSettings.of(record).epochs)
 
     def packets(record: Any) -> None:

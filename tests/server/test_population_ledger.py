@@ -23,9 +23,9 @@ from meadow.privacy.dp.accounting.events import (
 )
 from meadow.privacy.dp.accounting.gaussian import epsilon_of_cost
 from meadow.privacy.dp.correlated.correlation import Banded
+from meadow.privacy.dp.example_level import ExampleTerms
+from meadow.privacy.dp.example_plan import ExamplePlan
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.privacy.dp.record_plan import RecordPlan
-from meadow.privacy.dp.records import RecordTerms
 from meadow.run.population_ledger import PopulationLedger, RunShare, open_population
 from meadow.run.privacy_ledger import RunLedger
 from meadow.run.private_run import PrivateRun
@@ -34,8 +34,8 @@ DELTA = 1e-6
 PLAN = PrivacyPlan(
     noise_multiplier=4.0, delta=1e-5, rounds=5, cohort=10.0, population=100, sampling="fixed"
 )
-RECORDS = RecordPlan(
-    terms=RecordTerms(clip=1.0, noise_multiplier=2.0, rate=0.1), delta=1e-5, rounds=2, epochs=1
+RECORDS = ExamplePlan(
+    terms=ExampleTerms(clip=1.0, noise_multiplier=2.0, rate=0.1), delta=1e-5, rounds=2, epochs=1
 )
 
 
@@ -47,7 +47,7 @@ def books(folder: Path, **bounds: float) -> PopulationLedger:
 def begun(
     ledger: PopulationLedger,
     run: int,
-    plan: PrivacyPlan | RecordPlan = PLAN,
+    plan: PrivacyPlan | ExamplePlan = PLAN,
     file: Path | None = None,
 ) -> PrivateRun:
     """Return a run that has begun."""

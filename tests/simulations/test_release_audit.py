@@ -14,18 +14,18 @@ import pytest
 
 from meadow.cli.main import main
 from meadow.privacy.dp.correlated.correlation import correlated
+from meadow.privacy.dp.example_level import ExampleTerms
+from meadow.privacy.dp.example_plan import ExamplePlan
 from meadow.privacy.dp.mechanisms import clipping as clipping_module
 from meadow.privacy.dp.mechanisms import local as local_module
 from meadow.privacy.dp.mechanisms import mechanism as mechanism_module
 from meadow.privacy.dp.mechanisms.adaptive import AdaptiveClip
 from meadow.privacy.dp.mechanisms.clipping import Clipping
 from meadow.privacy.dp.plan import PrivacyPlan
-from meadow.privacy.dp.record_plan import RecordPlan
-from meadow.privacy.dp.records import RecordTerms
 from meadow.privacy.secagg.protocol import noisy_encoding
-from meadow.simulations.executors.vectorized import stacked_records
+from meadow.simulations.executors.vectorized import stacked_dp_sgd
 from meadow.simulations.privacy_audit import AuditResult, audit
-from meadow.training.loop import record_training
+from meadow.training.loop import dp_sgd
 
 TRIALS = 1600
 COMMON: dict[str, Any] = {
@@ -54,7 +54,7 @@ def _turns(kind: str) -> PrivacyPlan:
     return PrivacyPlan(**COMMON, separation=4, correlation=correlation)
 
 
-PLANS: dict[str, Callable[[], PrivacyPlan | RecordPlan]] = {
+PLANS: dict[str, Callable[[], PrivacyPlan | ExamplePlan]] = {
     "central": lambda: PrivacyPlan(**COMMON),
     "per layer": lambda: PrivacyPlan(**COMMON, clipping=Clipping(kind="per_layer", norm=0.3)),
     "adaptive": lambda: PrivacyPlan(
@@ -68,8 +68,8 @@ PLANS: dict[str, Callable[[], PrivacyPlan | RecordPlan]] = {
     ),
     "distributed": lambda: PrivacyPlan(**COMMON, noise="distributed"),
     "distributed_gaussian": lambda: PrivacyPlan(**COMMON, noise="distributed_gaussian"),
-    "records": lambda: RecordPlan(
-        terms=RecordTerms(clip=0.5, noise_multiplier=1.0, rate=0.1),
+    "records": lambda: ExamplePlan(
+        terms=ExampleTerms(clip=0.5, noise_multiplier=1.0, rate=0.1),
         delta=1e-3,
         rounds=1,
         epochs=1,
@@ -121,7 +121,7 @@ def less_noise(patched: pytest.MonkeyPatch, name: str, row: int = 0) -> None:
             lambda self, *given: (drawn(self, *given) / 1.5).round().astype("int64"),
         )
     elif name == "records":
-        module = (record_training, stacked_records)[row]
+        module = (dp_sgd, stacked_dp_sgd)[row]
         noise = module.step_noise
         patched.setattr(module, "step_noise", lambda *given: noise(*given) / 1.5)
     elif name.startswith("local"):
@@ -161,9 +161,9 @@ def twice_the_part(patched: pytest.MonkeyPatch, name: str, row: int = 0) -> None
 
         patched.setattr(mechanism_module.PrivateMean, "finish", twice)
     elif (name, row) == ("records", 0):
-        add = record_training._add_clipped
+        add = dp_sgd._add_clipped
         patched.setattr(
-            record_training,
+            dp_sgd,
             "_add_clipped",
             lambda *given: add(*given[:4], 2 * given[4], *given[5:]),
         )
@@ -173,9 +173,9 @@ def twice_the_part(patched: pytest.MonkeyPatch, name: str, row: int = 0) -> None
             noisy_encoding.NoisyEncoding, "_rounded", lambda *given: 2 * rounded(*given)
         )
     elif name == "records":
-        torch = stacked_records.torch
+        torch = stacked_dp_sgd.torch
         patched.setattr(
-            stacked_records._Records, "_add", _doubled(stacked_records._Records._add, torch)
+            stacked_dp_sgd._StackedDpSgd, "_add", _doubled(stacked_dp_sgd._StackedDpSgd._add, torch)
         )
     elif name == "local_laplace":
         bounded = local_module._bounded

@@ -24,7 +24,7 @@ from ...privacy.dp.mechanisms.noise import generator_from
 from ...task import Site, Task
 from ..algorithms.algorithms import CORRECTED, local_algorithm
 from ..algorithms.corrections import Corrections
-from ..loop.record_training import train_records
+from ..loop.dp_sgd import train_dp_sgd
 from ..loop.trainer import train
 from ..micro_batch import MicroBatch, ran_out_of_memory
 from ..parallel.divided import Divided, send
@@ -104,14 +104,14 @@ class _Member:
         )
 
     def _train(self, instruction: RoundInstruction, module: torch.nn.Module, data: Data) -> None:
-        if instruction.records is not None:
+        if instruction.dp_sgd is not None:
             assert isinstance(self._parallelism, Divided)
-            train_records(
+            train_dp_sgd(
                 self._task,
                 module,
                 data,
                 instruction.settings,
-                instruction.records,
+                instruction.dp_sgd,
                 client=instruction.client,
                 device=self._device,
                 sampling=generator_from(bytes.fromhex(instruction.sampling)),

@@ -10,9 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, Re
 
 from ...errors import NOTHING_TO_EVALUATE, ProtocolError
 from ...flower.messages import arrays_to_params, params_to_arrays, records_in
+from ...privacy.dp.example_level import ExampleTerms
 from ...privacy.dp.mechanisms.clipping import Clipping
 from ...privacy.dp.noise_terms import NoiseTerms
-from ...privacy.dp.records import RecordTerms
 from ...task import Site, Task
 from ..algorithms.algorithms import local_algorithm
 from ..algorithms.corrections import Corrections
@@ -63,8 +63,8 @@ class LocalSite:
         """
         config, arrays = _config(message), _arrays(message)
         settings = TrainingSettings.of(config)
-        if (terms := RecordTerms.of(config)) is not None:
-            examples, means, trained = self._train_records(arrays, settings, terms, client)
+        if (terms := ExampleTerms.of(config)) is not None:
+            examples, means, trained = self._train_dp_sgd(arrays, settings, terms, client)
         elif settings.algorithm in WORKS:
             bench, sent = self._work_bench(settings, client, message), arrays_to_params(arrays)
             examples, means, made = WORKS[settings.algorithm].answer(bench, sent)
@@ -98,7 +98,7 @@ class LocalSite:
         data: Data | None = None,
         key: tuple[object, ...] = (),
         begin: Callable[[torch.nn.Module], Corrections] | None = None,
-        records: RecordTerms | None = None,
+        dp_sgd: ExampleTerms | None = None,
     ) -> Round:
         """Return what is to be done as the owner's [device] says, with the training data unless
         others are given."""
@@ -112,17 +112,17 @@ class LocalSite:
             ),
             key=key,
             begin=begin,
-            records=records,
+            dp_sgd=dp_sgd,
         )
 
-    def _train_records(
-        self, arrays: ArrayRecord, settings: TrainingSettings, terms: RecordTerms, client: int
+    def _train_dp_sgd(
+        self, arrays: ArrayRecord, settings: TrainingSettings, terms: ExampleTerms, client: int
     ) -> Trained:
         """Train so that nobody sees single records; no loss or metric leaves, nor what it took of the
         device, which depends on how many records the coins chose."""
         if settings.algorithm != "plain":
             raise ProtocolError(f"algorithm {settings.algorithm!r} does not train by DP-SGD")
-        work = self._round(arrays, settings, client, records=terms)
+        work = self._round(arrays, settings, client, dp_sgd=terms)
         module, examples, _ = self._training.train(work)
         return examples, {}, params_to_arrays(params_of_module(module, copy=self._copies))
 

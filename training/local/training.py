@@ -12,15 +12,15 @@ from torch.utils.data import DataLoader
 
 from ...config.sections.device import DeviceConfig
 from ...errors import DataError
+from ...privacy.dp.example_level import ExampleTerms
 from ...privacy.dp.mechanisms.noise import SEED_BYTES, generator_from
-from ...privacy.dp.records import RecordTerms
 from ...randomness.entropy import system_entropy
 from ...task import Site, Task
 from ..algorithms.corrections import Corrections
 from ..device_meter import DeviceMeter
 from ..device_use import DeviceUse, choose_device
 from ..evaluation import evaluate
-from ..loop.record_training import train_records
+from ..loop.dp_sgd import train_dp_sgd
 from ..loop.trainer import train
 from ..micro_batch import MicroBatch
 from ..mid_epoch import MidEpoch, forget_others, saves_folder
@@ -53,7 +53,7 @@ class Round:
         key: what tells this instruction from others, and is the same when it is repeated.
         begin: returns what an algorithm does in the steps of a module that has its params; such a
             round is not saved.
-        records: how single records are protected, if they are; it is not saved, and has no means.
+        dp_sgd: how single records are protected, if they are; it is not saved, and has no means.
     """
 
     site: Site
@@ -63,7 +63,7 @@ class Round:
     load: Callable[[int], torch.nn.Module]
     key: tuple[object, ...]
     begin: Callable[[torch.nn.Module], Corrections] | None = None
-    records: RecordTerms | None = None
+    dp_sgd: ExampleTerms | None = None
 
 
 class LocalTraining:
@@ -159,7 +159,7 @@ class LocalTraining:
         return module, examples, means | self._meter.metrics(examples * work.settings.epochs)
 
     def _train(self, work: Round) -> Trained:
-        if work.records is not None:
+        if work.dp_sgd is not None:
             self.require_whole("DP-SGD", "clips every record's gradient")
         settings = self._as_owned(work.settings)
         saves = self._saves_of(work, settings)
@@ -172,19 +172,19 @@ class LocalTraining:
                 examples_max=self._micro_batch.examples_max,
                 saves=saves,
                 resume_at=-1 if saves is None else saves.latest(),
-                records=work.records,
-                sampling="" if work.records is None else system_entropy(SEED_BYTES).hex(),
+                dp_sgd=work.dp_sgd,
+                sampling="" if work.dp_sgd is None else system_entropy(SEED_BYTES).hex(),
             )
 
         def go(told: RoundInstruction, parallelism: Parallelism) -> Trained:
             module = work.load(self.generation)
-            if told.records is not None:
-                examples = train_records(
+            if told.dp_sgd is not None:
+                examples = train_dp_sgd(
                     self._task,
                     module,
                     work.data,
                     told.settings,
-                    told.records,
+                    told.dp_sgd,
                     client=told.client,
                     device=self.device,
                     sampling=generator_from(bytes.fromhex(told.sampling)),
@@ -293,7 +293,7 @@ class LocalTraining:
             self._group.close()
 
     def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
-        unsaved = work.begin is not None or work.records is not None
+        unsaved = work.begin is not None or work.dp_sgd is not None
         if self._saves is None or not self._config.save_steps or unsaved:
             return None
         plan = self._plan

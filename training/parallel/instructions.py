@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...partitioning.partition import Partition
-from ...privacy.dp.records import RecordTerms
+from ...privacy.dp.example_level import ExampleTerms
 from ...task import Site
 from ..device_use import DeviceUse
 from ..mid_epoch import MidEpoch
@@ -59,7 +59,7 @@ class RoundInstruction:
 
     Attributes:
         evaluate: which of the site's data to evaluate instead; empty: none.
-        records: how records are protected, if they are; `sampling` (hex) is then the secret seed of
+        dp_sgd: how examples are protected, if they are; `sampling` (hex) is then the secret seed of
             what is drawn for that.
     """
 
@@ -70,7 +70,7 @@ class RoundInstruction:
     saves: MidEpoch | None
     resume_at: int
     evaluate: Literal["", "train", "test"] = ""
-    records: RecordTerms | None = None
+    dp_sgd: ExampleTerms | None = None
     sampling: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class RoundInstruction:
             "saves": saves,
             "resume_at": self.resume_at,
             "evaluate": self.evaluate,
-            "records": None if self.records is None else asdict(self.records),
+            "records": None if self.dp_sgd is None else asdict(self.dp_sgd),
             "sampling": self.sampling,
         }
 
@@ -100,7 +100,7 @@ class RoundInstruction:
             saves = MidEpoch(**{**saves, "folder": Path(saves["folder"])})
         told = {"settings": TrainingSettings(**said["settings"]), "saves": saves}
         if said["records"] is not None:
-            told["records"] = RecordTerms(**said["records"])
+            told["records"] = ExampleTerms(**said["records"])
         return cls(**{**said, **told, "site": Site(**site)})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..records import RECORD_ORDERS, sampled_divergences
+from ..example_level import EXAMPLE_ORDERS, sampled_divergences
 from .accountant import epsilon_of_draws
 from .concentrated import epsilon_of_divergences, epsilon_of_line
 from .events import ConcentratedEvent, GaussianEvent, LaplaceEvent, PoissonEvent
@@ -22,7 +22,7 @@ Releases = tuple[tuple[Release, int], ...]
 
 
 def epsilon_of_releases(releases: Sequence[tuple[Release, int]], delta: float) -> float:
-    """Return the epsilon of all of them, for a client or a record that each of them is about.
+    """Return the epsilon of all of them, for a client or an example that each of them is about.
 
     Guarantees: an upper bound, whatever the order, also if some were chosen in the light of others.
     Edge cases: 0 of none.
@@ -49,7 +49,7 @@ def epsilon_of_releases(releases: Sequence[tuple[Release, int]], delta: float) -
     cost = math.fsum(n * event.cost for event, n in linear)
     if len(linear) == len(found):
         return epsilon_of_line(cost, delta)
-    columns = [[cost / 2 * order for order in RECORD_ORDERS]]
+    columns = [[cost / 2 * order for order in EXAMPLE_ORDERS]]
     for event, count in found:
         if isinstance(event, PoissonEvent):
             one = sampled_divergences(event.probability, event.event.noise_multiplier)

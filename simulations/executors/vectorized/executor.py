@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
 
 from ....errors import NOTHING_TO_EVALUATE, AgreementError, DataError
 from ....machine.accelerators import free_bytes, is_accelerator, widest_float
-from ....privacy.dp.records import RecordTerms
+from ....privacy.dp.example_level import ExampleTerms
 from ....strategies.rounds.broadcast import Broadcast
 from ....task import Task
 from ....training.algorithms.algorithms import local_algorithm
@@ -33,9 +33,9 @@ from .agreement import check_agreement
 from .cohort_data import CohortData, KnownCohort, Loaded
 from .example_values import Trained
 from .linear_training import LinearModule, LinearModules, is_plain, train_linear
+from .stacked_dp_sgd import train_stacked_dp_sgd
 from .stacked_evaluation import StackedEvaluation
 from .stacked_module import StackedModule
-from .stacked_records import train_stacked_records
 from .stacked_replies import CohortReplies
 from .stacked_session import StackedSession
 from .stacked_training import train_stacked
@@ -142,18 +142,16 @@ class VectorizedExecutor:
     ) -> Iterator[Message]:
         clients = [client for client, _ in chunk]
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
-        records = RecordTerms.of(replies.config)
+        dp_sgd = ExampleTerms.of(replies.config)
         clips = replies.clipping is not None
-        linear = (
-            None if records is not None else self._linear_module(stacked, data, settings, clips)
-        )
+        linear = None if dp_sgd is not None else self._linear_module(stacked, data, settings, clips)
         params = sum(tensor.numel() for tensor in stacked.trained.values())
         with step_threads(params if linear is None else linear.step_params, data, settings):
             session: StackedSession | None = None
             trained: Trained | None = None
-            if records is not None:
-                trained = train_stacked_records(
-                    self._task, stacked, data, settings, records, clients=clients
+            if dp_sgd is not None:
+                trained = train_stacked_dp_sgd(
+                    self._task, stacked, data, settings, dp_sgd, clients=clients
                 )
             elif linear is not None:
                 trained = self._train_linear(linear, stacked, data, settings, clients)
@@ -169,7 +167,7 @@ class VectorizedExecutor:
                         session=session,
                         losses=losses,
                     )
-            if self._verify and records is None and not replies.noise_is_local:
+            if self._verify and dp_sgd is None and not replies.noise_is_local:
                 self._verify = False
                 self._compare(stacked, trained, replies, clients, data.counts.tolist())
             if session is not None:

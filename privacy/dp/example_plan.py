@@ -1,4 +1,4 @@
-"""A run's plan of privacy with one record as the unit: its clients train by DP-SGD."""
+"""A run's plan of privacy with example-level privacy: its clients train by DP-SGD."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from ...strategies.algorithms.bounds import require_number, require_whole
 from .accounting.accountant import epsilon_of, epsilon_of_many
 from .accounting.composition import Releases
 from .accounting.events import StepsEvent
-from .records import RecordTerms
+from .example_level import ExampleTerms
 
-__all__ = ["RecordPlan"]
+__all__ = ["ExamplePlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordPlan:
-    """Differential privacy of every client's records, for runs of so many rounds.
+class ExamplePlan:
+    """Differential privacy of every client's examples, for runs of so many rounds.
 
     Attributes:
-        epochs: of a round; see `RecordTerms.steps`.
+        epochs: of a round; see `ExampleTerms.steps`.
         epsilon_max: what the run may spend; None is whatever the rounds cost.
 
     Guarantees: whatever a client sends in all rounds is (epsilon(rounds), delta)-differentially
-        private for one of its records, by `relation`.
+        private for one of its examples, by `relation`.
     """
 
-    terms: RecordTerms
+    terms: ExampleTerms
     delta: float
     rounds: int
     epochs: int
@@ -36,7 +36,7 @@ class RecordPlan:
     unit: Literal["client", "record"] = "record"
     separation: int = 1
     sampling: str = "poisson"
-    mechanism_name: str = "DP-SGD on the clients: Gaussian, clipping record by record"
+    mechanism_name: str = "DP-SGD on the clients: Gaussian, clipping example by example"
 
     def __post_init__(self) -> None:
         require_number("delta", self.delta, above=0, below=1)
@@ -50,7 +50,7 @@ class RecordPlan:
 
     @property
     def probability(self) -> float:
-        """The probability with which a record is in a step's batch."""
+        """The probability with which an example is in a step's batch."""
         return self.terms.rate
 
     @property
@@ -82,6 +82,6 @@ class RecordPlan:
     def relation(self) -> str:
         """How neighbours differ."""
         return (
-            "one record of one client, of which nothing is used, the number of records being the "
+            "one example of one client, of which nothing is used, the number of examples being the "
             "same"
         )

@@ -9,19 +9,19 @@ import torch
 from opacus import PrivacyEngine
 from torch import nn
 
-from meadow.privacy.dp.records import RecordTerms
+from meadow.privacy.dp.example_level import ExampleTerms
 from meadow.simulations.executors.site_data import Samples
 from meadow.simulations.executors.vectorized.cohort_data import CohortData
+from meadow.simulations.executors.vectorized.stacked_dp_sgd import train_stacked_dp_sgd
 from meadow.simulations.executors.vectorized.stacked_module import StackedModule
-from meadow.simulations.executors.vectorized.stacked_records import train_stacked_records
 from meadow.task import Task
-from meadow.training.loop.record_training import train_records
+from meadow.training.loop.dp_sgd import train_dp_sgd
 from meadow.training.settings import TrainingSettings
 
 __all__ = ["meadow_s", "opacus_s", "stacked_s"]
 
 RECORDS, RATE, EPOCHS, CLIP, NOISE = 600, 0.05, 2, 1.0, 1.0
-TERMS = RecordTerms(clip=CLIP, noise_multiplier=NOISE, rate=RATE)
+TERMS = ExampleTerms(clip=CLIP, noise_multiplier=NOISE, rate=RATE)
 SETTINGS = TrainingSettings(epochs=EPOCHS, learning_rate=0.1)
 
 
@@ -40,7 +40,7 @@ TASK = Task(
 
 
 def data_of(client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a client's records: what they are does not change how long it takes."""
+    """Return a client's examples: what they are does not change how long it takes."""
     generator = torch.Generator().manual_seed(client)
     inputs = torch.rand(RECORDS, 784, generator=generator)
     return inputs, torch.randint(0, 10, (RECORDS,), generator=generator)
@@ -50,7 +50,7 @@ def meadow_s() -> float:
     """Return the seconds of one client's round."""
     module, data = model(), data_of(0)
     began_s = time.perf_counter()
-    train_records(TASK, module, data, SETTINGS, TERMS, client=1, device="cpu")
+    train_dp_sgd(TASK, module, data, SETTINGS, TERMS, client=1, device="cpu")
     return time.perf_counter() - began_s
 
 
@@ -83,5 +83,5 @@ def stacked_s(clients: int) -> float:
     data = CohortData.of(parts, device=torch.device("cpu"))
     stacked = StackedModule(TASK, model(), data.probe(), precision="fp32")
     began_s = time.perf_counter()
-    train_stacked_records(TASK, stacked, data, SETTINGS, TERMS, clients=list(range(1, clients + 1)))
+    train_stacked_dp_sgd(TASK, stacked, data, SETTINGS, TERMS, clients=list(range(1, clients + 1)))
     return (time.perf_counter() - began_s) / clients

@@ -1,4 +1,4 @@
-"""Simulations with one record as the unit: both engines, claims, and what leaves a client."""
+"""Simulations with example-level privacy: both engines, claims, and what leaves a client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEW = ["run.cohort=4", "run.min_clients=2", "simulation.clients=5"]
 
 
 def app(folder: Path, *, rate: float = 1.0, noise: str = "noise_multiplier = 1e-7") -> Path:
-    """Write an app with records as the unit."""
+    """Write an app under example-level privacy."""
     return written(folder, RECORDS.format(rate=rate, noise=noise), depth="any")
 
 
@@ -34,7 +34,7 @@ def run(made: Path, out: Path, *, more: tuple[str, ...] = (), **options: Any) ->
 
 
 def test_engines_train_alike(tmp_path: Path) -> None:
-    """With all records in every step and hardly any noise; and under secure sums."""
+    """With all examples in every step and hardly any noise; and under secure sums."""
     made = app(tmp_path / "app")
     more = ("training.epochs=3", "strategy.name=fedprox", "strategy.proximal_mu=0.1")
     one = run(made, tmp_path / "one", executor="sequential", more=more)
@@ -54,13 +54,13 @@ BIG = ("privacy.differential_privacy.clip=100",)
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_a_steps_noise_reaches_the_model(tmp_path: Path, executor: str) -> None:
-    """Of the planned scale: the mean of four clients' noise on one step, over rate * records."""
+    """Of the planned scale: the mean of four clients' noise on one step, over rate * examples."""
     counts = [5, 6, 7, 8]
     made = app(tmp_path / "app", noise="noise_multiplier = 2000.0")
     more = ("run.rounds=1", "simulation.clients=4", "training.learning_rate=0.001")
     model = run(made, tmp_path / "out", executor=executor, more=more)
     noise = np.concatenate([each.reshape(-1) for each in model.values()])
-    # weighted by records, so that each client's noise counts alike
+    # weighted by examples, so that each client's noise counts alike
     planned = 0.001 * 2000 * 0.2 * 4**0.5 / sum(counts)
     quiet = run(
         app(tmp_path / "quiet"), tmp_path / "still", executor=executor, more=(*more, "run.seed=3")
@@ -71,7 +71,7 @@ def test_a_steps_noise_reaches_the_model(tmp_path: Path, executor: str) -> None:
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_a_run_keeps_its_budget_and_says_so(tmp_path: Path, executor: str) -> None:
-    """epsilon of a record, round by round; no metric leaves a client but the number of records."""
+    """epsilon of an example, round by round; no metric leaves a client but the number of examples."""
     made = app(tmp_path / "app", rate=0.2, noise="epsilon = 4.0")
     out = tmp_path / "out"
     summary = simulate(made, out=out, overrides=FEW, executor=executor)
@@ -82,14 +82,14 @@ def test_a_run_keeps_its_budget_and_says_so(tmp_path: Path, executor: str) -> No
     said = summary["privacy"]
     assert 3.9 < said["epsilon"] <= 4.0
     assert said["unit"] == "record" and said["sampling_probability"] == 0.2
-    assert "Unit: one record of a client's training data" in said["claim"]
+    assert "Unit: one example of a client's training data" in said["claim"]
     assert "2 rounds of 5 steps of DP-SGD on the client" in said["claim"]
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 @pytest.mark.parametrize("how", ["buffer", "mix", "loss"])
 def test_no_engine_lets_records_meet(tmp_path: Path, executor: str, how: str) -> None:
-    """A buffer that keeps what records are, and examples that mix: the run ends without a model."""
+    """A buffer that keeps what examples are, and examples that mix: the run ends without a model."""
     made = app(tmp_path / "app")
     file = made / "task.py"
     file.write_text(f"{file.read_text()}\n{MEETING}\ntask = meeting(task, {how!r})\n")

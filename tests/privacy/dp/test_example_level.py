@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from meadow.client.owner.record_budget import Release, record_epsilon
+from meadow.client.owner.example_budget import Release, record_epsilon
 from meadow.errors import ConfigError, ProtocolError
 from meadow.privacy.dp.accounting.accountant import epsilon_of
+from meadow.privacy.dp.example_level import EXAMPLE_ORDERS, ExampleTerms, sampled_divergences
+from meadow.privacy.dp.example_plan import ExamplePlan
 from meadow.privacy.dp.private_algorithm import private_algorithm
-from meadow.privacy.dp.record_plan import RecordPlan
-from meadow.privacy.dp.records import RECORD_ORDERS, RecordTerms, sampled_divergences
 from meadow.strategies.algorithms.fedavg import fedavg
 from meadow.strategies.algorithms.scaffold import scaffold
 
 dp = pytest.importorskip("dp_accounting")
-TERMS = RecordTerms(clip=1.0, noise_multiplier=1.1, rate=0.02)
+TERMS = ExampleTerms(clip=1.0, noise_multiplier=1.1, rate=0.02)
 
 
-def plan_of(**changes: Any) -> RecordPlan:
+def plan_of(**changes: Any) -> ExamplePlan:
     """Return a plan of ten rounds."""
-    return RecordPlan(**{"terms": TERMS, "delta": 1e-5, "rounds": 10, "epochs": 2, **changes})
+    return ExamplePlan(**{"terms": TERMS, "delta": 1e-5, "rounds": 10, "epochs": 2, **changes})
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.004, 1.1), (0.02, 0.8), (0.3, 4.0), (1.0, 2.0)])
@@ -30,9 +30,9 @@ def test_a_steps_divergences_are_dp_accountings(rate: float, noise: float) -> No
     """At every whole order: so the client needs no dp-accounting to keep its books."""
     from dp_accounting import rdp
 
-    accountant = rdp.RdpAccountant(orders=list(RECORD_ORDERS))
+    accountant = rdp.RdpAccountant(orders=list(EXAMPLE_ORDERS))
     accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), 300)
-    event = RecordTerms(clip=1.0, noise_multiplier=noise, rate=rate).event(1)
+    event = ExampleTerms(clip=1.0, noise_multiplier=noise, rate=rate).event(1)
     release = Release(rounds=300, cost=None, steps=event.__class__(steps=1, event=event.event))
     theirs = accountant.get_epsilon(1e-5)
     assert record_epsilon([release], 1e-5) == pytest.approx(theirs, rel=1e-6)
@@ -63,7 +63,7 @@ def test_noise_for_the_client_hides_its_records_too() -> None:
 def test_it_makes_algorithms_private() -> None:
     """Clients are told; those that would send more than params are refused."""
     told = private_algorithm(plan_of(), fedavg()).client_config
-    assert RecordTerms.of(told) == TERMS and RecordTerms.of({}) is None
+    assert ExampleTerms.of(told) == TERMS and ExampleTerms.of({}) is None
     with pytest.raises(ConfigError, match="'scaffold' send more"):
         private_algorithm(plan_of(), scaffold())
 
@@ -75,6 +75,6 @@ def test_terms_that_cannot_be(changes: dict[str, Any]) -> None:
     """Part of them, or numbers that are none."""
     parts = {"clip": 1.0, "noise": 1.0, "rate": 0.5, **changes}
     names = {"clip": "clip", "noise": "noise-multiplier", "rate": "sampling-rate"}
-    said = {f"dp-record-{names[key]}": value for key, value in parts.items() if value is not None}
+    said = {f"dp-example-{names[key]}": value for key, value in parts.items() if value is not None}
     with pytest.raises(ProtocolError, match="must be a number from"):
-        RecordTerms.of(said)
+        ExampleTerms.of(said)

@@ -1,4 +1,4 @@
-"""Single records stay as private on two ranks as on one: the same coins, clips and noise."""
+"""Single examples stay as private on two ranks as on one: the same coins, clips and noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meadow.errors import DataError
-from meadow.privacy.dp.records import RecordTerms
+from meadow.privacy.dp.example_level import ExampleTerms
 from meadow.training.local import training as local_training
 from meadow.training.local.training import LocalTraining
 from meadow.training.parallel.plan import ParallelPlan
@@ -17,15 +17,15 @@ from meadow.training.parallel.plan import ParallelPlan
 from .conftest import Bench, distance
 
 pytest.importorskip("opacus")
-QUIET = RecordTerms(clip=0.5, noise_multiplier=1e-9, rate=1.0)
-"""All records in every step, and noise too small to be seen: then training is no chance."""
-LOUD = RecordTerms(clip=0.5, noise_multiplier=1.0, rate=0.3)
+QUIET = ExampleTerms(clip=0.5, noise_multiplier=1e-9, rate=1.0)
+"""All examples in every step, and noise too small to be seen: then training is no chance."""
+LOUD = ExampleTerms(clip=0.5, noise_multiplier=1.0, rate=0.3)
 Params = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """Return an app without batch norm, which mixes records."""
+    """Return an app without batch norm, which mixes examples."""
     folder = tmp_path_factory.mktemp("records")
     (folder / "no-norm").touch()
     return Bench(folder)
@@ -46,20 +46,20 @@ def same_coins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_training, "system_entropy", drawn)
 
 
-def trained(bench: Bench, training: LocalTraining, terms: RecordTerms) -> Params:
+def trained(bench: Bench, training: LocalTraining, terms: ExampleTerms) -> Params:
     """Return the params after a round of two epochs."""
     work = bench.round(training, learning_rate=0.5, epochs=2, batch_size=8, proximal_mu=0.1)
     module, examples, means = training.train(replace(work, records=terms))
-    assert (examples, means) == (53, {}), "no loss of a record may leave"
+    assert (examples, means) == (53, {}), "no loss of an example may leave"
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 @pytest.mark.parametrize("terms", [QUIET, LOUD])
 @pytest.mark.usefixtures("same_coins")
 def test_two_ranks_make_the_update_of_one(
-    bench: Bench, pair: LocalTraining, terms: RecordTerms
+    bench: Bench, pair: LocalTraining, terms: ExampleTerms
 ) -> None:
-    """With the same coins and noise the params are those of one process: each record is drawn once,
+    """With the same coins and noise the params are those of one process: each example is drawn once,
     clipped alone, and the sum has its noise once."""
     alone = trained(bench, bench.training(), terms)
     bench.passes(0), bench.passes(1)
@@ -82,8 +82,8 @@ def test_a_repeated_round_draws_anew(bench: Bench, pair: LocalTraining) -> None:
 
 
 def test_ranks_with_parts_of_the_params_are_refused(bench: Bench) -> None:
-    """Where no rank has a record's whole gradient, a sentence says so."""
+    """Where no rank has an example's whole gradient, a sentence says so."""
     plan = ParallelPlan(kind="fsdp", devices=("cpu", "cpu"), timeout_s=1.0)
     sharded = LocalTraining(bench.task, "cpu", plan=plan)
-    with pytest.raises(DataError, match="DP-SGD clips every record's gradient of the whole model"):
+    with pytest.raises(DataError, match="DP-SGD clips every example's gradient of the whole model"):
         trained(bench, sharded, QUIET)

@@ -1,6 +1,6 @@
-"""What rounds cost for one record as the unit: the budget `policy.record_epsilon_max`.
+"""What rounds cost for example-level privacy: the budget `policy.record_epsilon_max`.
 
-A record is hidden by the steps of DP-SGD, and no less by noise that hides the whole client. What
+An example is hidden by the steps of DP-SGD, and no less by noise that hides the whole client. What
 rounds spend adds up as Renyi divergences, at whole orders up to 256.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...privacy.dp.accounting.concentrated import epsilon_of_divergences
 from ...privacy.dp.accounting.events import GaussianEvent, PoissonEvent, StepsEvent
-from ...privacy.dp.records import RECORD_ORDERS, sampled_divergences
+from ...privacy.dp.example_level import EXAMPLE_ORDERS, sampled_divergences
 
 __all__ = ["Release", "record_epsilon", "steps_of"]
 
@@ -32,10 +32,10 @@ class Release:
 
     def divergences(self) -> list[float]:
         """Return what the rounds spent; infinite if neither noise was there."""
-        of_client = [math.inf] * len(RECORD_ORDERS)
+        of_client = [math.inf] * len(EXAMPLE_ORDERS)
         if self.cost is not None:
-            of_client = [self.cost / 2 * order for order in RECORD_ORDERS]
-        of_steps = [math.inf] * len(RECORD_ORDERS)
+            of_client = [self.cost / 2 * order for order in EXAMPLE_ORDERS]
+        of_steps = [math.inf] * len(EXAMPLE_ORDERS)
         if self.steps is not None:
             step = self.steps.event
             one = sampled_divergences(step.probability, step.event.noise_multiplier)
@@ -44,7 +44,7 @@ class Release:
 
 
 def record_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """Return the epsilon of all these rounds together, for one record.
+    """Return the epsilon of all these rounds together, for one example.
 
     Edge cases: infinite if one of them was without noise.
     """

@@ -1,7 +1,7 @@
-"""One record as the unit: what clients are told of DP-SGD, and what its steps spend.
+"""One example as the unit: what clients are told of DP-SGD, and what its steps spend.
 
-A step draws every record of the client by its own coin, clips each record's gradient, adds
-Gaussian noise to their sum, and divides by the number of records that it draws on average.
+A step draws every example of the client by its own coin, clips each example's gradient, adds
+Gaussian noise to their sum, and divides by the number of examples that it draws on average.
 
 Sources: Abadi et al., "Deep learning with differential privacy" (2016), algorithm 1; Mironov,
 Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian mechanism" (2019), section 3.3.
@@ -23,23 +23,23 @@ from .accounting.events import GaussianEvent, PoissonEvent, StepsEvent
 from .accounting.gaussian import cost_of
 from .noise_terms import RATE_MIN, STEPS_MAX, require_noise_terms
 
-__all__ = ["RECORD_ORDERS", "RecordTerms", "sampled_divergences"]
+__all__ = ["EXAMPLE_ORDERS", "ExampleTerms", "sampled_divergences"]
 
 CLIP_KEY = "dp-record-clip"
 NOISE_KEY = "dp-record-noise-multiplier"
 RATE_KEY = "dp-record-sampling-rate"
-RECORD_ORDERS = ORDERS[:255]
+EXAMPLE_ORDERS = ORDERS[:255]
 """The orders at which divergences of sampled sums are computed: whole numbers up to 256."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordTerms:
+class ExampleTerms:
     """How clients train.
 
     Attributes:
-        clip: the largest L2 norm of a record's gradient.
+        clip: the largest L2 norm of an example's gradient.
         noise_multiplier: of a step's noise: standard deviation / clip.
-        rate: the probability with which a record is in a step's batch.
+        rate: the probability with which an example is in a step's batch.
     """
 
     clip: float
@@ -47,7 +47,7 @@ class RecordTerms:
     rate: float
 
     def steps(self, epochs: int) -> int:
-        """Return how many steps a round has: so many that a record is in `epochs` on average.
+        """Return how many steps a round has: so many that an example is in `epochs` on average.
 
         Raises:
             ProtocolError: they are more than `STEPS_MAX`.
@@ -71,7 +71,7 @@ class RecordTerms:
         return {CLIP_KEY: self.clip, NOISE_KEY: self.noise_multiplier, RATE_KEY: self.rate}
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> RecordTerms | None:
+    def of(cls, record: Mapping[str, Any]) -> ExampleTerms | None:
         """Return what an instruction's ConfigRecord asks for, None if it does not.
 
         Raises:
@@ -89,11 +89,11 @@ class RecordTerms:
 
 @lru_cache(maxsize=64)
 def sampled_divergences(rate: float, noise_multiplier: float) -> tuple[float, ...]:
-    """Return the Renyi divergences of one step, at `RECORD_ORDERS`.
+    """Return the Renyi divergences of one step, at `EXAMPLE_ORDERS`.
 
-    Guarantees: those of neighbours that differ by one record, added or removed.
+    Guarantees: those of neighbours that differ by one example, added or removed.
     """
-    return tuple(_divergence(rate, noise_multiplier, order) for order in RECORD_ORDERS)
+    return tuple(_divergence(rate, noise_multiplier, order) for order in EXAMPLE_ORDERS)
 
 
 def _divergence(rate: float, noise_multiplier: float, order: int) -> float:

@@ -1,8 +1,8 @@
-"""DP-SGD on one site's data: what leaves is private for each of its records.
+"""DP-SGD on one site's data: what leaves is private for each of its examples.
 
 Opacus computes the gradient of every example in one backward pass. Coins and noise are of the
 operating system's entropy: what a run's seed decides is no secret. Ranks that train together draw
-the same ones, and each computes the gradients of a part of the records.
+the same ones, and each computes the gradients of a part of the examples.
 
 Source: Abadi et al., "Deep learning with differential privacy" (2016), algorithm 1; Yousefpour et
 al., "Opacus: user-friendly differential privacy library in PyTorch" (2021).
@@ -22,29 +22,29 @@ import torch
 
 from ...errors import DataError
 from ...machine.accelerators import widest_float
+from ...privacy.dp.example_level import ExampleTerms
 from ...privacy.dp.mechanisms.noise import generator_of
-from ...privacy.dp.records import RecordTerms
 from ...randomness.entropy import system_entropy
 from ...randomness.seeded import seeded
 from ...randomness.seeds import derive
 from ..batches import Batch, chosen_from, samples_in
-from ..objectives import proximal
-from ..parallel.divided import Divided, send_params
-from ..parallel.parallelism import rows_of
-from ..record_separation import (
+from ..example_separation import (
     EXAMINED,
     check_separation,
     check_unchanged,
     example_losses,
     fixed_tensors,
 )
+from ..objectives import proximal
+from ..parallel.divided import Divided, send_params
+from ..parallel.parallelism import rows_of
 from ..settings import TrainingSettings
 from .optimizers import descend, new_slots
 
 if TYPE_CHECKING:
     from ...task import Data, Task
 
-__all__ = ["draw_records", "step_noise", "train_records"]
+__all__ = ["draw_examples", "step_noise", "train_dp_sgd"]
 
 GRADIENT_BYTES = 256 << 20
 """What the gradients of single examples may take at once."""
@@ -52,28 +52,28 @@ GRADIENT_ROUNDING = 1e-2
 """By how much of its length a gradient may differ when it is computed in another way."""
 
 
-def train_records(
+def train_dp_sgd(
     task: Task,
     module: torch.nn.Module,
     data: Data,
     settings: TrainingSettings,
-    terms: RecordTerms,
+    terms: ExampleTerms,
     *,
     client: int,
     device: str,
     sampling: np.random.Generator | None = None,
     parallelism: Divided | None = None,
 ) -> int:
-    """Train `module` in place; returns the number of records, and nothing else about them.
+    """Train `module` in place; returns the number of examples, and nothing else about them.
 
     `sampling` are drawn from, the same on all ranks; None: from new ones. `parallelism` is how ranks divide
-    the records; None: this process has them all.
+    the examples; None: this process has them all.
 
     Guarantees: the module's params are private as `terms.event(settings.epochs)` says.
-    Edge cases: a record whose gradient is not finite adds nothing; a batch without records is a
+    Edge cases: an example whose gradient is not finite adds nothing; a batch without examples is a
         step of noise.
     Raises:
-        DataError: there are no data, a record has a part in another's loss, the module changes a
+        DataError: there are no data, an example has a part in another's loss, the module changes a
             buffer, or Opacus is missing.
     """
     count = samples_in(data)
@@ -96,7 +96,7 @@ def train_records(
         _check_gradients(task, plain, hooked, tried)
         for step in range(1, terms.steps(settings.epochs) + 1):
             sums = [torch.zeros_like(param) for param in params]
-            places = draw_records(count, terms.rate, sampling)
+            places = draw_examples(count, terms.rate, sampling)
             mine = rows_of(len(places), part, parts)
             for start in range(mine.start, mine.stop, rows):
                 some = places[start : min(start + rows, mine.stop)]
@@ -118,13 +118,13 @@ def train_records(
     return count
 
 
-def draw_records(count: int, rate: float, sampling: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return which records are in a step's batch: each by its own coin."""
+def draw_examples(count: int, rate: float, sampling: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Return which examples are in a step's batch: each by its own coin."""
     return np.flatnonzero(sampling.random(count) < rate)
 
 
 def step_noise(
-    like: torch.Tensor, terms: RecordTerms, sampling: np.random.Generator
+    like: torch.Tensor, terms: ExampleTerms, sampling: np.random.Generator
 ) -> torch.Tensor:
     """Return a step's noise on a sum of clipped gradients."""
     drawn = torch.from_numpy(sampling.standard_normal(tuple(like.shape), np.float32))
@@ -172,7 +172,7 @@ def _gradients_of_examples(
 
 
 def _some_of(data: Data, device: str) -> Batch:
-    """Return records to try the model with: as many of the data, the last again where they are few."""
+    """Return examples to try the model with: as many of the data, the last again where they are few."""
     count = samples_in(data)
     places = torch.linspace(0, count - 1, min(count, EXAMINED)).long()
     chosen = chosen_from(data, places)
@@ -182,7 +182,7 @@ def _some_of(data: Data, device: str) -> Batch:
 
 
 def _check_gradients(task: Task, plain: torch.nn.Module, hooked: Any, some: Batch) -> None:
-    """Check that a record's gradient is what Opacus says it is; `plain` is the same module.
+    """Check that an example's gradient is what Opacus says it is; `plain` is the same module.
 
     Raises:
         DataError: it is not.
@@ -224,11 +224,11 @@ def _example_gradients(module: torch.nn.Module) -> Iterator[Any]:
         from opacus.validators import ModuleValidator
     except ImportError:
         raise DataError(
-            "records as the unit of privacy need Opacus on the client: pip install 'meadow-fl[dp]'"
+            "example-level privacy need Opacus on the client: pip install 'meadow-fl[dp]'"
         ) from None
     if wrong := ModuleValidator.validate(module, strict=False):
         raise DataError(
-            f"this model cannot be trained with records as the unit of privacy: {wrong[0]}; "
+            f"this model cannot be trained under example-level privacy: {wrong[0]}; "
             "use group or layer norm in the place of batch norm"
         )
     hooked = GradSampleModule(module, loss_reduction="sum")

@@ -1,4 +1,4 @@
-"""DP-SGD on a client: what a record can change, the noise, the coins, and what is refused."""
+"""DP-SGD on a client: what an example can change, the noise, the coins, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from torch import nn
 
 from meadow.errors import DataError
+from meadow.privacy.dp.example_level import ExampleTerms
 from meadow.privacy.dp.mechanisms.noise import generator_of
-from meadow.privacy.dp.records import RecordTerms
 from meadow.randomness.entropy import system_entropy
 from meadow.task import Task
 from meadow.training.batches import chosen_from
 from meadow.training.local.app import client_app
 from meadow.training.local.training import LocalTraining
-from meadow.training.loop.record_training import draw_records, step_noise, train_records
+from meadow.training.loop.dp_sgd import draw_examples, step_noise, train_dp_sgd
 from meadow.training.settings import TrainingSettings
 
 pytest.importorskip("opacus")
-EVERY = RecordTerms(clip=0.5, noise_multiplier=1e-9, rate=1.0)
-"""All records in every step, and noise too small to be seen: then training is no chance."""
+EVERY = ExampleTerms(clip=0.5, noise_multiplier=1e-9, rate=1.0)
+"""All examples in every step, and noise too small to be seen: then training is no chance."""
 
 
 def model() -> nn.Module:
@@ -40,21 +40,21 @@ TASK = Task(
 
 
 def data_of(count: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return records of very different lengths."""
+    """Return examples of very different lengths."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(count, 3, generator=generator) * torch.arange(1, count + 1)[:, None]
     return inputs, torch.arange(count) % 2
 
 
 def trained(
-    data: Any, terms: RecordTerms = EVERY, build: Any = model, task: Task = TASK, **settings: Any
+    data: Any, terms: ExampleTerms = EVERY, build: Any = model, task: Task = TASK, **settings: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the params before and after a round."""
     torch.manual_seed(0)
     module = build()
     before = {name: each.detach().clone() for name, each in module.named_parameters()}
     said = TrainingSettings(learning_rate=1.0, **settings)
-    assert train_records(task, module, data, said, terms, client=1, device="cpu") == len(data[1])
+    assert train_dp_sgd(task, module, data, said, terms, client=1, device="cpu") == len(data[1])
     assert not any(hasattr(each, "grad_sample") for each in module.parameters())
     return before, {name: each.detach() for name, each in module.named_parameters()}
 
@@ -65,7 +65,7 @@ def change(before: Any, after: Any) -> torch.Tensor:
 
 
 def test_a_step_is_the_mean_of_clipped_gradients() -> None:
-    """Record by record, as computed one at a time."""
+    """Example by example, as computed one at a time."""
     data = data_of()
     before, after = trained(data)
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def test_a_step_is_the_mean_of_clipped_gradients() -> None:
 
 
 def test_no_record_moves_a_step_by_more_than_the_clip() -> None:
-    """By brute force: every record in turn is made nothing of, by giving it no finite gradient."""
+    """By brute force: every example in turn is made nothing of, by giving it no finite gradient."""
     data, moved = data_of(), []
     whole = change(*trained(data))
     for place in range(6):
@@ -103,14 +103,14 @@ def test_the_noise_of_a_step_is_gaussian_of_the_planned_scale() -> None:
         alike = stats.kstest(values, stats.norm(scale=1.5).cdf).pvalue > 1e-6
         return bool(alike and abs(values.std() / 1.5 - 1) < 0.02)  # six standard errors
 
-    terms = RecordTerms(clip=0.5, noise_multiplier=3.0, rate=0.1)
+    terms = ExampleTerms(clip=0.5, noise_multiplier=3.0, rate=0.1)
     noise = step_noise(torch.zeros(200, 200), terms, generator_of(system_entropy)).flatten().numpy()
     assert fits(noise) and not fits(noise * 1.05) and not fits(noise * 0.95)
 
 
 def test_the_divisor_is_the_mean_number_of_drawn_records() -> None:
     """Not how many were drawn: a step in which hardly anybody is drawn is noise over that mean."""
-    terms = RecordTerms(clip=1e-6, noise_multiplier=2e6, rate=0.75)
+    terms = ExampleTerms(clip=1e-6, noise_multiplier=2e6, rate=0.75)
     moved = [change(*trained(data_of(2), terms)) for _ in range(40)]
     assert terms.steps(1) == 1
     stddev = float(torch.cat(moved).std())
@@ -118,9 +118,9 @@ def test_the_divisor_is_the_mean_number_of_drawn_records() -> None:
 
 
 def test_coins_are_independent_and_of_the_planned_rate() -> None:
-    """Batches have a binomial size, and no record prevails; fixed sizes would fail."""
+    """Batches have a binomial size, and no example prevails; fixed sizes would fail."""
     coins = generator_of(system_entropy)
-    drawn = [draw_records(400, 0.1, coins) for _ in range(500)]
+    drawn = [draw_examples(400, 0.1, coins) for _ in range(500)]
     sizes = np.array([len(each) for each in drawn])
     assert abs(sizes.mean() - 40) < 5 * 6 / math.sqrt(500)
     assert 0.7 < sizes.var() / 36 < 1.4
@@ -130,23 +130,23 @@ def test_coins_are_independent_and_of_the_planned_rate() -> None:
 
 def test_noise_and_coins_are_not_the_seeds() -> None:
     """The same seed twice gives other params."""
-    terms = RecordTerms(clip=0.5, noise_multiplier=1.0, rate=0.5)
+    terms = ExampleTerms(clip=0.5, noise_multiplier=1.0, rate=0.5)
     one, other = (change(*trained(data_of(), terms, seed=7)) for _ in range(2))
     assert not torch.equal(one, other)
 
 
 def test_a_round_has_as_many_steps_as_are_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where batches are empty: a step without records is one of noise."""
-    from meadow.training.loop import record_training
+    """Also where batches are empty: a step without examples is one of noise."""
+    from meadow.training.loop import dp_sgd
 
     steps: list[int] = []
-    descend = record_training.descend
+    descend = dp_sgd.descend
     monkeypatch.setattr(
-        record_training,
+        dp_sgd,
         "descend",
         lambda *given, step: (steps.append(step), descend(*given, step=step))[1],
     )
-    terms = RecordTerms(clip=0.5, noise_multiplier=1.0, rate=0.02)
+    terms = ExampleTerms(clip=0.5, noise_multiplier=1.0, rate=0.02)
     before, after = trained(data_of(2), terms, epochs=2)
     assert len(steps) == terms.event(2).steps == 100
     assert change(before, after).abs().min() > 0
@@ -161,10 +161,10 @@ def test_fedprox_pulls_after_the_noise() -> None:
 
 def test_pieces_of_a_batch_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory does not hold the gradients of all examples at once."""
-    from meadow.training.loop import record_training
+    from meadow.training.loop import dp_sgd
 
     whole = change(*trained(data_of()))
-    monkeypatch.setattr(record_training, "GRADIENT_BYTES", 250)
+    monkeypatch.setattr(dp_sgd, "GRADIENT_BYTES", 250)
     np.testing.assert_allclose(change(*trained(data_of())), whole, atol=1e-6)
 
 
@@ -191,7 +191,7 @@ class Mixing(nn.Module):
             self.kept = nn.Parameter(torch.zeros(3), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Mix the records of a batch."""
+        """Mix the examples of a batch."""
         self.calls += 1
         how, mean = self.how, x.mean(0)
         if hasattr(self, "mean") and (how != "late buffer" or self.calls > 200):
@@ -222,12 +222,12 @@ MIXES += ["count", "memory", "new buffer"]
 @pytest.mark.parametrize("how", MIXES)
 def test_a_model_in_which_records_meet_is_refused(how: str, dropout: float) -> None:
     """Whether by the batch, by what a module keeps, or in what leaves the client beside params."""
-    terms = RecordTerms(clip=0.5, noise_multiplier=1e3, rate=0.01)
+    terms = ExampleTerms(clip=0.5, noise_multiplier=1e3, rate=0.01)
 
     def build() -> nn.Module:
         return nn.Sequential(Mixing(how), nn.Dropout(dropout), model())
 
-    with pytest.raises(DataError, match="records as the unit"):
+    with pytest.raises(DataError, match="example-level privacy"):
         trained(data_of(40), terms, build, epochs=10)
 
 
@@ -247,14 +247,14 @@ def _batch_mean(losses: torch.Tensor) -> torch.Tensor:
     ids=["mean", "detached", "count", "order", "largest"],
 )
 def test_a_loss_that_looks_across_its_batch_is_refused(mix: Any) -> None:
-    """A record that adds a term to the losses of others is not bounded by its own clip."""
+    """An example that adds a term to the losses of others is not bounded by its own clip."""
     loss = lambda o, t: mix(nn.functional.cross_entropy(o, t, reduction="none"))
     with pytest.raises(DataError, match="record"):
         trained(data_of(), task=replace(TASK, loss=loss))
 
 
 def test_layers_that_take_no_batch_first_are_refused() -> None:
-    """What Opacus would take for the gradients of records there are those of something else."""
+    """What Opacus would take for the gradients of examples there are those of something else."""
 
     class Turned(nn.Module):
         def __init__(self) -> None:
@@ -271,7 +271,7 @@ def test_layers_that_take_no_batch_first_are_refused() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 30])
 def test_what_keeps_records_apart_is_trained(count: int) -> None:
-    """Whatever the number of records, with dropout, group norm, convolutions and embeddings."""
+    """Whatever the number of examples, with dropout, group norm, convolutions and embeddings."""
 
     def build() -> nn.Module:
         made = [nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 4, 2), nn.GroupNorm(2, 4), nn.Flatten()]
@@ -305,7 +305,7 @@ def test_nothing_but_the_number_of_records_is_told(kit: Any, report: bool) -> No
     """Not what a round took of the device either, though the owner sends that elsewhere."""
     task = kit.task(model=lambda: nn.Linear(4, 2))
     app = client_app(task, training=LocalTraining(task, "cpu", report=report))
-    terms = RecordTerms(clip=1.0, noise_multiplier=1.0, rate=0.5)
+    terms = ExampleTerms(clip=1.0, noise_multiplier=1.0, rate=0.5)
     asked = kit.message(1, "train", kit.params(task), {**terms.record(), "epochs": 1})
     metrics = app(asked, kit.context()).content.metric_records["metrics"]
     assert dict(metrics) == {"num-examples": 23}

@@ -1,6 +1,6 @@
-"""Tries out, before DP-SGD, whether the loss of a record depends on that record alone.
+"""Tries out, before DP-SGD, whether the loss of an example depends on that example alone.
 
-Clipping the gradients of single examples bounds what a record adds to a step only if no record
+Clipping the gradients of single examples bounds what an example adds to a step only if no example
 has a part in the gradients of others: neither within a batch, by the model or by the loss, nor
 from one batch to the next, by what a module keeps.
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["EXAMINED", "check_separation", "check_unchanged", "example_losses", "fixed_tensors"]
 
 EXAMINED = 8
-"""How many records a batch of the examination has."""
+"""How many examples a batch of the examination has."""
 FAR = 100.0
-"""What the values of a replaced record are multiplied by."""
+"""What the values of a replaced example are multiplied by."""
 REMEDY = (
-    "with records as the unit of privacy, no record may have a part in the loss of another: use "
+    "under example-level privacy, no example may have a part in the loss of another: use "
     "group or layer norm, and a loss that treats every example alone"
 )
 
@@ -61,7 +61,7 @@ def check_unchanged(module: torch.nn.Module, before: Mapping[str, torch.Tensor])
     """Return if the module holds these tensors still.
 
     Raises:
-        DataError: one was changed, added or removed: it may hold what records are, without noise.
+        DataError: one was changed, added or removed: it may hold what examples are, without noise.
     """
     now = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     added = dict(module.named_buffers()).keys() - before.keys()
@@ -69,7 +69,7 @@ def check_unchanged(module: torch.nn.Module, before: Mapping[str, torch.Tensor])
         if name not in now or name not in before or not _same(now[name], before[name]):
             raise DataError(
                 f"the model changes its tensor {name!r} while it computes, and DP-SGD adds no noise "
-                "to that: with records as the unit of privacy a model must change no buffer; use "
+                "to that: under example-level privacy a model must change no buffer; use "
                 "group or layer norm in the place of running statistics"
             )
 
@@ -77,15 +77,15 @@ def check_unchanged(module: torch.nn.Module, before: Mapping[str, torch.Tensor])
 def check_separation(
     task: Task, module: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor
 ) -> None:
-    """Return if no record has a part in another's loss, as far as trials tell.
+    """Return if no example has a part in another's loss, as far as trials tell.
 
-    Some real records, and random ones in their shape, are computed in the mode of training. One of
+    Some real examples, and random ones in their shape, are computed in the mode of training. One of
     them is replaced, or left out: the losses of the others stay. No loss has a gradient by the
     input or output of another. Nothing that one batch leaves changes the losses of the next.
 
     Shapes: inputs (at least 1, ...), targets likewise.
     Raises:
-        DataError: a record has a part in another's loss, or the module changes what it holds.
+        DataError: an example has a part in another's loss, or the module changes what it holds.
     """
     trial = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +107,7 @@ class _BatchTrial:
         self._device = str(inputs.device)
 
     def run(self, other: torch.Tensor) -> None:
-        """Examine; `other` are inputs that a record is replaced by."""
+        """Examine; `other` are inputs that an example is replaced by."""
         self._check_state()
         losses = self._losses()
         for place in (0, EXAMINED - 1):
@@ -116,7 +116,7 @@ class _BatchTrial:
                 after = self._losses()  # what that batch left behind changes nothing
                 kept = torch.arange(EXAMINED, device=losses.device) != place
                 if not _alike(found[kept], losses[kept]) or not _alike(after, losses):
-                    _refuse("replacing a record changes the losses of others")
+                    _refuse("replacing an example changes the losses of others")
         self._check_gradients()
         self._check_sizes()
 
@@ -129,7 +129,7 @@ class _BatchTrial:
             return example_losses(self._task, self._module, inputs, targets)
 
     def _replaced(self, place: int, other: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the batch with another record at a place: a real, a random, and a far one."""
+        """Return the batch with another example at a place: a real, a random, and a far one."""
         neighbour = (place + 1) % EXAMINED
         rows = [self._inputs[neighbour], other[place]]
         if other.dtype.is_floating_point:
@@ -183,14 +183,14 @@ class _BatchTrial:
                 self._module.eval()
             losses, fewer = self._losses(), self._losses(self._inputs[1:], self._targets[1:])
             if not torch.allclose(losses[1:], fewer, rtol=1e-3, atol=1e-5, equal_nan=True):
-                _refuse("leaving a record out changes the losses of others")
+                _refuse("leaving an example out changes the losses of others")
         finally:
             for each, training in modes.items():
                 each.training = training
 
 
 def _random_like(inputs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return random records: normal values, or the batch's own whole numbers in another order."""
+    """Return random examples: normal values, or the batch's own whole numbers in another order."""
     if inputs.dtype.is_floating_point:
         drawn = torch.randn(inputs.shape, generator=generator)
         return drawn.to(inputs.device, inputs.dtype)

@@ -1,6 +1,6 @@
-"""DP-SGD of many clients at once: `training/loop/record_training.py` with a leading client axis.
+"""DP-SGD of many clients at once: `training/loop/dp_sgd.py` with a leading client axis.
 
-Every client draws its own records in every step. Batches are padded to the largest one of the
+Every client draws its own examples in every step. Batches are padded to the largest one of the
 step; what is padding is clipped to nothing.
 """
 
@@ -12,34 +12,34 @@ import numpy as np
 import torch
 
 from ....errors import DataError
+from ....privacy.dp.example_level import ExampleTerms
 from ....privacy.dp.mechanisms.noise import generator_of
-from ....privacy.dp.records import RecordTerms
 from ....randomness.entropy import system_entropy
 from ....randomness.seeded import seeded
 from ....randomness.seeds import derive
 from ....task import Task
+from ....training.example_separation import EXAMINED, check_separation
+from ....training.loop.dp_sgd import draw_examples, step_noise
 from ....training.loop.optimizers import descend, new_slots
-from ....training.loop.record_training import draw_records, step_noise
 from ....training.objectives import proximal
-from ....training.record_separation import EXAMINED, check_separation
 from ....training.settings import TrainingSettings
 from .cohort_data import CohortData
 from .stacked_module import StackedModule, Tensors
 from .stacked_training import StackedTrained
 
-__all__ = ["train_stacked_records"]
+__all__ = ["train_stacked_dp_sgd"]
 
 GRADIENT_BYTES = 24 << 20
 """What the gradients of single examples take at once, if more than one client is there: more would
 leave the processor's cache."""
 
 
-def train_stacked_records(
+def train_stacked_dp_sgd(
     task: Task,
     stacked: StackedModule,
     data: CohortData,
     settings: TrainingSettings,
-    terms: RecordTerms,
+    terms: ExampleTerms,
     *,
     clients: Sequence[int],
 ) -> StackedTrained:
@@ -48,14 +48,14 @@ def train_stacked_records(
     Guarantees: each client's params are private as `terms.event(settings.epochs)` says, and
         distributed as those of the sequential trainer. There are no means of losses or metrics.
     Raises:
-        DataError: the model has buffers, or a record has a part in another's loss.
+        DataError: the model has buffers, or an example has a part in another's loss.
     """
     if stacked.mixes_examples or stacked.buffers:
         raise DataError("the model has buffers, or looks across a batch's examples")
     first = torch.from_numpy(data.rows[0, np.linspace(0, data.counts[0] - 1, EXAMINED).astype(int)])
     first = first.to(data.inputs.device)
     check_separation(task, stacked.module, data.inputs[first], data.targets[first])
-    training = _Records(stacked, data, settings, terms, len(clients))
+    training = _StackedDpSgd(stacked, data, settings, terms, len(clients))
     stream = derive(settings.seed, settings.server_round, int(clients[0]), "training")
     with seeded(stream, str(data.inputs.device)):
         for step in range(1, terms.steps(settings.epochs) + 1):
@@ -63,13 +63,13 @@ def train_stacked_records(
     return StackedTrained(dict(stacked.trained), training.params, {})
 
 
-class _Records:
+class _StackedDpSgd:
     def __init__(
         self,
         stacked: StackedModule,
         data: CohortData,
         settings: TrainingSettings,
-        terms: RecordTerms,
+        terms: ExampleTerms,
         clients: int,
     ) -> None:
         self._stacked, self._data, self._settings, self._terms = stacked, data, settings, terms
@@ -84,7 +84,7 @@ class _Records:
         """Make one step of every client."""
         terms, settings, params = self._terms, self._settings, list(self.params.values())
         sums = [torch.zeros_like(param) for param in params]
-        places = [draw_records(count, terms.rate, self._sampling) for count in self._data.counts]
+        places = [draw_examples(count, terms.rate, self._sampling) for count in self._data.counts]
         width = max(map(len, places))
         together = max(1, self._rows // max(1, width))
         for low in range(0, len(places), together):

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 from ...privacy.dp.accounting.calibration import calibrate_noise
-from ...privacy.dp.record_plan import RecordPlan
-from ...privacy.dp.records import RecordTerms
+from ...privacy.dp.example_level import ExampleTerms
+from ...privacy.dp.example_plan import ExamplePlan
 from .builders import build_algorithm
 
 if TYPE_CHECKING:
     from ..sections.model import Config
 
-__all__ = ["build_record_plan", "record_rules"]
+__all__ = ["build_example_plan", "example_rules"]
 
 SECTION = "privacy.differential_privacy"
 DELTA_MAX = 1e-2
 
 
-def build_record_plan(config: Config) -> RecordPlan:
+def build_example_plan(config: Config) -> ExamplePlan:
     """Return the plan that the configuration asks for.
 
     Raises:
@@ -32,15 +32,17 @@ def build_record_plan(config: Config) -> RecordPlan:
     if multiplier is None:
         if chosen.epsilon is None:
             raise ConfigError(f"{SECTION} needs epsilon or noise_multiplier")
-        some = RecordTerms(clip=1.0, noise_multiplier=1.0, rate=chosen.sampling_rate)
+        some = ExampleTerms(clip=1.0, noise_multiplier=1.0, rate=chosen.sampling_rate)
         multiplier = calibrate_noise(
             epsilon=chosen.epsilon,
             delta=chosen.delta,
             rounds=run.rounds * some.steps(epochs),
             probability=chosen.sampling_rate,
         )
-    return RecordPlan(
-        terms=RecordTerms(clip=chosen.clip, noise_multiplier=multiplier, rate=chosen.sampling_rate),
+    return ExamplePlan(
+        terms=ExampleTerms(
+            clip=chosen.clip, noise_multiplier=multiplier, rate=chosen.sampling_rate
+        ),
         delta=chosen.delta,
         rounds=run.rounds,
         epochs=epochs,
@@ -48,8 +50,8 @@ def build_record_plan(config: Config) -> RecordPlan:
     )
 
 
-def record_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
-    """Return what is wrong with records as the unit: whether, which keys, and why."""
+def example_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
+    """Return what is wrong under example-level privacy: whether, which keys, and why."""
     chosen, training = config.privacy.differential_privacy, config.training
     unit, stopping = f"{SECTION}.unit", config.run.early_stopping
     said = (chosen.epsilon is not None) + (chosen.noise_multiplier is not None)
@@ -64,14 +66,14 @@ def record_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             chosen.delta > DELTA_MAX,
             (f"{SECTION}.delta", unit),
             (
-                f"= {chosen.delta:g} must be at most {DELTA_MAX:g} for records: with that probability a "
-                "record could be shown outright; lower it below 1 / a client's records"
+                f"= {chosen.delta:g} must be at most {DELTA_MAX:g} for examples: with that probability a "
+                "example could be shown outright; lower it below 1 / a client's examples"
             ),
         ),
         (
             chosen.sampling_rate is None,
             (unit,),
-            f"{alone} needs {SECTION}.sampling_rate, the share of records in a step's batch",
+            f"{alone} needs {SECTION}.sampling_rate, the share of examples in a step's batch",
         ),
         (
             config.strategy.name not in ("fedavg", "fedprox") or _sends_more(config),
@@ -85,7 +87,7 @@ def record_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             training.gradient_clip_norm > 0 or training.accumulation_steps > 1,
             (unit, "training.gradient_clip_norm", "training.accumulation_steps"),
             (
-                f"{alone} clips every record's gradient and makes one step of a batch; remove "
+                f"{alone} clips every example's gradient and makes one step of a batch; remove "
                 "training.gradient_clip_norm and accumulation_steps"
             ),
         ),
