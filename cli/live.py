@@ -34,7 +34,7 @@ __all__ = ["RunView", "amount"]
 ROWS_SHOWN = 12
 WIDE_COLUMNS = 100
 """From this width on there is room for the bytes, too."""
-FAILURES_TOLD_MAX = 5
+FAILURES_SHOWN_MAX = 5
 """Failed clients that are told in a round; the round's line counts them all."""
 PARTS = ("train", "evaluate", "server", "query")
 
@@ -121,12 +121,12 @@ class RunView:
         return sentence_of(kind, detail)
 
     def _failure(self, kind: str, detail: Mapping[str, Any]) -> str | None:
-        known_round, told = self._failures
-        told = told + 1 if known_round == detail.get("round") else 1
-        self._failures = detail.get("round"), told
-        if told > FAILURES_TOLD_MAX + 1:
+        known_round, shown = self._failures
+        shown = shown + 1 if known_round == detail.get("round") else 1
+        self._failures = detail.get("round"), shown
+        if shown > FAILURES_SHOWN_MAX + 1:
             return None
-        if told > FAILURES_TOLD_MAX:
+        if shown > FAILURES_SHOWN_MAX:
             return f"round {detail.get('round')}: more clients failed"
         return sentence_of(kind, detail)
 

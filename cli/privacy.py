@@ -103,7 +103,7 @@ def plan(
     if epsilon is not None:
         made = within_budget(made, epsilon)
     more = 1.0
-    if made.announced.is_distributed:
+    if made.noise_terms.is_distributed:
         more = _noise_of_all(made, params or 1, corrupt_fraction, dropout_fraction)
     _show(made, params, more, format)
 
@@ -157,7 +157,7 @@ def _noise_of_all(made: PrivacyPlan, params: int, corrupt: float, dropout: float
         metrics=(),
         clip_norm=made.clipping.norm,
         noise_multiplier=made.noise_multiplier,
-        noise_law=made.announced.law,
+        noise_law=made.noise_terms.law,
     )
     encoding = terms.plan(clients=clients, length=params).encoding
     assert isinstance(encoding, NoisyEncoding)
@@ -171,7 +171,7 @@ def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) ->
     curve = [{"rounds": count, "epsilon": made.epsilon(count)} for count in counts]
     stddev, after = made.noise_stddev * more, made.noise_stddev_in_sum(made.rounds) * more
     norm = None if params is None else stddev * params**0.5
-    any_two = made.epsilon_of_any_two() if made.announced.is_local else None
+    any_two = made.epsilon_of_any_two() if made.noise_terms.is_local else None
     cosine = None if params is None else _cosine(made, after * params**0.5)
     if format is Format.JSON:
         say(

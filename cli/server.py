@@ -117,7 +117,7 @@ def token(
     secret, node_id = server_folder.invite(client, hours=hours, now_s=now_s)
     expires_at_s = now_s + hours * 3600.0
     fingerprint = fingerprint_of(server_folder.authority.certificate_pem)
-    address = server_folder.enroll_told()
+    address = server_folder.enroll_advertised()
     say(
         format,
         f"token           {secret}   (one use, until {moment(expires_at_s)})\n"

@@ -24,7 +24,7 @@ from .sweep_view import SweepView
 __all__ = ["sweep"]
 
 INTERRUPTED = 130
-FAILURES_TOLD_MAX = 5
+FAILURES_SHOWN_MAX = 5
 METRICS_SHOWN_MAX = 4
 """Columns of the table; sweep.json and --format json have all metrics."""
 
@@ -162,7 +162,7 @@ def _conclude(runs: Runs, stopped: bool, wanted: str | None, groups: Sequence[Gr
     if stopped:
         raise typer.Exit(INTERRUPTED)
     if failed:
-        told = [f"{name}: {state.cause}" for name, state in failed[:FAILURES_TOLD_MAX]]
+        told = [f"{name}: {state.cause}" for name, state in failed[:FAILURES_SHOWN_MAX]]
         more = len(failed) - len(told)
         told += [f"and {more} more, in sweep.json"] if more else []
         raise MeadowError(

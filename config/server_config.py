@@ -96,11 +96,11 @@ class ServerConfig:
         told = [each for each in (self.fleet_address, self.enroll_address) if each]
         return tuple(dict.fromkeys([*self.hosts, *(Address.parse(each).host for each in told)]))
 
-    def fleet_told(self, port: int) -> str:
+    def fleet_advertised(self, port: int) -> str:
         """Return where clients are told that the fleet is, whose listener has this port."""
         return self.fleet_address or str(Address(self.hosts[0], port))
 
-    def enroll_told(self, port: int) -> str:
+    def enroll_advertised(self, port: int) -> str:
         """Return where clients are told to enrol."""
         return self.enroll_address or str(Address(self.hosts[0], port))
 

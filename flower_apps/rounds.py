@@ -188,7 +188,7 @@ class RoundWatch:
                 now.failed[kind, client] = detail
 
     def _told_failure(self, number: int, reply: Message) -> Mapping[str, Any] | None:
-        """Tell of an error reply, if it is a failure."""
+        """Report an error reply, if it is a failure."""
         if reply.has_content() or reply.error.code == NOTHING_TO_EVALUATE:
             return None
         client, reason = reply.metadata.src_node_id, printable(reply.error.reason)
@@ -228,7 +228,7 @@ class RoundWatch:
                 )
 
     def complete(self, *, unless_open: bool = False) -> None:
-        """Tell of the round under way, if there is one; it is over.
+        """Report the round under way, if there is one; it is over.
 
         With `unless_open`, one that still waits for replies is dropped instead.
         """

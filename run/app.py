@@ -82,8 +82,8 @@ def run_rounds(
     if config.privacy.secure_aggregation.enabled:
         terms = _secure_terms(task, config, privacy)
         _require_room(config, terms, initial)
-        tell = recorder.event if recorder is not None else lambda kind, detail: None
-        grid = SecureAggregationGrid(grid, terms, tell=tell, seed=config.run.seed)
+        emit = recorder.event if recorder is not None else lambda kind, detail: None
+        grid = SecureAggregationGrid(grid, terms, emit=emit, seed=config.run.seed)
     if (compressed := build_compression_terms(config)) is not None:
         grid = CompressionGrid(grid, compressed)
     return strategy.start(
@@ -107,10 +107,10 @@ def open_ledger(
 ) -> PrivateRun | None:
     """Return the books of a private run, None if the configuration does without privacy.
 
-    `share` is the run's part of the server's books.
+    `share` is the run's part of the server's ledger.
 
     Raises:
-        ConfigError: there is no such plan, the file has another run's releases, or the server's books
+        ConfigError: there is no such plan, the file has another run's releases, or the server's ledger
             do not allow the run.
     """
     plan = build_privacy(config)
@@ -127,7 +127,7 @@ def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> Sec
     if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
         metrics += [f"personal-{name}" for name in metrics]
     plan = None if privacy is None else privacy.plan
-    noise = plan.announced if isinstance(plan, PrivacyPlan) else None
+    noise = plan.noise_terms if isinstance(plan, PrivacyPlan) else None
     if noise is not None and not noise.is_distributed:
         noise = None
     return build_secure_terms(config, metrics=metrics, noise=noise)

@@ -23,16 +23,16 @@ from ..transport.durable import make_folder, sweep, write_file
 from ..transport.tensors import TensorFile, checksum, write_tensors
 from .round_lines import as_json
 
-__all__ = ["Checkpoints", "Kept"]
+__all__ = ["Checkpoints", "SavedCheckpoint"]
 
 CHECKPOINTS_KEPT = 2
 SLOT_SEPARATOR = "/"
 
-Told = Callable[[str, Mapping[str, Any]], None]
+Emit = Callable[[str, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SavedCheckpoint:
     """A round as it is on disk."""
 
     state: State
@@ -96,7 +96,7 @@ class Checkpoints:
         info = files["params"]
         return path, _read(path, size_max=info["size_bytes"], crc32=info["crc32"])
 
-    def newest(self, tell: Told) -> Kept | None:
+    def newest(self, emit: Emit) -> SavedCheckpoint | None:
         """Return the newest intact round; a damaged one is told and passed over.
 
         Raises:
@@ -107,7 +107,7 @@ class Checkpoints:
             try:
                 return self._load(self._manifest(path))
             except MeadowError as error:
-                tell("checkpoint_damaged", {"file": path.name, "reason": str(error)})
+                emit("checkpoint_damaged", {"file": path.name, "reason": str(error)})
         if manifests:
             raise StoreError(
                 f"all checkpoints in {self._folder} are damaged; restore them from a backup, "
@@ -162,7 +162,7 @@ class Checkpoints:
             raise DamageError(f"{path} does not have the checksum that it was written with")
         return dict(found)
 
-    def _load(self, manifest: Mapping[str, Any]) -> Kept:
+    def _load(self, manifest: Mapping[str, Any]) -> SavedCheckpoint:
         tensors = {key: self._verified(file) for key, file in manifest["files"].items()}
         params = {name: tensor.numpy() for name, tensor in tensors_of(tensors["params"]).items()}
         slots: dict[str, dict[str, Any]] = {slot: {} for slot in manifest["slots"]}
@@ -172,7 +172,7 @@ class Checkpoints:
                 slots[slot][param] = tensor.numpy()
         if self._client_states is not None:
             self._client_states.load(manifest["clients"])
-        return Kept(
+        return SavedCheckpoint(
             state=State(params=params, round=manifest["round"], slots=slots),
             best=manifest["best"],
             stale_rounds=manifest["stale_rounds"],

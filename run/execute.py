@@ -43,9 +43,9 @@ def run_config_of(app: App) -> dict[str, bool | int | float | str]:
         return dict(app.flower.run_config)
     assert app.config is not None
     simulation, options = app.config.simulation, app.config.app.options
-    told = {OPTIONS_KEY: options_to_text(options, str(app.config.source))} if options else {}
+    entries = {OPTIONS_KEY: options_to_text(options, str(app.config.source))} if options else {}
     return {
-        **told,
+        **entries,
         "partition": simulation.partition,
         "partition-alpha": simulation.alpha,
         "partition-classes-per-client": simulation.classes_per_client,

@@ -26,9 +26,9 @@ from .run_folder import RunFolder
 
 __all__ = ["run_flower_app"]
 
-REASONS_TOLD_MAX = 3
+REASONS_SHOWN_MAX = 3
 """How many different things that clients said are in the cause of a run that failed."""
-CLIENTS_TOLD_MAX = 3
+CLIENTS_SHOWN_MAX = 3
 DRAWS_SEED = 0
 RunConfig = Mapping[str, bool | int | float | str]
 
@@ -115,10 +115,10 @@ def _check_answers(observed: ObservedGrid, older: OlderApi) -> None:
     if not watch.asked or watch.answers:
         return
     said = [
-        f"{reason} ({listed(sorted(who)[:CLIENTS_TOLD_MAX], name_of(observed))}, {who.total()} times)"
+        f"{reason} ({listed(sorted(who)[:CLIENTS_SHOWN_MAX], name_of(observed))}, {who.total()} times)"
         for reason, who in sorted(watch.errors.items(), key=lambda each: -each[1].total())
     ]
-    what = "; ".join(said[:REASONS_TOLD_MAX]) or "no reply came before the app went on"
+    what = "; ".join(said[:REASONS_SHOWN_MAX]) or "no reply came before the app went on"
     raise RunError(f"no client has answered anything: {what}")
 
 

@@ -26,7 +26,7 @@ class PrivateRun:
     def __init__(
         self, plan: PrivacyPlan | ExamplePlan, ledger: RunLedger, share: RunShare | None = None
     ) -> None:
-        """Open the books of a run, new or interrupted; `share` is its part of the server's books.
+        """Open the books of a run, new or interrupted; `share` is its part of the server's ledger.
 
         Raises:
             ConfigError: the ledger has releases of another mechanism, or all runs of the server would
@@ -38,13 +38,13 @@ class PrivateRun:
         self._ask(ledger.repeated())
 
     def _ask(self, repeated: tuple[int, ...]) -> None:
-        """Tell the server's books of the whole run, of which so many rounds are repeated."""
+        """Tell the server's ledger of the whole run, of which so many rounds are repeated."""
         if self._share is not None:
             releases = self.plan.rounds + sum(repeated) - len(repeated)
             self._share.ask(self.plan.unit, self.plan.asked(releases, repeated))
 
     def settle(self) -> None:
-        """Tell the server's books what there was, now that the run is over."""
+        """Tell the server's ledger what there was, now that the run is over."""
         if self._share is not None:
             releases = self.plan.asked(self._ledger.count(), self._ledger.repeated())
             self._share.settle(self.plan.unit, releases)

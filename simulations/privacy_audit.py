@@ -98,10 +98,10 @@ def audit(plan: PrivacyPlan | ExamplePlan, *, trials: int = 20_000) -> list[Audi
             for beside, way in ways.items()
         ]
     name, delta = plan.mechanism_name, plan.delta
-    if plan.announced.is_local:
-        return [judged(name, plan.announced.event, *_local(plan, trials), delta=delta)]
-    if plan.announced.is_distributed:
-        return [judged(name, plan.announced.event, *_distributed(plan, trials), delta=delta)]
+    if plan.noise_terms.is_local:
+        return [judged(name, plan.noise_terms.event, *_local(plan, trials), delta=delta)]
+    if plan.noise_terms.is_distributed:
+        return [judged(name, plan.noise_terms.event, *_distributed(plan, trials), delta=delta)]
     mechanism = plan.mechanism(plan.clipping)
     noise = GaussianEvent(noise_multiplier=mechanism.noise_multiplier)
     findings = [judged(name, noise, *_central(plan, trials), delta=delta)]
@@ -262,7 +262,7 @@ def _local(plan: PrivacyPlan, trials: int) -> tuple[Reals, Reals]:
 
     def released(value: float) -> float:
         sent = {"w": MemoryTensor(np.array([value]))}
-        noisy = noisy_update(params, sent, plan.clipping, plan.announced, plan.entropy)
+        noisy = noisy_update(params, sent, plan.clipping, plan.noise_terms, plan.entropy)
         return float(noisy["w"].numpy()[0]) / clip
 
     there = np.array([released(10 * clip) for _ in range(trials)])
@@ -279,7 +279,7 @@ def _distributed(plan: PrivacyPlan, trials: int) -> tuple[Reals, Reals]:
         clients=SUM_CLIENTS,
         noisy=SUM_CLIENTS,
         seed=b"audit",
-        law=plan.announced.law,
+        law=plan.noise_terms.law,
     )
     there, gone = [], []
     for _ in range(-(-trials // SUM_CLIENTS)):

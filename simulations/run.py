@@ -166,7 +166,7 @@ def _run(
         about=lambda client: {"log": str(folder / TRACEBACKS)},
     )
 
-    def tell(node_id: int, text: str) -> None:
+    def emit(node_id: int, text: str) -> None:
         run_folder.traceback(text, node_id)
 
     population = SimulatedClients(
@@ -177,7 +177,7 @@ def _run(
         states_file=run_folder.folder / "checkpoints" / "clients.sqlite",
     )
     run_folder.checkpoints.keep_client_states(population.save, population.load)
-    sink = EventSink(traceback=tell, explain=app.explain, event=run_folder.event)
+    sink = EventSink(traceback=emit, explain=app.explain, event=run_folder.event)
     executor = with_adversaries(plan.make(app, population, sink=sink), app.config)
     grid = _grid_of(app, executor, population)
     on_event(

@@ -49,7 +49,7 @@ def _claim_of_examples(plan: ExamplePlan, releases: int) -> str:
 
 
 def _any_two(plan: PrivacyPlan, releases: int) -> str:
-    if not plan.announced.is_local:
+    if not plan.noise_terms.is_local:
         return ""
     epsilon = plan.epsilon_of_any_two(releases)
     bound = (

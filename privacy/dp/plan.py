@@ -147,7 +147,7 @@ class PrivacyPlan:
         return "client"
 
     @property
-    def announced(self) -> NoiseTerms:
+    def noise_terms(self) -> NoiseTerms:
         """What clients are told of the noise."""
         return NoiseTerms(source=self.noise, multiplier=self.noise_multiplier)
 
@@ -181,7 +181,7 @@ class PrivacyPlan:
         """What one round releases: the mechanism's own event, as it is sampled. Without coins it
         is what one participation costs."""
         if self.released_by_clients:
-            return self.announced.event
+            return self.noise_terms.event
         released = self.mechanism(self.clipping).event
         if self.has_min_separation:
             return SeparatedEvent(
@@ -263,7 +263,7 @@ class PrivacyPlan:
     @property
     def noise_stddev(self) -> float:
         """The noise's standard deviation on one param of the mean change, at the first clip."""
-        noises = self.cohort if self.announced.is_local else 1.0
+        noises = self.cohort if self.noise_terms.is_local else 1.0
         multiplier = self.mechanism(self.clipping).noise_multiplier * math.sqrt(noises)
         return multiplier * self.clipping.norm / self.cohort
 

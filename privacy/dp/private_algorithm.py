@@ -64,13 +64,13 @@ class _Private:
         plan, clipping, past = self._plan, self._clipping_in(state), None
         if self._memory is not None:
             past = NoisePast(seeds=seeds_in(state.slots[SEEDS_SLOT]), memory=self._memory)
-        told = {**clipping.record(), **plan.announced.record()}
+        entries = {**clipping.record(), **plan.noise_terms.record()}
         if plan.correlation is not None:
-            told[REACH_KEY] = plan.correlation.separation
+            entries[REACH_KEY] = plan.correlation.separation
         summed = SummedMean(cohort=plan.cohort)
         return replace(
             self._algorithm,
-            client_config={**self._algorithm.client_config, **told},
+            client_config={**self._algorithm.client_config, **entries},
             aggregator=summed if plan.released_by_clients else plan.mechanism(clipping, past),
         )
 

@@ -188,7 +188,7 @@ class Daemon:
         one_way = server_credentials(self._server_pair, ca_pem=None)
         fleet_port = _bind(fleet, config.listen, config.fleet_port, mutual, "fleet_port")
         enroll_port = _bind(enroll, config.listen, config.enroll_port, one_way, "enroll_port")
-        self._issuer.fleet_address = config.fleet_told(fleet_port)
+        self._issuer.fleet_address = config.fleet_advertised(fleet_port)
         await fleet.start()
         await enroll.start()
         host = config.hosts[0]

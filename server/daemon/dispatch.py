@@ -37,7 +37,7 @@ class Observer(Protocol):
     def fail(self, run_id: int, error: MeadowError) -> None:
         """A run cannot go on."""
 
-    async def tell(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
+    async def emit(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
         """Something happened in a run that people want to know."""
 
 
@@ -82,7 +82,7 @@ class Dispatcher:
         self._workers.pop(run_id, None)
         for step in self._steps.values():
             if step.run_id == run_id:
-                step.attached = step.end_told = False
+                step.attached = step.end_emitted = False
 
     async def tidy(self, run_id: int) -> None:
         """Before a worker starts anew: delete the files that a crash left unused."""
@@ -130,7 +130,7 @@ class Dispatcher:
                     reply = pb.Envelope.FromString(row.reply or b"")
                     await self._forward(step, row.id, row.node_id, reply)
             step.attached = True
-        await self._tell_end(step)
+        await self._emit_end(step)
 
     def _open(
         self,
@@ -231,7 +231,7 @@ class Dispatcher:
                 for item in missing:
                     self._drop(item)
                     self._cancel(item, "the round ended without this client")
-            await self._tell_end(step)
+            await self._emit_end(step)
             for item in missing:
                 await asyncio.to_thread(self._spool.settle, step.run_id, item.instruction.id, ())
         except MeadowError as error:
@@ -244,32 +244,32 @@ class Dispatcher:
             check_s = step.next_check_s(now_s)
             if check_s is None:
                 return
-            await self._tell_wait(step, now_s)
+            await self._emit_wait(step, now_s)
             try:
                 async with asyncio.timeout(max(0.0, check_s - self._clock())):
                     await step.changed.wait()
             except TimeoutError:
                 continue
 
-    async def _tell_wait(self, step: OpenStep, now_s: float) -> None:
+    async def _emit_wait(self, step: OpenStep, now_s: float) -> None:
         """Say for whom a step waits that has too few updates: all of them are silent."""
         silent = step.pending and step.is_silent(now_s)
-        if silent and not step.wait_told and self.observer is not None:
+        if silent and not step.wait_emitted and self.observer is not None:
             missing = sorted(item.node_id for item in step.pending.values())
             detail = {"round": step.group_id, "step": step.key, "missing": missing[:100],
                       "updates": step.updates, "quorum": step.quorum}  # fmt: skip
-            await self.observer.tell(step.run_id, "round_waits", detail)
-        step.wait_told = bool(silent)
+            await self.observer.emit(step.run_id, "round_waits", detail)
+        step.wait_emitted = bool(silent)
 
     def _fail(self, run_id: int, error: MeadowError) -> None:
         if self.observer is not None:
             self.observer.fail(run_id, error)
 
-    async def _tell_end(self, step: OpenStep) -> None:
+    async def _emit_end(self, step: OpenStep) -> None:
         send = self._workers.get(step.run_id)
-        if send is None or not (step.ended and step.attached) or step.end_told:
+        if send is None or not (step.ended and step.attached) or step.end_emitted:
             return
-        step.end_told = True
+        step.end_emitted = True
         sent, received = self._spool.traffic(step.run_id)
         end = pb.StepEnd(key=step.key, bytes_sent=sent, bytes_received=received)
         await send(pb.DaemonMessage(end=end))
@@ -333,7 +333,7 @@ class Dispatcher:
 
     def _renew(self, item: Pending) -> None:
         item.lease_until_s = self._clock() + self._lease_s
-        if item.step.wait_told:
+        if item.step.wait_emitted:
             item.step.changed.set()
 
     def blob(self, node_id: int, blob_id: str) -> tuple[int, pb.Blob, Path] | None:
@@ -416,5 +416,5 @@ class Dispatcher:
                 await self._forward(step, id_, item.node_id, envelope)
             step.ended = step.ended or ends is not None
         step.changed.set()
-        await self._tell_end(step)
+        await self._emit_end(step)
         await asyncio.to_thread(self._spool.settle, step.run_id, id_, item.named)

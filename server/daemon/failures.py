@@ -30,7 +30,7 @@ from ...errors import (
 )
 from .peer_auth import Context
 
-__all__ = ["service_of", "told"]
+__all__ = ["answer_of", "service_of"]
 
 LOG = logging.getLogger("meadow.server")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -63,7 +63,7 @@ def service_of(name: str, handlers: Mapping[str, Handler], *, for_admin: bool = 
     )
 
 
-def told(error: Exception, call: str, *, for_admin: bool = False) -> Answer:
+def answer_of(error: Exception, call: str, *, for_admin: bool = False) -> Answer:
     """Return what a caller is told of an error, and write down what it is not told."""
     stored = isinstance(error, StoreError | sqlite3.Error) or (
         isinstance(error, OSError) and error.errno is not None
@@ -113,7 +113,7 @@ def _answering(handler: Any, call: str, for_admin: bool) -> Handler:
     async def end(error: Exception, context: Context) -> NoReturn:
         if isinstance(error, grpc.aio.BaseError):  # the call has ended, with a status or without
             raise error
-        await context.abort(*told(error, call, for_admin=for_admin))
+        await context.abort(*answer_of(error, call, for_admin=for_admin))
         raise AssertionError("abort always raises")
 
     async def one(requests: AsyncIterator[Any], context: Context) -> Any:

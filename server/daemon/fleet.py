@@ -21,7 +21,7 @@ from .audit_limiter import Allowance
 from .blob_service import fair_chunk_bytes
 from .calls import FirstMessages, parse, unary_handler
 from .dispatch import Dispatcher
-from .failures import told
+from .failures import answer_of
 from .floods import Floods
 from .peer_auth import REVOKED, Callers, Context, caller
 from .threads import JournalThread
@@ -169,7 +169,7 @@ class FleetService:
         except grpc.RpcError:
             reason = "the connection was lost"
         except Exception as error:
-            _, reason = told(error, "Fleet.Connect")
+            _, reason = answer_of(error, "Fleet.Connect")
         finally:
             link.close(reason)
 

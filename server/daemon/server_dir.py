@@ -211,12 +211,12 @@ class ServerFolder:
         except (OSError, ValueError):
             return {}
 
-    def enroll_told(self) -> str:
+    def enroll_advertised(self) -> str:
         """Return where clients are told to enrol: at the port in use, if a daemon runs."""
         listening, config = self.listening(), self.config
         if "enroll" in listening and not config.enroll_address:
             return listening["enroll"]
-        return config.enroll_told(config.enroll_port)
+        return config.enroll_advertised(config.enroll_port)
 
     def announce(self, addresses: dict[str, str]) -> None:
         """Write down the addresses in use."""
@@ -251,7 +251,7 @@ def _make_admin(folder: Path, authority: Authority, config: ServerConfig, now: d
     request = create_request("admin", key_path)
     pem = authority.issue_client(request, name="admin", role="admin", now=now, days=ADMIN_DAYS)
     fields = {
-        "address": config.fleet_told(config.fleet_port),
+        "address": config.fleet_advertised(config.fleet_port),
         "ca_pem": authority.certificate_pem.decode(),
         "certificate_pem": pem.decode(),
         "key_pem": key_path.read_text(),

@@ -60,8 +60,8 @@ class OpenStep:
     refused: set[int] = field(default_factory=set)
     attached: bool = False
     ended: bool = False
-    end_told: bool = False
-    wait_told: bool = False
+    end_emitted: bool = False
+    wait_emitted: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watcher: asyncio.Task[None] | None = None

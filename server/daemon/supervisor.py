@@ -34,7 +34,7 @@ DEATHS_MAX = 5
 """A worker that dies this often without committing a round in between fails its run."""
 STOP_WAIT_S = 15.0
 STOPPED = "stopped by the administrator"
-TOLD_MAX = 64
+PENDING_MAX = 64
 """How much of what a worker has told may be on its way to the journal."""
 LOG = logging.getLogger("meadow.server")
 
@@ -124,7 +124,7 @@ class Supervisor:
             self._tasks[run_id] = task
         pipe = self._pipes.get(run_id)
         if pipe is not None:
-            await _tell(pipe, pb.DaemonMessage(stop=pb.Empty()))
+            await _send(pipe, pb.DaemonMessage(stop=pb.Empty()))
         done, _ = await asyncio.wait([task], timeout=STOP_WAIT_S)
         if not done:
             self._kill(run_id)
@@ -146,7 +146,7 @@ class Supervisor:
         self._failures.setdefault(run_id, error)
         self._kill(run_id)
 
-    async def tell(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
+    async def emit(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
         """Record an event of a run."""
         await self.record(run_id, kind, json.dumps(detail))
 
@@ -318,10 +318,10 @@ class Supervisor:
             settings=json.loads(run.settings),
             cohorts=[pb.Cohort(group_id=g, node_ids=nodes) for g, nodes in cohorts.items()],
         )
-        await _tell(pipe, pb.DaemonMessage(start=start))
+        await _send(pipe, pb.DaemonMessage(start=start))
         if run_id in self._stopping:
-            await _tell(pipe, pb.DaemonMessage(stop=pb.Empty()))
-        self._dispatcher.attach(run_id, lambda message: _tell(pipe, message))
+            await _send(pipe, pb.DaemonMessage(stop=pb.Empty()))
+        self._dispatcher.attach(run_id, lambda message: _send(pipe, message))
 
     async def _tell_nodes(self, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]) -> None:
         """Tell a worker which clients are there, of those that it wants."""
@@ -334,14 +334,14 @@ class Supervisor:
                 changed.clear()
                 available = self._agents.available(tags)
                 nodes = pb.Nodes(node_ids=available, names=self._agents.names_of(available))
-                await _tell(pipe, pb.DaemonMessage(nodes=nodes))
+                await _send(pipe, pb.DaemonMessage(nodes=nodes))
         finally:
             unsubscribe()
 
     async def _pump(
         self, run_id: int, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]
     ) -> pb.Finished | None:
-        told = Background(TOLD_MAX)
+        told = Background(PENDING_MAX)
         while (message := await pipe.receive()) is not None:
             kind = message.WhichOneof("kind")
             if kind == "finished":
@@ -370,7 +370,7 @@ class Supervisor:
         return None
 
 
-async def _tell(pipe: WorkerPipe, message: pb.DaemonMessage) -> None:
+async def _send(pipe: WorkerPipe, message: pb.DaemonMessage) -> None:
     with suppress(ConnectionError):  # the worker is gone: that is handled where it is read
         await pipe.send(message)
 

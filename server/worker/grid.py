@@ -45,12 +45,12 @@ class FleetGrid(RunGrid):
         cohorts: Mapping[str, Sequence[int]],
         secret: bytes,
         tags: Sequence[str] = (),
-        announced: int = 0,
+        announced_cohort: int = 0,
     ) -> None:
-        """Send through `channel`; `announced` is how many clients a cohort has, as clients are told,
+        """Send through `channel`; `announced_cohort` is how many clients a cohort has, as clients are told,
         where who was drawn is a secret, and else 0."""
         self._channel = channel
-        self._announced = announced
+        self._announced_cohort = announced_cohort
         super().__init__(run_id)
         self._spool = spool
         self._writer = BlobWriter(spool)
@@ -165,7 +165,7 @@ class FleetGrid(RunGrid):
         name = (head.group_id, head.message_type)
         key = f"{head.group_id}/{head.message_type}/{self._pushes[name]}"
         self._pushes[name] += 1
-        together = self._announced or len(batch)
+        together = self._announced_cohort or len(batch)
         self._writer.packed_bytes_max = min(PACKED_BYTES_MAX, PACKED_TOGETHER_MAX // together)
         envelopes, ids = [], []
         for index, message in enumerate(batch):

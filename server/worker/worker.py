@@ -64,7 +64,7 @@ def main(fd: int) -> int:
             cohorts={cohort.group_id: cohort.node_ids for cohort in start.cohorts},
             secret=_secret_in(Path(start.run_dir)),
             tags=_tags_of(app),
-            announced=_announced_cohort(app),
+            announced_cohort=announced_cohort_of(app),
         )
 
         def note(kind: str, detail: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ def _introduce(channel: Channel, app: App) -> None:
         secure_aggregation=bool(privacy and privacy.secure_aggregation.enabled),
         differential_privacy=bool(privacy and privacy.differential_privacy.enabled),
         tags=_tags_of(app),
-        cohort=_announced_cohort(app),
+        cohort=announced_cohort_of(app),
     )
     channel.send(pb.WorkerMessage(ready=ready))
 
@@ -127,7 +127,7 @@ def _is_sampled(app: App) -> bool:
     )
 
 
-def _announced_cohort(app: App) -> int:
+def announced_cohort_of(app: App) -> int:
     """Return the size of a cohort as clients are told, 0 for as many as there are.
 
     How many were drawn by coins is as secret as who they are.

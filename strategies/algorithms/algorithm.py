@@ -98,7 +98,7 @@ class Algorithm:
     sent: Callable[[State], Params] = params_of
     """What the clients are sent to train: replies have the same names, shapes and dtypes, and so
     has the aggregate's mean. Beside or instead of params it may have `auxiliary`."""
-    told: Callable[[Params], Mapping[str, int]] = lambda params: {}
+    params_config: Callable[[Params], Mapping[str, int]] = lambda params: {}
     """Keys for the clients' ConfigRecords that follow from the initial params."""
     evaluated: Callable[[State], Params] | None = params_of
     """What the clients are sent to evaluate; None: they are not asked to."""

@@ -58,7 +58,7 @@ def lora(*, adapters: Sequence[str] = ("*lora_*", "*modules_to_save*")) -> Algor
         init=init,
         client_config={"algorithm": "lora"},
         evaluate_config={"algorithm": "lora"},
-        told=lambda params: {BASE: base_checksum(params, matches)},
+        params_config=lambda params: {BASE: base_checksum(params, matches)},
     )
 
 

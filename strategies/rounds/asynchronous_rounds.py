@@ -82,12 +82,12 @@ class AsynchronousRounds:
             algorithm=run_state.algorithm,
             asynchrony=self._asynchrony,
             plan=self._plan,
-            tell=run_state.tell,
+            emit=run_state.emit,
         )
         if not self._arrived:
             self._fill(grid, terms, buffer)
         number = run_state.state.round + 1
-        run_state.tell("round_started", {"round": number, "clients": len(self._in_flight)})
+        run_state.emit("round_started", {"round": number, "clients": len(self._in_flight)})
         while not buffer.is_full:
             if (reply := self._next_reply(grid)) is not None:
                 self._take(reply, buffer)
@@ -106,12 +106,12 @@ class AsynchronousRounds:
             QuorumError: nobody is at work, and nobody can be.
         """
         number, idle = buffer.number, not len(self._in_flight)
-        needed, tell = self._plan.min_clients, self._run_state.tell
+        needed, emit = self._plan.min_clients, self._run_state.emit
         present = (
             wait_for_clients(
                 grid,
                 needed,
-                tell=lambda count: tell("waiting", {"connected": count, "needed": needed}),
+                emit=lambda count: emit("waiting", {"connected": count, "needed": needed}),
             )
             if idle
             else grid.get_node_ids()
@@ -158,12 +158,12 @@ class AsynchronousRounds:
         if key not in self._contents:
             base = self._in_flight.base_of(instruction, run_state.state)
             arrays = run_state.arrays if base is run_state.state.params else params_to_arrays(base)
-            told: Mapping[str, float | int | str | bool] = {
+            params_config: Mapping[str, float | int | str | bool] = {
                 **run_state.algorithm.client_config,
                 "server-round": instruction.version + 1,
                 **({"repeat": instruction.repeat} if instruction.repeat else {}),
             }
-            config = ConfigRecord({**terms.train_config, **told})
+            config = ConfigRecord({**terms.train_config, **params_config})
             self._contents[key] = RecordDict({"arrays": arrays, "config": config})
         return self._contents[key]
 
@@ -285,7 +285,7 @@ class AsynchronousRounds:
             number=number,
             clients=clients,
             combined=False,
-            tell=run_state.tell,
+            emit=run_state.emit,
             table=table.evaluate,
             failed=failed,
         )

@@ -125,27 +125,27 @@ def wait_for_clients(
     grid: Grid,
     count: int,
     *,
-    tell: Callable[[int], None],
+    emit: Callable[[int], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Sequence[int]:
     """Wait until `count` clients are connected, and return the node ids, ascending.
 
     A grid with a `wait_for_nodes(count)` waits by itself; others are asked again and again.
-    `tell` hears how many there are, whenever that changes.
+    `emit` hears how many there are, whenever that changes.
 
     Edge cases: there are fewer than `count` if the grid is stopping, or gave up waiting.
     """
     present = _present(grid)
     if len(present) >= count:
         return present
-    tell(len(present))
+    emit(len(present))
     if wait_without_polling(grid, count):
         return _present(grid)
     while len(present) < count and not is_stopping(grid):
         sleep(POLL_S)
         before, present = len(present), _present(grid)
         if len(present) != before:
-            tell(len(present))
+            emit(len(present))
     return present
 
 
@@ -165,7 +165,7 @@ def wait_for_separated(
     count: int,
     separated: Callable[[Sequence[int]], Sequence[int]],
     *,
-    tell: Callable[[int], None],
+    emit: Callable[[int], None],
 ) -> Sequence[int]:
     """Wait until `count` of the connected clients may be drawn, and return those.
 
@@ -173,7 +173,7 @@ def wait_for_separated(
     """
     resting = 0
     while True:
-        present = wait_for_clients(grid, count + resting, tell=tell)
+        present = wait_for_clients(grid, count + resting, emit=emit)
         found = separated(present)
         if len(found) >= count or len(present) < count + resting:
             return found

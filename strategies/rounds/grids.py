@@ -81,7 +81,7 @@ def recall_group(grid: Grid, group_id: str) -> list[int]:
 
 
 def forget_group(grid: Grid, group_id: str) -> None:
-    """Tell the grid that a group of messages is over and done with."""
+    """Emit the grid that a group of messages is over and done with."""
     forget = getattr(grid, "forget", None)
     if callable(forget):
         forget(group_id)

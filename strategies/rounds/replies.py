@@ -19,14 +19,14 @@ from .failures import NameOf, failure_detail, named, printable
 from .plan import RoundPlan
 
 __all__ = [
-    "Tell",
+    "Emit",
     "TrainingReplies",
     "add_rows",
     "collect_evaluation",
     "within_norm",
 ]
 
-Tell = Callable[[str, Mapping[str, Any]], None]
+Emit = Callable[[str, Mapping[str, Any]], None]
 """Passes an event on: its kind, and its details."""
 
 
@@ -51,7 +51,7 @@ class TrainingReplies:
         quorum: int,
         combined: bool,
         reports: bool = True,
-        tell: Tell,
+        emit: Emit,
         name_of: NameOf = lambda client: None,
     ) -> None:
         """Without `reports`, nothing that clients say beside their params is kept."""
@@ -65,7 +65,7 @@ class TrainingReplies:
         self._quorum = quorum
         self._combined = combined
         self._reports = reports and algorithm.reports
-        self._tell = tell
+        self._emit = emit
         self._name_of = name_of
         self._fold = CanonicalFold(algorithm.aggregator, params, self._cohort)
         self._means = MetricMeans()
@@ -91,7 +91,7 @@ class TrainingReplies:
             else:
                 self._count(message)
         except ReplyError as error:
-            self._tell("update_refused", _details(self._number, error))
+            self._emit("update_refused", _details(self._number, error))
             if client in self._open:
                 self._close([client])
                 self.failures[client] = f"{error.field} {error.reason}"
@@ -124,7 +124,7 @@ class TrainingReplies:
         if self._fault is not None and (fault := self._fault(reply.tensors)):
             raise ReplyError(client, "update", fault)
         tensors = within_norm(
-            client, reply.tensors, self._params, self._plan, number=self._number, tell=self._tell
+            client, reply.tensors, self._params, self._plan, number=self._number, emit=self._emit
         )
         if self._reports:
             self._means.add(reply.metrics, weight=reply.weight)
@@ -144,7 +144,7 @@ class TrainingReplies:
     def _fail(self, client: int, reason: str, error: Error | None = None) -> None:
         self.failures[client] = reason
         self._close([client])
-        self._tell("client_failed", failure_detail(self._number, client, reason, error=error))
+        self._emit("client_failed", failure_detail(self._number, client, reason, error=error))
 
     def _close(self, clients: Iterable[int], update: Update | None = None) -> None:
         self._open.difference_update(clients)
@@ -161,7 +161,7 @@ def within_norm(
     plan: RoundPlan,
     *,
     number: int,
-    tell: Tell,
+    emit: Emit,
 ) -> Mapping[str, FlatTensor]:
     """Clip an update that moves the params that were sent too far.
 
@@ -177,7 +177,7 @@ def within_norm(
     if plan.update_norm_policy == "reject":
         raise ReplyError(client, "update", f"norm must be <= {limit:g}, is {norm:g}")
     detail = {"round": number, "client": client, "norm": norm, "norm_max": limit}
-    tell("update_clipped", detail)
+    emit("update_clipped", detail)
     return clip_delta(sent, tensors, factor=limit / norm)
 
 
@@ -194,7 +194,7 @@ def collect_evaluation(
     number: int,
     clients: Collection[int],
     combined: bool,
-    tell: Tell,
+    emit: Emit,
     table: ClientTable,
     failed: set[int],
 ) -> Metrics:
@@ -216,7 +216,7 @@ def collect_evaluation(
                 failed.add(client)
                 reason, during = printable(message.error.reason), MessageType.EVALUATE
                 detail = failure_detail(number, client, reason, during=during, error=message.error)
-                tell("client_failed", detail)
+                emit("client_failed", detail)
                 continue
             reply = read_reply(message, forms=None, combined=combined)
             if not missing.issuperset(set(reply.clients) - {client}):
@@ -226,13 +226,13 @@ def collect_evaluation(
             missing.difference_update(reply.clients)
             add_rows(table, reply)
         except ReplyError as error:
-            tell("evaluation_refused", _details(number, error))
+            emit("evaluation_refused", _details(number, error))
             failed.update({client}.intersection(clients) - {*table.clients})
             continue
         means.add(reply.metrics, weight=reply.weight)
     for client in sorted(missing - failed):
         failed.add(client)
-        tell("client_failed", failure_detail(number, client, "no answer", during="evaluate"))
+        emit("client_failed", failure_detail(number, client, "no answer", during="evaluate"))
     return means.means()
 
 

@@ -42,7 +42,7 @@ class RunState:
         self._recorder = recorder
         self.state = State(params={})
         self.arrays = ArrayRecord()
-        self.told: Mapping[str, int] = {}
+        self.params_config: Mapping[str, int] = {}
         """What clients are told that follows from the initial params."""
         self.history: list[Row] = []
         self._progress = Progress()
@@ -71,7 +71,7 @@ class RunState:
         self.state, self.arrays = state, params_to_arrays(state.params)
         self._progress = Progress(best=checkpoint.best, stale_rounds=checkpoint.stale_rounds)
         self.history = list(checkpoint.history)
-        self.tell("resumed", {"round": state.round})
+        self.emit("resumed", {"round": state.round})
         return {}
 
     def adopt(self, arrays: ArrayRecord, server_round: int) -> None:
@@ -79,7 +79,7 @@ class RunState:
         params = arrays_to_params(arrays)
         if server_round == 1 or not self.state.params:
             self.state = replace(self.algorithm.init(params), round=server_round - 1)
-            self.told = self.algorithm.told(params)
+            self.params_config = self.algorithm.params_config(params)
         else:
             self.state = replace(self.state, params=params)
         self.arrays = params_to_arrays(self.state.params)
@@ -128,7 +128,7 @@ class RunState:
             self.arrays = self._recorder.commit(checkpoint, row, table)
             self.state = replace(self.state, params=arrays_to_params(self.arrays))
         self._progress, self.history = progress, history
-        self.tell("round_committed", row)
+        self.emit("round_committed", row)
 
     # ------------------------------------------------------------------ its end
 
@@ -138,13 +138,13 @@ class RunState:
         if not self._progress.is_exhausted(stopping):
             return ""
         cause = self._progress.explain(stopping)
-        self.tell("early_stopped", {"round": self.state.round, "cause": cause})
+        self.emit("early_stopped", {"round": self.state.round, "cause": cause})
         return cause
 
     def result(self, initial: Metrics, status: Status, cause: str) -> RunResult:
         """Return how the run ended."""
         if status == "stopped":
-            self.tell("stopped", {"round": self.state.round, "cause": cause})
+            self.emit("stopped", {"round": self.state.round, "cause": cause})
         return result_of(
             self.history,
             arrays=self.arrays,
@@ -164,7 +164,7 @@ class RunState:
         ]
         return params, sorted(state.slots)
 
-    def tell(self, kind: str, detail: Mapping[str, Any]) -> None:
+    def emit(self, kind: str, detail: Mapping[str, Any]) -> None:
         """Pass an event on to the recorder."""
         if self._recorder is not None:
             self._recorder.event(kind, detail)

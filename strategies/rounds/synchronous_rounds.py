@@ -85,11 +85,14 @@ class SynchronousRounds:
             quorum=0 if self._by_coins else self._plan.min_clients,
             combined=self._combined,
             reports=self._privacy is None,
-            tell=run_state.tell,
+            emit=run_state.emit,
             name_of=name_of(grid),
         )
-        run_state.tell("round_started", {"round": server_round, "clients": len(cohort)})
-        content, extra = run_state.record_of(sent), {**algorithm.client_config, **run_state.told}
+        run_state.emit("round_started", {"round": server_round, "clients": len(cohort)})
+        content, extra = (
+            run_state.record_of(sent),
+            {**algorithm.client_config, **run_state.params_config},
+        )
         return instruction_for_all(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(
@@ -121,7 +124,10 @@ class SynchronousRounds:
         evaluated = algorithm.evaluated(run_state.state) if algorithm.evaluated else {}
         if evaluated is not run_state.state.params:
             arrays = params_to_arrays(evaluated)
-        extra, clients = {**algorithm.evaluate_config, **run_state.told}, self._contributors
+        extra, clients = (
+            {**algorithm.evaluate_config, **run_state.params_config},
+            self._contributors,
+        )
         self._evaluated = clients
         return instruction_for_all(
             MessageType.EVALUATE, server_round, clients, arrays, config, extra
@@ -136,7 +142,7 @@ class SynchronousRounds:
             number=server_round,
             clients=self._evaluated,
             combined=self._combined,
-            tell=self._run_state.tell,
+            emit=self._run_state.emit,
             table=self._table.evaluate,
             failed=self._unevaluated,
         )
@@ -199,12 +205,12 @@ class SynchronousRounds:
     def _cohort_of(self, number: int, grid: Grid) -> list[int]:
         if known := recall_group(grid, str(number)):
             return known
-        needed, tell = self._plan.min_clients, self._run_state.tell
+        needed, emit = self._plan.min_clients, self._run_state.emit
         present = wait_for_separated(
             grid,
             needed,
             lambda ids: self._plan.selection.separated(ids, self._memory, number),
-            tell=lambda count: tell("waiting", {"connected": count, "needed": needed}),
+            emit=lambda count: emit("waiting", {"connected": count, "needed": needed}),
         )
         if len(present) < needed:
             resting = " and rested" if self._plan.selection.limits else ""

@@ -45,7 +45,7 @@ class UpdateBuffer:
         algorithm: Algorithm,
         asynchrony: Asynchrony,
         plan: RoundPlan,
-        tell: Callable[[str, Mapping[str, Any]], None],
+        emit: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         self.number = state.round + 1
         self._newest: Params = state.params
@@ -53,7 +53,7 @@ class UpdateBuffer:
         self._aggregator = algorithm.aggregator
         self._asynchrony = asynchrony
         self._plan = plan
-        self._tell = tell
+        self._emit = emit
         self._updates: dict[Key, Update] = {}
         self._means = MetricMeans()
         self.table = ClientTable()
@@ -84,7 +84,7 @@ class UpdateBuffer:
                 self._keep(message, instruction, base)
         except ReplyError as error:
             detail = {"client": client, "field": error.field, "reason": error.reason}
-            self._tell("update_refused", {"round": self.number, **detail})
+            self._emit("update_refused", {"round": self.number, **detail})
             self.failed[client] = f"{error.field} {error.reason}"
             self.failures += 1
 
@@ -92,7 +92,7 @@ class UpdateBuffer:
         """Note that a client will not answer."""
         self.failed[client] = reason
         self.failures += 1
-        self._tell("client_failed", failure_detail(self.number, client, reason, error=error))
+        self._emit("client_failed", failure_detail(self.number, client, reason, error=error))
 
     def finish(self) -> Aggregate:
         """Return what the updates add up to, in their canonical order.
@@ -118,7 +118,7 @@ class UpdateBuffer:
             raise ReplyError(client, "reply", "is empty")
         reply = read_reply(message, forms=self._forms)
         tensors = within_norm(
-            client, reply.tensors, base, self._plan, number=self.number, tell=self._tell
+            client, reply.tensors, base, self._plan, number=self.number, emit=self._emit
         )
         staleness = self.number - 1 - instruction.version
         carried = self._carried(client, tensors, self._newest if not staleness else base, staleness)

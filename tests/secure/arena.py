@@ -129,7 +129,7 @@ class Arena:
     def secured(self, terms: SecureTerms = TERMS) -> SecureAggregationGrid:
         """Return a secure grid over the wire."""
         return SecureAggregationGrid(
-            self.wire, terms, tell=lambda kind, detail: self.told.append((kind, detail))
+            self.wire, terms, emit=lambda kind, detail: self.told.append((kind, detail))
         )
 
     def instructions(

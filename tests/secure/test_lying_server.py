@@ -42,7 +42,7 @@ def flipped(message: Message, at: int = -1) -> None:
     edited(message, message=bytes(said))
 
 
-def tell(arena: Arena, node: int, kind: str, content: RecordDict, group: str = "1") -> Message:
+def emit(arena: Arena, node: int, kind: str, content: RecordDict, group: str = "1") -> Message:
     """Send one message past the server's code and return the answer."""
     message = Message(content, node, kind, group_id=group)
     (reply,) = arena.wire.send_and_receive([message])
@@ -51,7 +51,7 @@ def tell(arena: Arena, node: int, kind: str, content: RecordDict, group: str = "
 
 def refused(arena: Arena, node: int, kind: str, content: RecordDict, group: str = "1") -> str:
     """Return why a message is refused."""
-    reply = tell(arena, node, kind, content, group)
+    reply = emit(arena, node, kind, content, group)
     assert reply.has_error()
     return str(reply.error.reason)
 

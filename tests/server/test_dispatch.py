@@ -45,7 +45,7 @@ class Desk:
         """Hear that the run cannot go on."""
         self.failed.append(str(error))
 
-    async def tell(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
+    async def emit(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
         """Hear an event of the run."""
         self.events.append((kind, detail))
 
@@ -398,14 +398,14 @@ def test_clients_hear_of_the_configured_cohort_where_coins_drew_it() -> None:
         id="1", run_id=1, step_key="1/train/0", node_id=1, envelope=b"", state="pending", reply=None
     )
     told = {}
-    for announced in (0, 50):
-        ready = pb.WorkerReady(cohort=announced, differential_privacy=True)
+    for announced_cohort in (0, 50):
+        ready = pb.WorkerReady(cohort=announced_cohort, differential_privacy=True)
         run = mock.Mock(spec=RunRow, id=1, app="digits", sha256="a")
         made = [
             instruction_of(run, ready, row, clients=n, sites=pack_sites(range(1, 10)))
             for n in (3, 4)
         ]
-        told[announced] = [each.cohort_clients for each in made]
+        told[announced_cohort] = [each.cohort_clients for each in made]
     assert told == {0: [3, 4], 50: [50, 50]}
 
 
@@ -414,7 +414,7 @@ def test_which_runs_keep_their_cohorts_secret() -> None:
     from types import SimpleNamespace
 
     from meadow.config.load import make_config
-    from meadow.server.worker.worker import _announced_cohort, _is_sampled
+    from meadow.server.worker.worker import _is_sampled, announced_cohort_of
 
     def app(**private: object) -> App:
         chosen = {"enabled": True, "noise_multiplier": 1.0, **private}
@@ -425,10 +425,10 @@ def test_which_runs_keep_their_cohorts_secret() -> None:
         }
         return SimpleNamespace(config=make_config(sections))  # type: ignore[return-value]
 
-    assert _is_sampled(app()) and _announced_cohort(app()) == 50
+    assert _is_sampled(app()) and announced_cohort_of(app()) == 50
     for others in (
         {"sampling": "fixed"},
         {"unit": "record", "sampling_rate": 0.1},
         {"sampling": "fixed", "clip": 2.0},
     ):
-        assert not _is_sampled(app(**others)) and _announced_cohort(app(**others)) == 0
+        assert not _is_sampled(app(**others)) and announced_cohort_of(app(**others)) == 0

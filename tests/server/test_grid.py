@@ -187,7 +187,7 @@ def test_a_message_says_nothing_of_those_before_it(desk: Desk, tmp_path: Path) -
     steps = []
     for place, drawn in enumerate((range(5), range(300))):
         told = {"run_id": 1, "spool": tmp_path, "quorum": 0, "secret": b"s", "cohorts": {}}
-        grid = FleetGrid(desk, announced=50, **told)  # type: ignore[arg-type]
+        grid = FleetGrid(desk, announced_cohort=50, **told)  # type: ignore[arg-type]
         content = RecordDict({"arrays": params})
         grid.push_messages([Message(content, n, "train", group_id=str(place)) for n in drawn])
         steps.append(desk.steps[-1])

@@ -213,7 +213,7 @@ def test_the_order_of_arrival_changes_no_bit(kit):
             algorithm=fedavg(),
             asynchrony=fedbuff(buffer_size=5),
             plan=plan,
-            tell=lambda kind, detail: None,
+            emit=lambda kind, detail: None,
         )
         for place in order:
             instruction = given[place]
@@ -362,7 +362,7 @@ def test_what_does_not_fit_on_the_newest_params_is_refused(kit):
         algorithm=fedavg(),
         asynchrony=fedbuff(buffer_size=1, weighting=constant()),
         plan=RoundPlan(),
-        tell=recorder.event,
+        emit=recorder.event,
     )
     instruction = OpenInstruction(number=1, client=1, version=0, repeat=0, sent_at_s=0.0)
     told = RecordDict({"arrays": params_to_arrays(base), "config": ConfigRecord()})

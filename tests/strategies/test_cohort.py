@@ -71,7 +71,7 @@ def test_waiting_polls_a_plain_grid(kit):
     """Until enough clients are there; whoever watches hears of every change."""
     grid, heard = kit.Grid(kit.drift, []), []
     wait_for_clients(
-        grid, 3, tell=heard.append, sleep=lambda _: grid.nodes.append(len(grid.nodes) + 1)
+        grid, 3, emit=heard.append, sleep=lambda _: grid.nodes.append(len(grid.nodes) + 1)
     )
     assert heard == [0, 1, 2, 3]
 
@@ -81,4 +81,4 @@ def test_waiting_ends_when_the_grid_stops(kit):
     grid = kit.Grid(kit.drift, [4])
     slept = []
     grid.is_stopping = lambda: len(slept) == 2
-    assert wait_for_clients(grid, 3, tell=lambda _: None, sleep=slept.append) == [4]
+    assert wait_for_clients(grid, 3, emit=lambda _: None, sleep=slept.append) == [4]

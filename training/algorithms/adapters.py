@@ -54,7 +54,7 @@ class TrainAdapters:
         return evaluate(bench.task, module, data, batch_size=size, device=bench.device)
 
     def _module(self, bench: WorkBench, sent: Params) -> torch.nn.Module:
-        wanted = bench.told(BASE, int)
+        wanted = bench.configured(BASE, int)
 
         def check(module: torch.nn.Module) -> None:
             found = base_checksum(params_of_module(module, copy=False), sent.__contains__)

@@ -36,7 +36,7 @@ class GrowTrees:
         Raises:
             DataError: XGBoost is not installed, or refuses the data or the settings.
         """
-        xgboost, rounds = _xgboost(), bench.told("tree-rounds", int)
+        xgboost, rounds = _xgboost(), bench.configured("tree-rounds", int)
         inputs, targets = _table(bench.data.train)
         before = None
         try:
@@ -73,11 +73,11 @@ def _xgboost() -> Any:
 
 
 def _settings(bench: WorkBench) -> dict[str, Any]:
-    classes = bench.told("tree-classes", int)
+    classes = bench.configured("tree-classes", int)
     return {
-        "objective": bench.told("tree-objective", str),
-        "max_depth": bench.told("tree-depth", int),
-        "learning_rate": bench.told("tree-learning-rate", float),
+        "objective": bench.configured("tree-objective", str),
+        "max_depth": bench.configured("tree-depth", int),
+        "learning_rate": bench.configured("tree-learning-rate", float),
         "base_score": BASE_SCORE,
         "tree_method": "hist",
         "nthread": torch.get_num_threads(),

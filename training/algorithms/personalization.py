@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PERSONALIZATIONS", "Personalization", "PersonalizationBench", "evaluate_own"]
 
-KEPT = "personal"
+PERSONAL_STATE = "personal"
 """The record of a client's state that its own params are in."""
 
 
@@ -76,14 +76,14 @@ class PersonalizationBench:
         module = self.module.with_some(params, seed=settings.seed)
         return evaluate(self.task, module, data, batch_size=settings.batch_size, device=self.device)
 
-    def kept(self) -> dict[str, NDArray[np.generic]]:
+    def client_state(self) -> dict[str, NDArray[np.generic]]:
         """Return the client's own params; none before its first round."""
-        record = self.state.array_records.get(KEPT)
+        record = self.state.array_records.get(PERSONAL_STATE)
         return {} if record is None else arrays_to_params(record)
 
-    def keep(self, params: Params) -> None:
+    def keep_state(self, params: Params) -> None:
         """Keep params of its own; they never leave the client."""
-        self.state[KEPT] = params_to_arrays(params)
+        self.state[PERSONAL_STATE] = params_to_arrays(params)
 
 
 class Personalization:
@@ -93,7 +93,7 @@ class Personalization:
         self, bench: PersonalizationBench, sent: Params, data: Data
     ) -> tuple[int, dict[str, float], Params]:
         """Train; returns the examples, the metrics, and what is answered: the names of `sent`."""
-        examples, means, params = bench.train({**bench.kept(), **sent}, data)
+        examples, means, params = bench.train({**bench.client_state(), **sent}, data)
         return examples, means, self._divided(bench, sent, params)
 
     def common(self, sent: Params) -> Params:
@@ -102,10 +102,10 @@ class Personalization:
 
     def own(self, bench: PersonalizationBench, sent: Params, data: Data) -> Params:
         """Return the params that this client would use."""
-        return {**bench.kept(), **sent}
+        return {**bench.client_state(), **sent}
 
     def _divided(self, bench: PersonalizationBench, sent: Params, params: Params) -> Params:
-        bench.keep({name: values for name, values in params.items() if name not in sent})
+        bench.keep_state({name: values for name, values in params.items() if name not in sent})
         return {name: params[name] for name in sent}
 
 
@@ -115,7 +115,7 @@ class FedRep(Personalization):
     def train(
         self, bench: PersonalizationBench, sent: Params, data: Data
     ) -> tuple[int, dict[str, float], Params]:
-        mine = {**bench.kept(), **sent}
+        mine = {**bench.client_state(), **sent}
         _, _, head = bench.train(
             mine,
             data,
@@ -142,11 +142,11 @@ class Ditto(Personalization):
         _, _, own = bench.train(
             self.own(bench, sent, data), data, session=lambda module: _Near(module, starts, mu)
         )
-        bench.keep(own)
+        bench.keep_state(own)
         return examples, means, {name: params[name] for name in sent}
 
     def own(self, bench: PersonalizationBench, sent: Params, data: Data) -> Params:
-        return bench.kept() or sent
+        return bench.client_state() or sent
 
 
 class Ifca(Personalization):

@@ -28,7 +28,7 @@ class WorkBench:
     settings: TrainingSettings
     config: Mapping[str, Any]
 
-    def told(self, key: str, kind: type[Any]) -> Any:
+    def configured(self, key: str, kind: type[Any]) -> Any:
         """Return what the instruction says.
 
         Raises:

@@ -19,14 +19,14 @@ from ..local_round import LocalRound, Tensors
 from ..module_params import owners_of, params_of_module, to_array, to_tensor
 
 __all__ = [
-    "KEPT",
+    "CLIENT_STATE",
     "LocalSession",
     "client_state_in",
     "shared_in",
     "without_auxiliary",
 ]
 
-KEPT = "algorithm"
+CLIENT_STATE = "algorithm"
 """The record of a client's state that an algorithm's part is in."""
 
 
@@ -91,7 +91,7 @@ class LocalSession:
             client_state = {
                 name: to_array(tensor, copy=True) for name, tensor in answer.client_state.items()
             }
-            self._state[KEPT] = params_to_arrays(client_state)
+            self._state[CLIENT_STATE] = params_to_arrays(client_state)
         made = params_to_arrays(params_of_module(self._module, copy=copy))
         for name, array in self._arrays.items():
             if name in answer.auxiliary:
@@ -138,7 +138,7 @@ def shared_in(
 
 def client_state_in(state: RecordDict, device: torch.device) -> dict[str, torch.Tensor]:
     """Return what a client kept; nothing before its first round."""
-    record = state.array_records.get(KEPT)
+    record = state.array_records.get(CLIENT_STATE)
     if record is None:
         return {}
     return {name: _placed(array, device) for name, array in arrays_to_params(record).items()}

@@ -176,18 +176,18 @@ class LocalTraining:
                 sampling="" if work.dp_sgd is None else system_entropy(SEED_BYTES).hex(),
             )
 
-        def go(told: RoundInstruction, parallelism: Parallelism) -> Trained:
+        def go(instruction: RoundInstruction, parallelism: Parallelism) -> Trained:
             module = work.load(self.generation)
-            if told.dp_sgd is not None:
+            if instruction.dp_sgd is not None:
                 examples = train_dp_sgd(
                     self._task,
                     module,
                     work.data,
-                    told.settings,
-                    told.dp_sgd,
-                    client=told.client,
+                    instruction.settings,
+                    instruction.dp_sgd,
+                    client=instruction.client,
                     device=self.device,
-                    sampling=generator_from(bytes.fromhex(told.sampling)),
+                    sampling=generator_from(bytes.fromhex(instruction.sampling)),
                     parallelism=parallelism if isinstance(parallelism, Divided) else None,
                 )
                 return module, examples, {}
@@ -198,16 +198,16 @@ class LocalTraining:
                 self._task,
                 module,
                 work.data,
-                told.settings,
-                client=told.client,
+                instruction.settings,
+                client=instruction.client,
                 device=self.device,
                 session=session,
                 parallelism=parallelism,
                 use=self.use,
                 timer=self.timer,
                 micro_batch=self._micro_batch,
-                saves=told.saves,
-                resume_at=told.resume_at,
+                saves=instruction.saves,
+                resume_at=instruction.resume_at,
             )
             return module, examples, means
 
@@ -224,7 +224,9 @@ class LocalTraining:
         """
         size = work.settings.batch_size
 
-        def go(told: RoundInstruction, parallelism: Parallelism) -> tuple[int, dict[str, float]]:
+        def go(
+            instruction: RoundInstruction, parallelism: Parallelism
+        ) -> tuple[int, dict[str, float]]:
             module, device = work.load(self.generation), self.module_device
             if parallelism.ranks == 1:
                 return evaluate(self._task, module, work.data, batch_size=size, device=device)

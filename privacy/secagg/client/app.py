@@ -33,7 +33,7 @@ from ..terms.vector import VectorLayout
 from .identity import Identify, SecureIdentity, pinned_identity
 from .introduction import introduce, spend_seed
 from .past import Past
-from .session import KeptSession
+from .session import SavedSession
 
 __all__ = ["secure_app"]
 
@@ -86,7 +86,7 @@ class _SecureApp(ClientApp):
                 content = self._begin(kind.removesuffix(SUFFIX), message, context)
         except MeadowError as error:
             # A reply, not an exception: so that the end of the session is kept.
-            KeptSession.end(context.state)
+            SavedSession.end(context.state)
             return Message(Error(SECURE_SUM_FAILED, str(error)), reply_to=message)
         return Message(content, reply_to=message)
 
@@ -117,7 +117,7 @@ class _SecureApp(ClientApp):
         identity.accept(announcement)
         instruction = _instruction(category, message, context, announcement.session)
         vector, examples = self._update(category, instruction, context, layout)
-        said = KeptSession.begin(
+        said = SavedSession.begin(
             context.state,
             identity=identity,
             announcement=announcement,
@@ -154,7 +154,7 @@ class _SecureApp(ClientApp):
         if type(session) is not bytes or type(heard) is not bytes:
             raise SecureAggregationError("the server's message has no session or no content")
         identity = self._identify(context)
-        kept = KeptSession.resume(context.state, identity, session)
+        kept = SavedSession.resume(context.state, identity, session)
         content = _content_of(session, kept.answer(step, heard), masked=step is ProtocolStep.MASK)
         if step is ProtocolStep.UNMASK and kept.category == "train":
             # The round's evaluation is next, and need not ask again.

@@ -32,7 +32,7 @@ from .identity import SecureIdentity
 from .introduction import expand, keys_of
 from .past import Past
 
-__all__ = ["KeptSession"]
+__all__ = ["SavedSession"]
 
 SESSION = "meadow-secure-session"
 ANNOUNCEMENT = "meadow-secure-announcement"
@@ -45,7 +45,7 @@ _live: OrderedDict[bytes, tuple[list[bytes], ClientSession]] = OrderedDict()
 
 
 @dataclass(slots=True, kw_only=True)
-class KeptSession:
+class SavedSession:
     """A session, and where in the Context it is kept."""
 
     state: RecordDict
@@ -103,7 +103,7 @@ class KeptSession:
         return answer
 
     @classmethod
-    def resume(cls, state: RecordDict, identity: SecureIdentity, session: bytes) -> KeptSession:
+    def resume(cls, state: RecordDict, identity: SecureIdentity, session: bytes) -> SavedSession:
         """Return the session that a message belongs to.
 
         Raises:

@@ -27,7 +27,7 @@ from .exchange import SecureExchange
 
 __all__ = ["SecureAggregationGrid"]
 
-Tell = Callable[[str, Mapping[str, Any]], None]
+Emit = Callable[[str, Mapping[str, Any]], None]
 SUMMED = ("train", "evaluate")
 
 
@@ -46,15 +46,15 @@ class SecureAggregationGrid(WrappedGrid):
         grid: Grid,
         terms: SecureTerms,
         *,
-        tell: Tell = lambda kind, detail: None,
+        emit: Emit = lambda kind, detail: None,
         seed: int = 0,
     ) -> None:
-        """`tell` hears "secure_sum" after every round, and "secure_suspects" of lying clients.
+        """`emit` hears "secure_sum" after every round, and "secure_suspects" of lying clients.
 
         `seed` decides the groups, if there are any.
         """
         super().__init__(grid)
-        self._terms, self._tell, self._seed = terms, tell, seed
+        self._terms, self._emit, self._seed = terms, emit, seed
         self._introduced: tuple[str, dict[int, Member]] = ("", {})
         """Who said in a group's training who it is in its evaluation."""
 
@@ -110,9 +110,9 @@ class SecureAggregationGrid(WrappedGrid):
     def _report(self, batch: Sequence[Message], exchange: SecureExchange) -> None:
         head = batch[0].metadata
         detail = {"round": head.group_id, "of": head.message_type, "clients": len(batch)}
-        self._tell("secure_sum", {**detail, "failures": len(exchange.failures)})
+        self._emit("secure_sum", {**detail, "failures": len(exchange.failures)})
         if exchange.suspects:
-            self._tell("secure_suspects", {**detail, "suspects": list(exchange.suspects)})
+            self._emit("secure_suspects", {**detail, "suspects": list(exchange.suspects)})
 
 
 def _category(message_type: str) -> str:

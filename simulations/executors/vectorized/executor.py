@@ -105,7 +105,7 @@ class VectorizedExecutor:
     def _train(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
         if why := _personal(settings):
-            self._tell(DataError(why))
+            self._emit(DataError(why))
             yield from self._other.execute(order)
             return
         arrays = cast(ArrayRecord, order.content["arrays"])
@@ -128,7 +128,7 @@ class VectorizedExecutor:
             except AgreementError:
                 raise
             except Exception as error:  # the task's code, or torch for want of a rule
-                self._tell(error)
+                self._emit(error)
                 yield from self._other.execute(order.to([client for client, _ in chunk]))
             loaded = loaded[len(chunk) :]
         yield from replies.finish()
@@ -277,7 +277,7 @@ class VectorizedExecutor:
     def _evaluate(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
         if why := _personal(settings):
-            self._tell(DataError(why))
+            self._emit(DataError(why))
             yield from self._other.execute(order)
             return
         arrays = cast(ArrayRecord, order.content["arrays"])
@@ -300,7 +300,7 @@ class VectorizedExecutor:
                 module, [data for _, data in tested], batch_size=settings.batch_size
             )
         except Exception as error:
-            self._tell(error)
+            self._emit(error)
             yield from self._other.execute(order.to(clients))
             return
         yield from replies.measured(clients, counts, means)
@@ -315,8 +315,8 @@ class VectorizedExecutor:
             except Exception as error:  # a task's code may raise anything
                 yield error_reply(replies.message_to(client), error, self._sink)
 
-    def _tell(self, error: Exception) -> None:
-        """Tell, once a run, why clients are run one by one."""
+    def _emit(self, error: Exception) -> None:
+        """Report, once a run, why clients are run one by one."""
         if not self._told:
             self._told = True
             self._sink.event("not_vectorized", {"reason": self._explained(error)})

@@ -13,7 +13,7 @@ from ....machine.accelerators import wide
 from ....strategies.algorithms.auxiliary_names import auxiliary_name
 from ....training.algorithms.algorithms import LocalAlgorithm
 from ....training.algorithms.corrections import names_of, zero_client_state
-from ....training.local.session import KEPT, client_state_in, shared_in
+from ....training.local.session import CLIENT_STATE, client_state_in, shared_in
 from ....training.local_round import Answer, LocalRound
 from ....training.loop.optimizers import Slots
 from ....training.module_params import to_array
@@ -108,5 +108,5 @@ class StackedSession:
         for row in good:
             state: RecordDict = self._states[row]
             own = {n: to_array(each[row], copy=True) for n, each in self._next.client_state.items()}
-            state[KEPT] = params_to_arrays(own)
+            state[CLIENT_STATE] = params_to_arrays(own)
             self._population.keep_state(self._clients[row], state)
