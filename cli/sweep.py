@@ -16,7 +16,7 @@ from ..machine.process_limits import available_cores
 from ..sweeps.children import ChildCommand, Children
 from ..sweeps.combinations import Combination, grid_of
 from ..sweeps.outcome import Group, best_group, compared_metric, groups_of
-from ..sweeps.plan import RunState, Sweep, command_of, plan_sweep, state_of
+from ..sweeps.plan import RunProgress, Sweep, command_of, plan_sweep, state_of
 from ..sweeps.record import hold_folder, record_of, write_record
 from .output import Format, FormatOption, say, show_rows
 from .sweep_view import SweepView
@@ -28,7 +28,7 @@ FAILURES_SHOWN_MAX = 5
 METRICS_SHOWN_MAX = 4
 """Columns of the table; sweep.json and --format json have all metrics."""
 
-Runs = list[tuple[Combination, RunState]]
+Runs = list[tuple[Combination, RunProgress]]
 
 
 def sweep(
@@ -73,7 +73,7 @@ def _states(planned: Sweep, errors: dict[str, str]) -> Runs:
     ]
 
 
-def _with_error(state: RunState, error: str | None) -> RunState:
+def _with_error(state: RunProgress, error: str | None) -> RunProgress:
     if not error or state.status in ("finished", "stopped"):
         return state
     return replace(state, status="failed", cause=state.cause or error)

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..strategies.rounds.progress import PREFERRED
-from ..sweeps.plan import RunState
+from ..sweeps.plan import RunProgress
 from .output import Format, plain
 
 __all__ = ["SweepView", "metric_of"]
@@ -84,7 +84,7 @@ class SweepView:
         elif event["event"] == "stopping":
             self._say(f"{run}: stopping after this round; press Ctrl-C again to stop at once")
 
-    def end(self, run: str, state: RunState) -> None:
+    def end(self, run: str, state: RunProgress) -> None:
         """Show how a run ended."""
         self._under_way.pop(run, None)
         self._done += 1

@@ -584,7 +584,7 @@ BESIDES = {
         client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:BLOBS_KEPT client.agent.execution:CORRUPT_MAX
         client.agent.line:UPLOAD_CHUNK_BYTES_MAX training.mid_epoch:SIZE_BYTES_MAX training.mid_epoch:STEPS_KEPT
         client.owner.offers:DIFF_BYTES_MAX client.owner.offers:DIFF_LINES_MAX client.owner.offers:REFUSED_MAX
-        training.parallel.orders:FRAME_BYTES_MAX training.parallel.pipeline:SHAPES_KEPT_MAX
+        training.parallel.instructions:FRAME_BYTES_MAX training.parallel.pipeline:SHAPES_KEPT_MAX
         training.parallel.shared_sums:TOTALS_MAX client.agent.process:LOG_BYTES_MAX client.tools.profiling:STEPS_MAX
         privacy.secagg.client.app:TTL_S client.owner.secure_certificate:CHECKED_MAX privacy.secagg.client.past:MODELS_MAX
         client.agent.transfer:UPLOAD_SETBACKS_MAX server.daemon.daemon:SENT_MESSAGE_BYTES_MAX

@@ -11,7 +11,7 @@ from typing import Any
 from ..reports.client_record import lower_is_better
 from ..strategies.rounds.progress import PREFERRED
 from .combinations import Combination
-from .plan import RunState
+from .plan import RunProgress
 
 __all__ = ["SEED", "Group", "Spread", "best_group", "compared_metric", "groups_of"]
 
@@ -42,16 +42,16 @@ class Group:
     metrics: Mapping[str, Spread]
 
 
-def groups_of(runs: Sequence[tuple[Combination, RunState]]) -> list[Group]:
+def groups_of(runs: Sequence[tuple[Combination, RunProgress]]) -> list[Group]:
     """Return the combinations without their seeds, in the sweep's order."""
-    members: dict[tuple[tuple[str, str], ...], list[tuple[Combination, RunState]]] = {}
+    members: dict[tuple[tuple[str, str], ...], list[tuple[Combination, RunProgress]]] = {}
     for combination, state in runs:
         key = tuple((name, value) for name, value in combination.values.items() if name != SEED)
         members.setdefault(key, []).append((combination, state))
     return [_group(dict(key), found) for key, found in members.items()]
 
 
-def _group(settings: Mapping[str, str], runs: Sequence[tuple[Combination, RunState]]) -> Group:
+def _group(settings: Mapping[str, str], runs: Sequence[tuple[Combination, RunProgress]]) -> Group:
     finished = [_metrics(state.final or {}) for _, state in runs if state.status == "finished"]
     names = {name: None for metrics in finished for name in metrics}
     return Group(

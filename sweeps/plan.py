@@ -16,7 +16,15 @@ from ..errors import ConfigError
 from ..transport.durable import sweep as remove_leftovers
 from .combinations import Combination, Grid
 
-__all__ = ["LOCK_NAME", "RECORD_NAME", "RunState", "Sweep", "command_of", "plan_sweep", "state_of"]
+__all__ = [
+    "LOCK_NAME",
+    "RECORD_NAME",
+    "RunProgress",
+    "Sweep",
+    "command_of",
+    "plan_sweep",
+    "state_of",
+]
 
 ORIGIN, SUMMARY = "origin.json", "summary.json"
 RECORD_NAME, LOCK_NAME = "sweep.json", ".lock"
@@ -41,7 +49,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+class RunProgress:
     """How far a run is, as its folder says; "waiting" is one that has not begun."""
 
     status: str
@@ -98,13 +106,13 @@ def _check_origin(sweep: Sweep, combination: Combination) -> None:
         )
 
 
-def state_of(folder: Path) -> RunState:
+def state_of(folder: Path) -> RunProgress:
     """Return how far a run is, from its folder alone."""
     summary = _read(folder / SUMMARY)
     if not summary:
         begun = (folder / ORIGIN).is_file()
-        return RunState(status="interrupted" if begun else "waiting")
-    return RunState(
+        return RunProgress(status="interrupted" if begun else "waiting")
+    return RunProgress(
         status=str(summary.get("status")),
         cause=summary.get("cause") or "",
         rounds=summary.get("rounds") or 0,

@@ -15,14 +15,14 @@ from ..errors import StoreError
 from ..transport.durable import write_file
 from .combinations import Combination
 from .outcome import Group
-from .plan import LOCK_NAME, RECORD_NAME, RunState, Sweep
+from .plan import LOCK_NAME, RECORD_NAME, RunProgress, Sweep
 
 __all__ = ["hold_folder", "record_of", "write_record"]
 
 
 def record_of(
     sweep: Sweep,
-    runs: Sequence[tuple[Combination, RunState]],
+    runs: Sequence[tuple[Combination, RunProgress]],
     groups: Sequence[Group],
     *,
     metric: str | None,

@@ -409,7 +409,7 @@ WRONG: list[tuple[str, str, list[str]]] = [
     (
         "records with a delta that shows half of them",
         f"{PRIVATE}epsilon = 2.0\nunit = 'record'\nsampling_rate = 0.1\ndelta = 0.5",
-        ["differential_privacy.delta", "at most 0.01 for records"],
+        ["differential_privacy.delta", "at most 0.01 for examples"],
     ),
     (
         "privacy of cohorts that depend on data",

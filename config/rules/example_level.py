@@ -66,8 +66,8 @@ def example_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
             chosen.delta > DELTA_MAX,
             (f"{SECTION}.delta", unit),
             (
-                f"= {chosen.delta:g} must be at most {DELTA_MAX:g} for examples: with that probability a "
-                "example could be shown outright; lower it below 1 / a client's examples"
+                f"= {chosen.delta:g} must be at most {DELTA_MAX:g} for examples: with that "
+                "probability an example could be shown outright; lower it below 1 / a client's examples"
             ),
         ),
         (

@@ -49,7 +49,7 @@ def same_coins(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(bench: Bench, training: LocalTraining, terms: ExampleTerms) -> Params:
     """Return the params after a round of two epochs."""
     work = bench.round(training, learning_rate=0.5, epochs=2, batch_size=8, proximal_mu=0.1)
-    module, examples, means = training.train(replace(work, records=terms))
+    module, examples, means = training.train(replace(work, dp_sgd=terms))
     assert (examples, means) == (53, {}), "no loss of an example may leave"
     return {name: value.clone() for name, value in module.state_dict().items()}
 

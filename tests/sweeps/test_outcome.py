@@ -9,23 +9,31 @@ import pytest
 
 from meadow.sweeps.combinations import Combination, grid_of
 from meadow.sweeps.outcome import Spread, best_group, compared_metric, groups_of
-from meadow.sweeps.plan import RunState
+from meadow.sweeps.plan import RunProgress
 
 
-def finished(accuracy: float, loss: float = 1.0) -> RunState:
+def finished(accuracy: float, loss: float = 1.0) -> RunProgress:
     """Return a run's end with these metrics of the server."""
     metrics = {"accuracy": accuracy, "loss": loss}
-    return RunState(status="finished", final={"round": 1, "train": {}, "server": metrics})
+    return RunProgress(status="finished", final={"round": 1, "train": {}, "server": metrics})
 
 
-def runs(settings: list[str], states: Sequence[RunState]) -> list[tuple[Combination, RunState]]:
+def runs(
+    settings: list[str], states: Sequence[RunProgress]
+) -> list[tuple[Combination, RunProgress]]:
     """Return the runs of a grid with these ends."""
     return list(zip(grid_of(settings).combinations, states, strict=True))
 
 
 def test_seeds_are_repetitions() -> None:
     """0.5, 0.7, 0.9: mean 0.7, deviation of a sample 0.2; a failed run does not count."""
-    ends = [finished(0.5), finished(0.7), finished(0.9), RunState(status="failed"), finished(0.4)]
+    ends = [
+        finished(0.5),
+        finished(0.7),
+        finished(0.9),
+        RunProgress(status="failed"),
+        finished(0.4),
+    ]
     groups = groups_of(runs(["a.rate=1,2", "run.seed=1,2,3"], [*ends, finished(0.4)]))
     assert [group.settings for group in groups] == [{"a.rate": "1"}, {"a.rate": "2"}]
     spread = groups[0].metrics["server.accuracy"]
@@ -57,6 +65,6 @@ def test_the_best_is_high_or_low() -> None:
 
 def test_a_diverged_run_has_no_value() -> None:
     """Not finite is none; where nothing was measured there is no best."""
-    groups = groups_of(runs(["a.rate=1,2"], [finished(math.nan), RunState(status="waiting")]))
+    groups = groups_of(runs(["a.rate=1,2"], [finished(math.nan), RunProgress(status="waiting")]))
     assert list(groups[0].metrics) == ["server.loss"] and not groups[1].metrics
     assert best_group(groups, "server.accuracy") is None

@@ -87,7 +87,7 @@ class RoundInstruction:
             "saves": saves,
             "resume_at": self.resume_at,
             "evaluate": self.evaluate,
-            "records": None if self.dp_sgd is None else asdict(self.dp_sgd),
+            "dp_sgd": None if self.dp_sgd is None else asdict(self.dp_sgd),
             "sampling": self.sampling,
         }
 
@@ -99,8 +99,8 @@ class RoundInstruction:
         if saves is not None:
             saves = MidEpoch(**{**saves, "folder": Path(saves["folder"])})
         told = {"settings": TrainingSettings(**said["settings"]), "saves": saves}
-        if said["records"] is not None:
-            told["records"] = ExampleTerms(**said["records"])
+        if said["dp_sgd"] is not None:
+            told["dp_sgd"] = ExampleTerms(**said["dp_sgd"])
         return cls(**{**said, **told, "site": Site(**site)})
 
 
