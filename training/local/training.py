@@ -160,7 +160,7 @@ class LocalTraining:
 
     def _train(self, work: Round) -> Trained:
         if work.dp_sgd is not None:
-            self.require_whole("DP-SGD", "clips every record's gradient")
+            self.require_whole("DP-SGD", "clips every example's gradient")
         settings = self._as_owned(work.settings)
         saves = self._saves_of(work, settings)
 

@@ -75,6 +75,6 @@ def test_terms_that_cannot_be(changes: dict[str, Any]) -> None:
     """Part of them, or numbers that are none."""
     parts = {"clip": 1.0, "noise": 1.0, "rate": 0.5, **changes}
     names = {"clip": "clip", "noise": "noise-multiplier", "rate": "sampling-rate"}
-    said = {f"dp-example-{names[key]}": value for key, value in parts.items() if value is not None}
+    said = {f"dp-record-{names[key]}": value for key, value in parts.items() if value is not None}
     with pytest.raises(ProtocolError, match="must be a number from"):
         ExampleTerms.of(said)

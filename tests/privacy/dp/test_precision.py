@@ -51,7 +51,7 @@ def test_the_sum_moves_by_the_clip_at_most(dtype: type, kind: ClippingKind, shar
     clipping = Clipping(kind=kind, norm=clip)
     mean = PrivateMean(cohort=1.0, clipping=clipping, noise_multiplier=1.0, entropy=system_entropy)
     accumulator = mean.fold(mean.zero(before), [Update(client=1, params=after, weight=1.0)])
-    (update,) = accumulator.changes.waiting
+    (update,) = accumulator.deltas.waiting
     added = [update.params[name].numpy().astype(np.complex128) - wide[name] for name in before]
     assert 0.9 * clip < norm_of(added) <= clip
     noised = _bounded(before, after, clipping, laplace=False)
