@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
-FLEET_TESTS := tests/client_agent tests/faults tests/federation
+FLEET_TESTS := tests/client tests/faults tests/federation
 
 .PHONY: help demo test fuzz soak check format bench proto docs changelog clean
 .NOTPARALLEL:

@@ -80,7 +80,7 @@ WIRE_LIMITS = (
         "server.daemon.stream_limiter:SLOW_STEPS_MAX",
         "chunks of all clients that are slow to arrive, or to be taken; the client with most of them "
         "loses its oldest",
-        "server/test_slots.py::test_too_many_slow_steps",
+        "server/daemon/test_slots.py::test_too_many_slow_steps",
     ),
     Limit(
         "server.daemon.floods:FRUITLESS_BYTES_PER_S_MAX",
@@ -132,23 +132,23 @@ WIRE_LIMITS = (
         "config.server_config:CLIENT_BYTES_MAX",
         "files of one client's replies, from their declaration until the round is committed; "
         "`client_bytes_max`",
-        "server/test_spool.py::test_a_client_has_a_quota_over_all_its_instructions",
+        "server/daemon/test_spool.py::test_a_client_has_a_quota_over_all_its_instructions",
     ),
     Limit(
         "config.server_config:SPOOL_BYTES_MAX",
         "files of all replies; `spool_bytes_max`",
-        "server/test_spool.py::test_all_clients_together_have_a_quota",
+        "server/daemon/test_spool.py::test_all_clients_together_have_a_quota",
     ),
     Limit(
         "server.daemon.spool:ABANDONED_S",
         "how long the part of a broken upload waits for the rest",
-        "server/test_spool.py::test_abandoned_uploads_are_deleted",
+        "server/daemon/test_spool.py::test_abandoned_uploads_are_deleted",
     ),
     Limit(
         "config.client_config:RECEIVED_BYTES_MAX",
         "tensors of one instruction, where the owner says nothing else with "
         "`policy.received_bytes_max`",
-        "client_agent/test_policy.py::test_more_tensors_than_the_owner_allows",
+        "client/owner/test_policy.py::test_more_tensors_than_the_owner_allows",
     ),
     Limit(
         "server.daemon.spool:BLOBS_PER_REPLY_MAX",
@@ -178,7 +178,7 @@ WIRE_LIMITS = (
     Limit(
         "server.daemon.stream_limiter:PATIENCE_S",
         "how long a chunk has a place among the quick ones",
-        "server/test_slots.py::test_a_slow_step_gives_its_slot_back",
+        "server/daemon/test_slots.py::test_a_slow_step_gives_its_slot_back",
     ),
     Limit(
         "server.daemon.daemon:HANDSHAKE_MS_MAX",
@@ -272,12 +272,12 @@ DISK_LIMITS = (
     Limit(
         "server.daemon.threads:RETRY_S_MAX",
         "between two attempts to write to a full disk, in seconds",
-        "server/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
+        "server/daemon/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
     ),
     Limit(
         "server.daemon.supervisor:STOP_WAIT_S",
         "how long a run that is stopped may take until its worker is killed, in seconds",
-        "server/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
+        "server/daemon/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
     ),
     Limit(
         "server.daemon.supervisor:DEATHS_MAX",
@@ -287,7 +287,7 @@ DISK_LIMITS = (
     Limit(
         "run.checkpoints:CHECKPOINTS_KEPT",
         "rounds that a run keeps to go on from",
-        "server/test_run_folder.py::test_the_newest_checkpoint_comes_back",
+        "run/test_run_folder.py::test_the_newest_checkpoint_comes_back",
     ),
     Limit(
         "transport.file_pool:POOLED_FILES_MAX",
@@ -328,7 +328,7 @@ WORDS_LIMITS = (
     Limit(
         "transport.fields:METADATA_CHARS_MAX",
         "each text of a message's metadata, its group among them",
-        "client_agent/test_hostile_instructions.py::test_none_ends_the_agent",
+        "client/agent/test_hostile_instructions.py::test_none_ends_the_agent",
     ),
     Limit(
         "transport.fields:RUN_CONFIG_MAX",
@@ -338,7 +338,7 @@ WORDS_LIMITS = (
     Limit(
         "transport.fields:SITES_MAX",
         "sites that a server may say it has",
-        "client_agent/test_hostile_instructions.py::test_none_ends_the_agent",
+        "client/agent/test_hostile_instructions.py::test_none_ends_the_agent",
     ),
     Limit(
         "transport.fields:ERROR_CHARS_MAX",
@@ -358,17 +358,17 @@ WORDS_LIMITS = (
     Limit(
         "privacy.secagg.terms.terms:CLIENTS_MAX",
         "clients of one secure sum",
-        "privacy/test_secure_terms.py::test_a_malformed_announcement",
+        "privacy/secagg/terms/test_terms.py::test_a_malformed_announcement",
     ),
     Limit(
         "privacy.secagg.terms.terms:METRICS_COUNT_MAX",
         "metrics that a secure sum adds up",
-        "privacy/test_secure_terms.py::test_terms_that_cannot_be",
+        "privacy/secagg/terms/test_terms.py::test_terms_that_cannot_be",
     ),
     Limit(
         "training.settings:WHOLE_MAX",
         "each whole number of how clients train, such as the epochs",
-        "client/test_training_settings.py::test_impossible_settings_are_refused",
+        "training/test_settings.py::test_impossible_settings_are_refused",
     ),
     Limit(
         "transport.fields:NAME_CHARS_MAX",
@@ -408,77 +408,77 @@ WORDS_LIMITS = (
     Limit(
         "privacy.secagg.terms.terms:METRIC_CHARS_MAX",
         "the name of such a metric",
-        "privacy/test_secure_terms.py::test_a_malformed_announcement",
+        "privacy/secagg/terms/test_terms.py::test_a_malformed_announcement",
     ),
     Limit(
         "privacy.secagg.terms.announcement:CERTIFICATE_BYTES_MAX",
         "what certifies a client's key in an announcement",
-        "privacy/test_secure_terms.py::test_a_malformed_announcement",
+        "privacy/secagg/terms/test_terms.py::test_a_malformed_announcement",
     ),
     Limit(
         "privacy.secagg.protocol.encoding:LENGTH_MAX",
         "values of a secure sum",
-        "privacy/secagg/test_encoding.py::test_an_encoding_that_cannot_be",
+        "privacy/secagg/protocol/test_encoding.py::test_an_encoding_that_cannot_be",
     ),
     Limit(
         "privacy.secagg.protocol.encoding:CLIP_MAX",
         "the clip of a secure sum's values",
-        "privacy/secagg/test_encoding.py::test_an_encoding_that_cannot_be",
+        "privacy/secagg/protocol/test_encoding.py::test_an_encoding_that_cannot_be",
     ),
     Limit(
         "training.settings:NUMBER_MAX",
         "each other number of how clients train",
-        "client/test_training_settings.py::test_impossible_settings_are_refused",
+        "training/test_settings.py::test_impossible_settings_are_refused",
     ),
     Limit(
         "privacy.secagg.client.introduction:AGE_S_MAX",
         "the age of the keys by which a client introduced itself to a secure sum",
-        "secure/test_beacon.py::test_an_introduction_is_not_good_for_long",
+        "privacy/secagg/test_beacon.py::test_an_introduction_is_not_good_for_long",
     ),
     Limit(
         "client.agent.agent:LEASE_S_MAX",
         "a lease, whatever the server says; at least a second",
-        "client_agent/test_bounds.py::test_a_lease",
+        "client/agent/test_bounds.py::test_a_lease",
     ),
     Limit(
         "client.agent.assignments:INSTRUCTIONS_MAX",
         "instructions that wait at a client; it refuses more",
-        "client_agent/test_bounds.py::test_instructions_that_wait",
+        "client/agent/test_bounds.py::test_instructions_that_wait",
     ),
     Limit(
         "client.owner.ledger:REFUSALS_MAX",
         "refusals that a client keeps",
-        "client_agent/test_bounds.py::test_refusals_that_are_kept",
+        "client/agent/test_bounds.py::test_refusals_that_are_kept",
     ),
     Limit(
         "client.owner.ledger:APP_CHARS_MAX",
         "an app's name in its record of them",
-        "client_agent/test_bounds.py::test_refusals_that_are_kept",
+        "client/agent/test_bounds.py::test_refusals_that_are_kept",
     ),
     Limit(
         "client.agent.state:RUNS_MAX",
         "runs whose state a client keeps",
-        "client_agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
+        "client/agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
     ),
     Limit(
         "client.agent.state:REPLIES_MAX",
         "replies that wait at a client to be acknowledged",
-        "client_agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
+        "client/agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
     ),
     Limit(
         "privacy.secagg.client.session:LIVE_MAX",
         "secure sessions that a process remembers; others are gone through again",
-        "secure/test_restart.py::test_clients_in_other_processes_for_every_message",
+        "privacy/secagg/test_restart.py::test_clients_in_other_processes_for_every_message",
     ),
     Limit(
         "client.agent.training:REASON_CHARS_MAX",
         "a client's reason why it failed",
-        "client_agent/test_bounds.py::test_what_a_failure_says",
+        "client/agent/test_bounds.py::test_what_a_failure_says",
     ),
     Limit(
         "client.agent.clock:SKEW_S_MAX",
         "difference between the clocks of a client and the server; more is told",
-        "client_agent/test_bounds.py::test_clocks_that_agree",
+        "client/agent/test_bounds.py::test_clocks_that_agree",
     ),
     Limit(
         "server.daemon.steps:REASON_CHARS_MAX",
@@ -508,27 +508,27 @@ WORDS_LIMITS = (
     Limit(
         "run.run_folder:TRACEBACKS_BYTES_MAX",
         "tracebacks of clients that a run keeps",
-        "server/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
+        "run/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
     ),
     Limit(
         "run.run_folder:TRACEBACK_CHARS_MAX",
         "each of them, its end",
-        "server/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
+        "run/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
     ),
     Limit(
         "run.app_output:LOG_BYTES_MAX",
         "what an app prints, in a run's `app.log`",
-        "server/test_app_output.py::test_a_full_file_takes_no_more",
+        "run/test_app_output.py::test_a_full_file_takes_no_more",
     ),
     Limit(
         "run.app_output:TAKEN_CHARS_MAX",
         "what a worker process of a simulation prints in a step",
-        "server/test_app_output.py::test_what_another_process_prints_comes_along",
+        "run/test_app_output.py::test_what_another_process_prints_comes_along",
     ),
     Limit(
         "privacy.secagg.server.group:OVERHEAD_BYTES_MAX",
         "a masked vector, beyond the bytes of its values",
-        "secure/test_lying_clients.py::test_what_a_client_may_not_say",
+        "privacy/secagg/test_lying_clients.py::test_what_a_client_may_not_say",
     ),
 )
 
@@ -536,12 +536,12 @@ APP_LIMITS = (
     Limit(
         "client.owner.offers:OFFERS_MAX",
         "apps that wait for a site's owner",
-        "client_agent/test_offers.py::test_bounds",
+        "client/owner/test_offers.py::test_bounds",
     ),
     Limit(
         "client.owner.offers:ARCHIVE_BYTES_MAX",
         "an offered app's archive, and what is in it",
-        "client_agent/test_offers.py::test_bounds",
+        "client/owner/test_offers.py::test_bounds",
     ),
     Limit(
         "transport.fields:APP_SIGNATURE_BYTES_MAX",
@@ -551,7 +551,7 @@ APP_LIMITS = (
     Limit(
         "transport.app_signature:FILE_BYTES_MAX",
         "its file",
-        "client_agent/test_offers.py::test_signatures_are_of_one_app_one_content_and_one_time",
+        "client/owner/test_offers.py::test_signatures_are_of_one_app_one_content_and_one_time",
     ),
 )
 
@@ -633,7 +633,7 @@ SECONDS=3600` runs a federation under random kills, cut and corrupted lines, ful
 compares each model with that of an undisturbed run, byte by byte. `tests/fuzz` gives every decoder and every
 field of an instruction inputs that nobody sends, 2,000 each, and allows one of our errors, two seconds and
 200 MiB; `make fuzz SECONDS=3600` goes on, and keeps what leads somewhere new.
-`tests/secure/test_every_field.py` tells one client of a secure sum another instruction, field by field.
+`tests/privacy/secagg/test_every_field.py` tells one client of a secure sum another instruction, field by field.
 """
 
 

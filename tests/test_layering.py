@@ -264,6 +264,40 @@ def test_small_files_are_doors() -> None:
     assert small == set(DOORS)
 
 
+TESTS = ROOT / "tests"
+TESTS_OF_THE_WHOLE = {"documentation", "layering", "packaging", "project", "task"}
+TESTS_ELSEWHERE = {
+    "accelerator": "everything that trains, on an accelerator that is strict",
+    "examples": "the programs of examples/",
+    "faults": "attacks on a live server, by what is tried",
+    "federation": "real processes, from the command line to the model",
+    "fuzz": "inputs that nobody sends, to every decoder",
+    "interop": "the same apps under Flower itself",
+    "shared": "what tests of several folders import; no tests",
+    "simulations/apps": "apps that tests run",
+    "training/parallel/scans": "an app that tests run",
+}
+"""Folders of tests that are no folders of the package, and what is in them."""
+
+
+def test_tests_mirror_folders() -> None:
+    """The tests of a folder are in the folder of that name in tests/, and each room has some."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py")} - {Path()}
+    homeless = {
+        str(folder)
+        for folder in folders
+        if not (ROOT / folder / "__init__.py").is_file()
+        and not any(folder.is_relative_to(other) for other in TESTS_ELSEWHERE)
+    }
+    assert homeless == set(), "tests of what? Or say so in TESTS_ELSEWHERE"
+    assert all((TESTS / other).is_dir() for other in TESTS_ELSEWHERE)
+    assert {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")} == (
+        TESTS_OF_THE_WHOLE
+    )
+    rooms = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")}
+    assert set(FOLDERS) - rooms == set(), "nothing tests them"
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(PURE)])
 def test_maths_is_pure(module: str) -> None:
     """Strategies and privacy know no torch, gRPC, files, clocks or logs."""

@@ -23,7 +23,7 @@ from .build import MODULE, SOURCE
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = HERE / "build.py"
-TWO_DEVICES = "tests/parallel/test_plan.py::test_two_gpus_make_one_update"
+TWO_DEVICES = "tests/training/parallel/test_plan.py::test_two_gpus_make_one_update"
 SIMULATION = str(HERE / "simulation_suite.py")
 SUITES = {
     "a client": [

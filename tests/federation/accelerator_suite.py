@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from .processes import federation, meadow
 
-SCANS = Path(__file__).parents[1] / "parallel" / "scans"
+SCANS = Path(__file__).parents[1] / "training" / "parallel" / "scans"
 SETTINGS = (
     "run.rounds=2",
     "run.min_clients=2",

@@ -13,7 +13,7 @@ from meadow.transport.tensors import TensorFile
 
 from .processes import Federation, federation, meadow, wait_until
 
-SCANS = Path(__file__).parents[1] / "parallel" / "scans"
+SCANS = Path(__file__).parents[1] / "training" / "parallel" / "scans"
 pytestmark = pytest.mark.fleet
 
 SETTINGS = (

@@ -1,162 +1,189 @@
-"""Clients that do not follow the protocol: they are named, and the honest ones' sum is right."""
+"""What the server refuses of a client that lies: it is out, and the others' sum is exact."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
-from meadow.privacy.secagg.protocol import SecureAggregationError
-from meadow.privacy.secagg.protocol.recovery import recover
-from meadow.privacy.secagg.protocol.shamir import split
-from meadow.privacy.secagg.protocol.steps import ProtocolStep
+from meadow.flower.messages import params_to_arrays
+from meadow.privacy.secagg.client.identity import pinned_identity, simulated_identity
+from meadow.privacy.secagg.protocol.keys import sign
+from meadow.privacy.secagg.protocol.steps import Purpose
+from meadow.privacy.secagg.terms.terms import IDENTITY, MASKED
 
-LIAR = "site-003"
-
-
-@pytest.fixture
-def cohort(kit):
-    """Sixteen clients; 11 shares give a secret."""
-    return kit.Cohort(16, corrupt=0.33, dropout=0.3)
+from .arena import STEPS, Arena, combined, model, plain_app, reasons, require_mean
 
 
-@pytest.mark.parametrize("step", ProtocolStep)
-def test_a_damaged_message_is_refused_and_may_be_sent_again(kit, cohort, step):
-    """Too short, too long, of another kind: nothing has changed for the server."""
-    heard = cohort.until(step)
-    good = cohort.say(step, LIAR, heard[LIAR])
-    for bad in (b"", good[:-1], good + b"x", good[:4] + b"\x07\x08" + good[6:], good[:30]):
-        with pytest.raises(SecureAggregationError, match="message from site-003") as caught:
-            cohort.server.collect(LIAR, bad)
-        assert caught.value.suspect == LIAR
-    assert LIAR in cohort.server.missing
-    cohort.server.collect(LIAR, good)
-    assert LIAR not in cohort.server.missing
+def says(*, record: str = "secure", **fields: Any) -> Callable[[Message], None]:
+    """Return what changes fields of a client's answer; None takes one away."""
+
+    def change(message: Message) -> None:
+        said = {**message.content[record], **fields}
+        kept = {name: value for name, value in said.items() if value is not None}
+        message.content[record] = ConfigRecord(kept)
+
+    return change
 
 
-@pytest.mark.parametrize("step", [ProtocolStep.MASK, ProtocolStep.CONFIRM])
-def test_a_wrong_signature_is_refused(kit, cohort, step):
-    """By the server already, so that one client cannot end the session for all."""
-    heard = cohort.until(step)
-    message = kit.flip(cohort.say(step, LIAR, heard[LIAR]), 0)
-    with pytest.raises(SecureAggregationError, match="signature of client 'site-003'"):
-        cohort.server.collect(LIAR, message)
+def introduces(**fields: Any) -> Callable[[Message], None]:
+    """Return what changes fields of what a client says of itself."""
+    return says(record="introduction", **fields)
 
 
-def test_somebody_elses_message_is_refused(cohort):
-    """A message is its sender's alone."""
-    heard = cohort.until(ProtocolStep.MASK)
-    with pytest.raises(SecureAggregationError, match="signature of client 'site-003'"):
-        cohort.server.collect(LIAR, cohort.say(ProtocolStep.MASK, "site-004", heard["site-004"]))
+def masks(bytes_: int, dtype: Any = np.uint8) -> Callable[[Message], None]:
+    """Return what replaces a masked vector."""
+
+    def change(message: Message) -> None:
+        message.content[MASKED] = params_to_arrays({MASKED: np.zeros(bytes_, dtype)})
+
+    return change
 
 
-def test_sealed_nonsense_is_refused_by_its_receiver(kit, cohort):
-    """The receivers name the sender, so that the next session can do without it."""
-    heard = cohort.until(ProtocolStep.SHARE)
-    message = cohort.say(ProtocolStep.SHARE, LIAR, heard[LIAR])
-    cohort.server.collect(LIAR, kit.edit(message, 0, bytes(88 * 15)))
-    cohort.answer(ProtocolStep.SHARE, {name: word for name, word in heard.items() if name != LIAR})
-    heard = cohort.server.close_round()
-    with pytest.raises(SecureAggregationError) as caught:
-        cohort.say(ProtocolStep.MASK, "site-000", heard["site-000"])
-    assert caught.value.suspect == LIAR
+@pytest.mark.parametrize(
+    ("kind", "change", "reason"),
+    [
+        (IDENTITY, introduces(advertised=None), "of another version than 4"),
+        (IDENTITY, introduces(advertised=b"short"), "malformed"),
+        (IDENTITY, introduces(advertised=b"unsigned".ljust(160)), "signature of client '2'"),
+        (IDENTITY, introduces(key=b"k" * 33), "malformed"),
+        (IDENTITY, introduces(key=b"k" * 32), "signature of client '2'"),
+        (IDENTITY, introduces(certificate=b"c" * 5000), "malformed"),
+        (STEPS[0], says(message=b""), ""),
+        (STEPS[0], says(message=b"x" * (1 << 20)), ""),
+        (STEPS[1], masks(1 << 20), "not an array of so many bytes"),
+        (STEPS[1], masks(100, np.float64), "not an array of so many bytes"),
+        (STEPS[1], masks(0), ""),
+    ],
+)
+def test_what_a_client_may_not_say(
+    kind: str, change: Callable[[Message], None], reason: str
+) -> None:
+    """Of an older version, malformed or too large: one reason, and a sum without it."""
+    arena = Arena(5)
+
+    def alter(message: Message) -> Message:
+        if (message.metadata.src_node_id, message.metadata.message_type) == (2, kind):
+            change(message)
+        return message
+
+    arena.wire.on_way_back = alter
+    replies = arena.round()
+    require_mean(combined(replies), [1, 3, 4, 5], 1, model())
+    assert set(reasons(replies)) == {2} and reason in reasons(replies)[2]
 
 
-@pytest.mark.parametrize("gone", [{}, {"site-009": ProtocolStep.MASK}])
-def test_a_wrong_share_is_found(kit, cohort, gone):
-    """With a share to spare, whose it was is found, and the sum is exact."""
-    heard = cohort.until(ProtocolStep.UNMASK, gone)
-    for name, message in heard.items():
-        answer = cohort.say(ProtocolStep.UNMASK, name, message)
-        if name == LIAR:
-            answer = kit.edit(answer, 0, bytes(16 * 36))
-        cohort.server.collect(name, answer)
-    result = cohort.server.sum()
-    assert result.suspects == (LIAR,)
-    cohort.require_exact(result, [name for name in cohort.names if name not in gone])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num-examples": 0}, "num-examples must be a whole number >= 1"),
+        ({"num-examples": -5}, "num-examples must be a whole number >= 1"),
+        ({"num-examples": float("nan")}, "num-examples must be a whole number >= 1"),
+        ({"weight": np.nan}, "not finite"),
+        ({"weight": np.inf}, "not finite"),
+    ],
+    ids=str,
+)
+def test_updates_that_no_sum_takes(changes: dict[str, float], reason: str) -> None:
+    """The client itself refuses what its app made, before anything is masked."""
+    inner, app = plain_app(), ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        reply = inner(message, context)
+        if context.node_id == 3:
+            metrics: MetricRecord = reply.content["metrics"]
+            for name, value in changes.items():
+                if name in metrics:
+                    metrics[name] = value
+                else:
+                    params = {**model(), name: np.full((3, 4), value, np.float32)}
+                    reply.content["arrays"] = params_to_arrays(params)
+        return Message(RecordDict(dict(reply.content.items())), reply_to=message)
+
+    replies = Arena(5, app=app).round()
+    require_mean(combined(replies), [1, 2, 4, 5], 1, model())
+    assert reason in reasons(replies)[3]
 
 
-def test_wrong_shares_without_any_to_spare(kit, cohort):
-    """Eleven answers, one of them wrong: an end, with nothing unmasked."""
-    heard = cohort.until(ProtocolStep.UNMASK)
-    for name in cohort.names[:11]:
-        answer = cohort.say(ProtocolStep.UNMASK, name, heard[name])
-        cohort.server.collect(name, kit.flip(answer, 5) if name == LIAR else answer)
-    with pytest.raises(SecureAggregationError, match="nothing was unmasked"):
-        cohort.server.sum()
-    with pytest.raises(SecureAggregationError, match="session is over"):
-        cohort.server.sum()
+@pytest.mark.parametrize(("copier", "owner"), [(4, 1), (1, 4)])
+def test_copied_keys(copier: int, owner: int) -> None:
+    """Who shows what another client has shown, now or earlier, is out, and the other is not."""
+    arena = Arena(5, identify=pinned_identity())
+    shown: dict[int, Any] = {}
+
+    def copy(message: Message) -> Message:
+        node = message.metadata.src_node_id
+        if message.metadata.message_type == IDENTITY:
+            if node == copier and owner in shown:
+                message.content["introduction"] = ConfigRecord(dict(shown[owner]))
+            shown[node] = message.content["introduction"]
+        return message
+
+    arena.wire.on_way_back = copy
+    arena.round()
+    params = {name: values * 2 for name, values in model().items() if values.ndim}
+    replies = arena.round(2, params=params)
+    assert f"signature of client '{copier}' over its keys" in reasons(replies)[copier]
+    others = [node for node in range(1, 6) if node != copier]
+    require_mean(combined(replies), others, 2, params)
 
 
-def test_a_dealer_of_wrong_shares(kit, cohort):
-    """Its secret does not fit its commitment, whoever's shares are left out: it is named."""
-    sender = cohort.clients[LIAR]
-    heard = cohort.until(ProtocolStep.SHARE)
-    sender._secrets._keys.seed = bytes(32)  # not what it committed to
-    cohort.answer(ProtocolStep.SHARE, heard)
-    heard = cohort.server.close_round()
-    for step in (ProtocolStep.MASK, ProtocolStep.CONFIRM):
-        cohort.answer(step, heard)
-        heard = cohort.server.close_round()
-    cohort.answer(ProtocolStep.UNMASK, heard)
-    with pytest.raises(SecureAggregationError, match="what it committed to") as caught:
-        cohort.server.sum()
-    assert caught.value.suspect == LIAR
+@pytest.mark.parametrize("start", [0, 32])
+def test_keys_of_low_order(start: int) -> None:
+    """Honestly signed, and nothing secret can be agreed on with them: that client alone is out."""
+    arena = Arena(5)
+
+    def weaken(message: Message) -> Message:
+        node = message.metadata.src_node_id
+        if (node, message.metadata.message_type) == (3, IDENTITY):
+            said = message.content["introduction"]["advertised"][:96]
+            said = said[:start] + bytes(32) + said[start + 32 :]
+            key = simulated_identity(7)(arena.clients.context_of(3)).key
+            advertised = said + sign(key, b"", Purpose.KEYS, b"3", said)
+            introduces(advertised=advertised)(message)
+        return message
+
+    arena.wire.on_way_back = weaken
+    replies = arena.round()
+    assert "of client '3' is a point of low order" in reasons(replies)[3]
+    require_mean(combined(replies), [1, 2, 4, 5], 1, model())
 
 
-@pytest.mark.parametrize("wrong", range(5))
-def test_the_liar_among_holders_is_named(kit, wrong):
-    """Whichever it is; one beyond the first three is not even looked at."""
-    secret = b"s" * 32
-    shares = split(secret, points=range(1, 6), threshold=3, entropy=kit.replayed(0))
-    held = dict(enumerate(shares))
-    held[wrong] = bytes(36)
-    found = recover(held, threshold=3, check=lambda found: found == secret, owner="a")
-    assert found == (secret, wrong if wrong < 3 else None)
+def test_a_bad_introduction_ahead_of_the_evaluation() -> None:
+    """What cannot be used is asked for again, of that client alone."""
+    arena = Arena(4)
+    spoil = introduces(advertised=b"short")
+
+    def alter(message: Message) -> Message:
+        if (message.metadata.src_node_id, message.metadata.message_type) == (3, STEPS[-1]):
+            spoil(message)
+        return message
+
+    arena.wire.on_way_back = alter
+    combined(arena.round())
+    arena.wire.on_way_back = lambda message: message
+    before = len(arena.wire.asked)
+    said = combined(arena.round(kind="evaluate"))
+    assert said.content["metrics"]["combined-clients"] == [1, 2, 3, 4]
+    asked = [message.metadata for message in arena.wire.asked[before:]]
+    assert [one.dst_node_id for one in asked if one.message_type == IDENTITY] == [3]
 
 
-def test_a_client_with_bad_numbers_sends_nothing(cohort):
-    """Not a number is refused at home, and ends this client's session."""
-    heard = cohort.until(ProtocolStep.MASK)
-    cohort.vectors[LIAR][2] = float("nan")
-    with pytest.raises(Exception, match="not all finite"):
-        cohort.say(ProtocolStep.MASK, LIAR, heard[LIAR])
-    with pytest.raises(SecureAggregationError, match="session is over"):
-        cohort.say(ProtocolStep.MASK, LIAR, heard[LIAR])
+def test_a_huge_weight_counts_as_the_largest() -> None:
+    """A client that claims a billion examples has the most that the terms allow, not the model."""
+    inner, app = plain_app(), ClientApp()
 
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        reply = inner(message, context)
+        if context.node_id == 1:
+            reply.content["metrics"]["num-examples"] = 10**9
+        return reply
 
-@settings(max_examples=60)
-@given(st.sampled_from([ProtocolStep.MASK, ProtocolStep.CONFIRM, ProtocolStep.UNMASK]), st.data())
-def test_whatever_a_client_hears_is_refused_if_it_was_changed(kit, step, data):
-    """Random bytes, and real messages with a random change, never raise anything untyped."""
-    cohort = kit.Cohort(5)
-    heard = cohort.until(step)["site-000"]
-    with pytest.raises(SecureAggregationError):
-        cohort.say(step, "site-000", forge(heard, data))
-
-
-@settings(max_examples=60)
-@given(st.sampled_from(ProtocolStep), st.data())
-def test_whatever_the_server_hears_is_taken_or_refused(kit, step, data):
-    """A change that nobody can see changes the sum at most, and never raises anything untyped."""
-    cohort = kit.Cohort(5)
-    heard = cohort.until(step)
-    forged = forge(cohort.say(step, "site-000", heard["site-000"]), data)
-    rest = {name: message for name, message in heard.items() if name != "site-000"}
-    try:
-        cohort.server.collect("site-000", forged)
-    except SecureAggregationError as error:
-        assert error.suspect == "site-000"
-    cohort.answer(step, rest)
-    if step is ProtocolStep.UNMASK:
-        cohort.require_exact(cohort.server.sum(), cohort.names)
-    else:
-        assert set(cohort.server.close_round()) >= set(rest)
-
-
-def forge(message: bytes, data) -> bytes:
-    """Return a message with one byte changed, or another body."""
-    if data.draw(st.booleans()):
-        return message[:21] + data.draw(st.binary(max_size=600))
-    at = data.draw(st.integers(0, len(message) - 1))
-    return message[:at] + bytes([message[at] ^ data.draw(st.integers(1, 255))]) + message[at + 1 :]
+    said = combined(Arena(5, app=app).round()).content["metrics"]
+    assert said["num-examples"] == 65_535 // 5 + 20 + 30 + 40 + 50

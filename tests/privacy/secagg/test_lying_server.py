@@ -1,300 +1,316 @@
-"""A server that does not follow the protocol, against honest clients: everything is refused."""
+"""What clients refuse of a server that lies, over the messages that really go by."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 
-from meadow.errors import ConfigError
-from meadow.privacy.secagg.protocol import SecureAggregationError, ServerSession
-from meadow.privacy.secagg.protocol.client_keys import ClientKeys
-from meadow.privacy.secagg.protocol.keys import sign
-from meadow.privacy.secagg.protocol.messages import Kind, members_bytes, write
-from meadow.privacy.secagg.protocol.steps import ProtocolStep, Purpose
+from meadow.errors import RefusedError
+from meadow.flower.messages import params_to_arrays
+from meadow.privacy.secagg.client.identity import pinned_identity, simulated_identity
+from meadow.privacy.secagg.protocol import Minimum
+from meadow.privacy.secagg.terms.announcement import Announcement
+from meadow.privacy.secagg.terms.terms import ANSWERS
 
-ME = "site-001"
-SET = 2
-"""Bytes of a set of 16 clients."""
-
-ROUNDS = [ProtocolStep.MASK, ProtocolStep.CONFIRM]
+from .arena import KINDS, STEPS, TERMS, Arena, combined, model, plain_app, reasons, require_mean
 
 
-def refuse(cohort, step: ProtocolStep, message: bytes, text: str) -> None:
-    """Check that a client refuses, and that its session is over then."""
-    with pytest.raises(SecureAggregationError, match=text):
-        cohort.say(step, ME, message)
-    for later in list(ProtocolStep)[step:]:
-        with pytest.raises(SecureAggregationError, match="session is over"):
-            cohort.say(later, ME, message)
+def to(node: int, kind: str, change: Callable[[Message], Any]) -> Callable[[Message], Message]:
+    """Return what changes the messages of one kind to one client."""
+
+    def alter(message: Message) -> Message:
+        if (message.metadata.dst_node_id, message.metadata.message_type) == (node, kind):
+            change(message)
+        return message
+
+    return alter
 
 
-@pytest.fixture
-def cohort(kit):
-    """Sixteen clients; 11 are needed, 5 may collude."""
-    return kit.Cohort(16, corrupt=0.33, dropout=0.3)
+def edited(message: Message, /, **fields: Any) -> None:
+    """Change fields of the record "secure"."""
+    message.content["secure"] = ConfigRecord({**message.content["secure"], **fields})
 
 
-@pytest.mark.parametrize("step", ROUNDS)
-def test_oneself_listed_as_dropped(kit, cohort, step):
-    """A client knows that it answered."""
-    heard = cohort.until(step)[ME]
-    forged = kit.with_set(heard, set(range(16)) - {1}, 16)
-    refuse(cohort, step, forged, "does not list this client")
+def flipped(message: Message, at: int = -1) -> None:
+    """Flip a bit of what is said."""
+    said = bytearray(message.content["secure"]["message"])
+    said[at] ^= 1
+    edited(message, message=bytes(said))
 
 
-@pytest.mark.parametrize("step", ROUNDS)
-def test_a_set_below_the_threshold(kit, cohort, step):
-    """Ten of sixteen: the sum would be of too few."""
-    heard = cohort.until(step)[ME]
-    refuse(cohort, step, kit.with_set(heard, range(10), 16), "only 10 of 16")
+def emit(arena: Arena, node: int, kind: str, content: RecordDict, group: str = "1") -> Message:
+    """Send one message past the server's code and return the answer."""
+    message = Message(content, node, kind, group_id=group)
+    (reply,) = arena.wire.send_and_receive([message])
+    return reply
 
 
-@pytest.mark.parametrize("step", [*ROUNDS, ProtocolStep.UNMASK])
-def test_an_unknown_client(kit, step):
-    """A bit beyond the roster of thirteen."""
-    cohort = kit.Cohort(13)
-    heard = cohort.until(step)[ME]
-    refuse(cohort, step, kit.flip(heard, 1, bit=6), "not among the 13 of the roster")
+def refused(arena: Arena, node: int, kind: str, content: RecordDict, group: str = "1") -> str:
+    """Return why a message is refused."""
+    reply = emit(arena, node, kind, content, group)
+    assert reply.has_error()
+    return str(reply.error.reason)
 
 
-def test_a_client_both_dropped_and_alive(kit, cohort):
-    """Who dropped out stays out; within one message, a set cannot say both."""
-    heard = cohort.until(ProtocolStep.CONFIRM, {"site-009": ProtocolStep.SHARE})[ME]
-    everybody = kit.with_set(heard, range(16), 16)
-    refuse(cohort, ProtocolStep.CONFIRM, everybody, "'site-009' .* dropped out before")
+def last_asked(arena: Arena, node: int, kind: str) -> RecordDict:
+    """Return the last message of a kind that a client got."""
+    return [
+        message.content
+        for message in arena.wire.asked
+        if (message.metadata.dst_node_id, message.metadata.message_type) == (node, kind)
+    ][-1]
 
 
-def test_a_signer_who_is_not_in_the_sum(kit, cohort):
-    """Confirmations count of survivors only."""
-    heard = cohort.until(ProtocolStep.UNMASK, {"site-009": ProtocolStep.MASK})[ME]
-    refuse(
-        cohort, ProtocolStep.UNMASK, kit.with_set(heard, range(11), 16), "'site-009' .* dropped out"
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.other", "query.secure_all"])
+def test_nothing_is_answered_plainly(kind: str) -> None:
+    """Whatever is no part of a secure sum."""
+    arena = Arena(3)
+    message = arena.instructions(kind=kind)[0]
+    with pytest.raises(RefusedError, match="only within secure sums"):
+        arena.app(message, arena.clients.context_of(1))
+
+
+def test_what_leaves_a_client() -> None:
+    """Public keys, sealed shares, signatures and one masked vector: no metrics and no params."""
+    arena = Arena(4)
+    arena.round()
+    assert {message.metadata.message_type for message in arena.wire.heard} == set(KINDS)
+    for message in arena.wire.heard:
+        assert not message.content.metric_records
+        if message.metadata.message_type == "query.secure_vector":
+            assert set(message.content.keys()) == {"masked"}
+            continue
+        for record in message.content.values():
+            assert set(record) in (
+                {"session", "message"},
+                {"key", "advertised", "setup", "certificate"},
+            )
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_message_of_a_session_that_is_over(kind: str) -> None:
+    """Every message of a finished session is refused when it is sent again."""
+    arena = Arena(3)
+    arena.round()
+    expected = "begun before|newest that this client" if kind == STEPS[0] else "in no session"
+    assert any(
+        part in refused(arena, 1, kind, last_asked(arena, 1, kind)) for part in expected.split("|")
     )
 
 
-@pytest.mark.parametrize("step", [*ROUNDS, ProtocolStep.UNMASK])
-@pytest.mark.parametrize("change", [b"", b"more"])
-def test_a_record_too_many_or_too_few(cohort, step, change):
-    """A client listed twice has no encoding; as a record more, it is refused."""
-    heard = cohort.until(step)[ME]
-    message = heard + change if change else heard[:-1]
-    refuse(cohort, step, message, "bytes too many|bytes too early")
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_step_is_answered_once(kind: str) -> None:
+    """Asked the same again, a client ends the session: what is asked twice may be two things."""
+    arena = Arena(5)
+    again: list[str] = []
 
+    def ask_again(message: Message) -> Message:
+        sender = message.metadata.src_node_id
+        if (sender, message.metadata.message_type) == (2, kind) and not again:
+            again.append("")
+            again[0] = refused(arena, 2, kind, last_asked(arena, 2, kind))
+        return message
 
-def told(cohort, **other):
-    """Return the session of a client that is shown other keys of some clients."""
-    return cohort.client(ME, roster=cohort.roster_of(cohort.names, **other))
-
-
-def test_swapped_keys(cohort):
-    """Two clients' keys of the session in each other's place."""
-    (one, its), (other, others) = map(cohort.introduction, ("site-003", "site-004"))
-    cohort.clients[ME] = told(cohort, site_003=(one, others), site_004=(other, its))
-    refuse(cohort, ProtocolStep.SHARE, b"", "signature of client 'site-003' over its keys")
-
-
-@pytest.mark.parametrize("byte", [0, 40, 70, 100])
-def test_changed_keys(cohort, byte):
-    """The sealing key, the masking key, the commitment or the signature."""
-    key, advertised = cohort.introduction("site-006")
-    flipped = advertised[byte] ^ 1
-    changed = advertised[:byte] + bytes([flipped]) + advertised[byte + 1 :]
-    cohort.clients[ME] = told(cohort, site_006=(key, changed))
-    refuse(cohort, ProtocolStep.SHARE, b"", "signature of client 'site-006'")
-
-
-def test_ones_own_keys_changed(kit, cohort):
-    """By a replay of what this client advertised for another session."""
-    earlier = cohort.introduction(ME, ClientKeys(kit.replayed(99)))
-    with pytest.raises(SecureAggregationError, match=r"other keys of the session .* than its own"):
-        told(cohort, site_001=earlier)
-
-
-def test_anothers_keys_replayed(kit, cohort):
-    """From an earlier session, honestly signed: it is another session than its owner's."""
-    earlier = cohort.introduction("site-005", ClientKeys(kit.replayed(99)))
-    cohort.clients[ME] = told(cohort, site_005=earlier)
-    with pytest.raises(SecureAggregationError, match="another session, round, model"):
-        cohort.until(ProtocolStep.MASK)
-    other = kit.Cohort(16, corrupt=0.33, dropout=0.3)
-    heard = write(
-        Kind.DELIVERY,
-        cohort.clients[ME]._context,
-        other.until(ProtocolStep.MASK)[ME][kit.HEADER_BYTES :],
+    arena.wire.on_way_back = ask_again
+    arena.round()
+    assert "is asked for, but" in again[0] or "in no session" in again[0]
+    assert not any(
+        name in arena.clients.context_of(2).state
+        for name in ("meadow-secure-session", "meadow-secure-vector")
     )
-    refuse(cohort, ProtocolStep.MASK, heard, "shares from client 'site-000' were changed")
 
 
-def test_reused_keys(cohort):
-    """Two clients with one key, by the same broken generator: honestly signed, yet refused."""
-    twin = cohort.introduction("site-005", cohort.keys_of("site-006"))
-    with pytest.raises(ConfigError, match="public key of the session is in the roster twice"):
-        told(cohort, site_005=twin)
+@pytest.mark.parametrize("kind", ANSWERS[1:])
+def test_a_step_is_not_skipped(kind: str) -> None:
+    """After the shares comes the vector; asked for more, a client ends the session."""
+    arena = Arena(3)
+    arena.wire.on_way_out = lambda message: (
+        None if message.metadata.message_type in ANSWERS else message
+    )
+    arena.round()
+    session = last_asked(arena, 1, "train.secure")["secure"]["session"]
+    arena.wire.on_way_out = lambda message: message
+    content = RecordDict({"secure": ConfigRecord({"session": session, "message": b"x" * 64})})
+    assert "this session is at mask" in refused(arena, 1, kind, content)
+    assert "in no session" in refused(arena, 1, kind, content)
+
+
+def test_a_round_is_not_repeated() -> None:
+    """Not even one that failed before any vector left, and not with another model either."""
+    arena = Arena(4)
+    arena.wire.on_way_out = lambda message: (
+        None if message.metadata.message_type in ANSWERS else message
+    )
+    arena.round(2)
+    arena.wire.on_way_out = lambda message: message
+    for number in (1, 2):
+        other = {name: values * 3 for name, values in model().items() if values.ndim}
+        found = reasons(arena.round(number, params=other))
+        assert "a round that failed is not repeated" in found[1]
+
+
+def test_one_masked_vector_a_model() -> None:
+    """A new session for a model whose vector was masked is refused; before that it is not."""
+    arena = Arena(4)
+    arena.wire.on_way_out = lambda message: (
+        None if message.metadata.message_type == "query.secure_vector" else message
+    )
+    arena.round(1)
+    arena.wire.on_way_out = lambda message: (
+        None if message.metadata.message_type == "query.secure_confirm" else message
+    )
+    arena.round(2)
+    arena.wire.on_way_out = lambda message: message
+    found = reasons(arena.round(3))
+    assert set(found) == {1, 2, 3, 4}
+    assert "difference of two sums" in found[1]
+
+
+def test_another_model_for_one_client() -> None:
+    """It computes another context: neither the server's code nor the others take its keys."""
+    arena = Arena(5)
+    other = {**model(), "bias": model()["bias"] + 1}
+
+    def change(message: Message) -> None:
+        message.content["arrays"] = params_to_arrays(other)
+
+    arena.wire.on_way_out = to(2, "train.secure", change)
+    replies = arena.round()
+    require_mean(combined(replies), [1, 3, 4, 5], 1, model())
+    assert "another session, round, model" in reasons(replies)[2]
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("change", "says"),
     [
-        {"model": b"other model".ljust(32)},
-        {"round": 4},
-        {"session": b"another session!"},
-        {"configuration": b"other".ljust(32)},
-        {"beacon": b"other".ljust(32)},
+        (lambda told: replace(told, keys={**told.keys, 4: bytes(32)}), "a key of its own"),
+        (lambda told: replace(told, keys={**told.keys, 1: bytes(32)}), "is not in the cohort"),
+        (lambda told: replace(told, keys={2: told.keys[2], 3: told.keys[3]}), "[3, 65520]"),
+        (lambda told: replace(told, terms=replace(TERMS, corrupt=0.0)), "must be >= 1"),
+        (lambda told: replace(told, round=2), "another session"),
+        (lambda told: replace(told, terms=replace(TERMS, weight_max=1 << 20)), "could overflow"),
     ],
+    ids=["key", "own key", "few", "weak", "round", "overflow"],
 )
-@pytest.mark.parametrize("forge_header", [False, True])
-def test_different_models_for_different_clients(kit, cohort, other, forge_header):
-    """Model inconsistency (Pasquini et al.): it is in every key, not only in the header."""
-    cohort.clients[ME] = cohort.client(ME, binding=cohort.bind(**other))
-    with pytest.raises(SecureAggregationError, match="another session, round, model"):
-        cohort.until(ProtocolStep.MASK)
-    honest = kit.Cohort(16, corrupt=0.33, dropout=0.3)
-    heard = honest.until(ProtocolStep.MASK)[ME]
-    if forge_header:
-        heard = write(Kind.DELIVERY, cohort.clients[ME]._context, heard[kit.HEADER_BYTES :])
-    text = "shares from client 'site-000' were changed" if forge_header else "another session"
-    refuse(cohort, ProtocolStep.MASK, heard, text)
+def test_another_announcement_for_one_client(
+    change: Callable[[Announcement], Announcement], says: str
+) -> None:
+    """Keys, cohort and terms are checked against what the client knows and wants."""
+
+    def identify(context: Any) -> Any:
+        return replace(simulated_identity(7)(context), minimum=Minimum(corrupt=1))
+
+    arena = Arena(5, identify=identify)
+
+    def alter(message: Message) -> None:
+        told = change(Announcement.read(message.content["secure"]))
+        message.content["secure"] = told.record()
+
+    arena.wire.on_way_out = to(1, "train.secure", alter)
+    replies = arena.round()
+    assert says in reasons(replies)[1]
+    require_mean(combined(replies), [2, 3, 4, 5], 1, model())
 
 
-def test_a_replayed_session(kit, cohort):
-    """What a server recorded of an earlier session of the same name is useless for a new one."""
-    old = cohort.until(ProtocolStep.MASK)[ME]
-    fresh = ClientKeys(kit.replayed(5))
-    roster = cohort.roster_of(cohort.names, site_001=cohort.introduction(ME, fresh))
-    cohort.clients[ME] = cohort.client(ME, keys=fresh, roster=roster)
-    cohort.clients[ME].share()
-    refuse(cohort, ProtocolStep.MASK, old, "another session")
+def test_an_owner_who_wants_larger_cohorts_does_not_train() -> None:
+    """The plan is refused before the app is asked for anything."""
+    app, trained = plain_app(), []
+
+    class Watched(type(app)):  # type: ignore[misc]
+        def __call__(self, message: Message, context: Any) -> Message:
+            trained.append(context.node_id)
+            return app(message, context)
+
+    def identify(context: Any) -> Any:
+        return replace(simulated_identity(7)(context), minimum=Minimum(clients=6))
+
+    found = reasons(Arena(5, app=Watched(), identify=identify).round())
+    assert "the cohort must be >= 6 for this client, got 5" in found[3]
+    assert trained == []
 
 
-def test_a_message_of_an_earlier_round(cohort):
-    """Kinds are not interchangeable, and steps have an order."""
-    heard = cohort.until(ProtocolStep.MASK)[ME]
-    cohort.say(ProtocolStep.MASK, ME, heard)
-    refuse(cohort, ProtocolStep.CONFIRM, heard, "is of kind 2; 4 is expected now")
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_message_that_was_changed(kind: str) -> None:
+    """One bit of what one client is told: it is out, and the others' sum is exact."""
+    arena = Arena(5)
+    arena.wire.on_way_out = to(2, kind, flipped)
+    replies = arena.round()
+    in_it = [1, 3, 4, 5] if kind in ANSWERS[:1] else [1, 2, 3, 4, 5]
+    require_mean(combined(replies), in_it, 1, model())
 
 
-@pytest.mark.parametrize("byte", [0, 71, 87])
-def test_tampered_shares(kit, cohort, byte):
-    """Any bit of what another client sealed; the sender is named."""
-    heard = cohort.until(ProtocolStep.MASK)[ME]
-    forged = kit.flip(heard, SET + 88 * 2 + byte)
-    with pytest.raises(SecureAggregationError, match="shares from client 'site-003'") as caught:
-        cohort.say(ProtocolStep.MASK, ME, forged)
-    assert caught.value.suspect == "site-003"
+def test_two_sets_of_survivors() -> None:
+    """A client that is told of other survivors signs something else: its signature counts not."""
+    arena = Arena(5)
+
+    def without_one(message: Message) -> None:
+        flipped(message, 21)  # the set follows a header of 21 bytes: the first client is gone
+
+    arena.wire.on_way_out = to(2, "query.secure_confirm", without_one)
+    replies = arena.round()
+    require_mean(combined(replies), [1, 2, 3, 4, 5], 1, model())
 
 
-def test_shares_passed_to_the_wrong_client(cohort):
-    """What is sealed for one holder does not open for another."""
-    heard = cohort.until(ProtocolStep.MASK)
-    refuse(cohort, ProtocolStep.MASK, heard["site-002"], "made for somebody else")
-
-
-def test_a_second_set_of_survivors(kit, cohort):
-    """Asked twice, a client does not sign twice."""
-    heard = cohort.until(ProtocolStep.CONFIRM)[ME]
-    cohort.say(ProtocolStep.CONFIRM, ME, heard)
-    other = kit.with_set(heard, range(15), 16)
-    with pytest.raises(SecureAggregationError, match=r"session is at unmask"):
-        cohort.say(ProtocolStep.CONFIRM, ME, other)
-    refuse(cohort, ProtocolStep.UNMASK, heard, "session is over")
-
-
-def test_two_sets_of_survivors_never_both_unmask(kit, cohort):
-    """The server tells halves of the honest clients different survivors; the corrupt sign both."""
-    heard = cohort.until(ProtocolStep.CONFIRM)
-    sets = [set(range(16)), set(range(16)) - {15}]
-    corrupt, halves = range(5), (range(5, 10), range(10, 15))
-    signatures: list[dict[int, bytes]] = [{}, {}]
-    everybody = np.ones(16, bool)
-    for which, (members, honest) in enumerate(zip(sets, halves, strict=True)):
-        survivors = np.isin(range(16), list(members))
-        parts = [members_bytes(one) for one in (everybody, survivors)]
-        for client in corrupt:
-            key = kit.signing_key(cohort.names[client])
-            signed = sign(key, cohort.context, Purpose.SURVIVORS, *parts)
-            signatures[which][client] = signed
-        for client in honest:
-            message = kit.with_set(heard[cohort.names[client]], members, 16)
-            message = message[: len(message) - 64 * (16 - len(members))]
-            answer = cohort.clients[cohort.names[client]].confirm(message)
-            signatures[which][client] = answer[kit.HEADER_BYTES :]
-    for which, honest in enumerate(halves):
-        signers = np.isin(range(16), list(signatures[which]))
-        assert signers.sum() == cohort.plan.topology.quorum - 1
-        stolen = np.isin(range(16), [*signatures[which], 14 - 5 * which])  # one of the other half
-        other = signatures[1 - which]
-        for told, known in ((signers, signatures[which]), (stolen, {**other, **signatures[which]})):
-            records = [known[client] for client in np.flatnonzero(told).tolist()]
-            message = write(Kind.CONFIRMATIONS, cohort.context, members_bytes(told), *records)
-            client = cohort.names[honest[0 if told is signers else 1]]
-            with pytest.raises(SecureAggregationError, match=r"only 10 of 16|is not valid"):
-                cohort.clients[client].unmask(message)
-
-
-def test_a_repeated_signature_is_not_two(kit, cohort):
-    """One client's signature in another's place."""
-    heard = cohort.until(ProtocolStep.UNMASK)[ME]
-    first = heard[kit.HEADER_BYTES + SET :][:64]
-    refuse(
-        cohort,
-        ProtocolStep.UNMASK,
-        kit.edit(heard, SET + 64, first),
-        "signature of client 'site-001'",
+def test_another_sessions_message() -> None:
+    """A message must be of the session that the client is in."""
+    arena = Arena(5)
+    arena.wire.on_way_out = to(
+        2, "query.secure_vector", lambda message: edited(message, session=bytes(32))
     )
+    assert "in another session" in reasons(arena.round())[2]
 
 
-def test_a_quorum_of_too_few(kit, cohort):
-    """Ten valid signatures of eleven."""
-    heard = cohort.until(ProtocolStep.UNMASK)[ME]
-    forged = kit.with_set(heard, range(10), 16)[:-64]
-    refuse(cohort, ProtocolStep.UNMASK, forged, "only 10 of 16 clients confirmed")
+@pytest.mark.parametrize(
+    "fields",
+    [{"nodes": b"1"}, {"keys": b""}, {"metrics": 3}, {"metrics-max": 0.0}, {"session": b""}],
+    ids=str,
+)
+def test_a_malformed_announcement(fields: dict[str, Any]) -> None:
+    """Ends in an error that is told, whatever is wrong with it."""
+    arena = Arena(5)
+    arena.wire.on_way_out = to(2, "train.secure", lambda message: edited(message, **fields))
+    replies = arena.round()
+    assert set(reasons(replies)) == {2}
 
 
-def test_a_client_masked_against_another_set(kit, cohort):
-    """The server hides half of the cohort from one client, to strip off its few masks.
+def test_a_key_that_changes_is_found_out() -> None:
+    """Under any Flower: keys are pinned when they are first seen."""
+    arena = Arena(4, identify=pinned_identity())
+    combined(arena.round(1))
+    params = {name: values * 2 for name, values in model().items() if values.ndim}
 
-    The victim cannot tell. Its neighbours see what it signed, and do not unmask it.
-    """
-    heard = cohort.until(ProtocolStep.MASK)
-    victim, seen = "site-000", range(11)
-    message = heard[victim]
-    few = kit.with_set(message, seen, 16)[: kit.HEADER_BYTES + SET + 88 * 10]
-    signature = cohort.say(ProtocolStep.MASK, victim, few)[kit.HEADER_BYTES :][:64]
-    for name in cohort.names[1:]:
-        cohort.server.collect(name, cohort.say(ProtocolStep.MASK, name, heard[name]))
-    told = cohort.server.close_round()[ME]
-    told = kit.with_set(told, range(16), 16)
-    told = told[: kit.HEADER_BYTES + SET] + signature + told[kit.HEADER_BYTES + SET :]
-    refuse(cohort, ProtocolStep.CONFIRM, told, "'site-000' over its masked vector")
+    def change(message: Message) -> None:
+        told = Announcement.read(message.content["secure"])
+        message.content["secure"] = replace(told, keys={**told.keys, 3: b"k" * 32}).record()
+
+    arena.wire.on_way_out = to(1, "train.secure", change)
+    replies = arena.round(2, params=params)
+    assert "client 3 has another key than the one it had at first" in reasons(replies)[1]
+    require_mean(combined(replies), [2, 3, 4], 2, params)
 
 
-def test_no_answer_holds_both_shares_of_a_client(kit, cohort):
-    """An answer has one share for each client: of 16, one dropped out, there are 16."""
-    heard = cohort.until(ProtocolStep.UNMASK, {"site-009": ProtocolStep.MASK})
-    answer = cohort.say(ProtocolStep.UNMASK, ME, heard[ME])
-    assert len(answer) == kit.HEADER_BYTES + 16 * 36
-    refuse(cohort, ProtocolStep.UNMASK, heard[ME], "session is over")
+def test_secrets_are_forgotten() -> None:
+    """The vector when it was masked, and the seed when the session is over."""
+    arena = Arena(3)
+    kept: dict[str, set[str]] = {}
 
+    def look(message: Message) -> Message:
+        state = arena.clients.context_of(1).state
+        kept[message.metadata.message_type] = set(state.keys())
+        return message
 
-def test_a_roster_with_another_key(kit, cohort):
-    """The server swaps a client's long-term key in one client's roster, or enrols a stranger."""
-    with pytest.raises(ConfigError, match="another key for client 'site-001'"):
-        cohort.client(ME, signing_key=kit.signing_key("somebody"))
-    stranger = kit.signing_key("stranger")
-    said = ClientKeys(kit.replayed(9)).advertise(stranger, name="site-004")
-    cohort.clients[ME] = told(cohort, site_004=(stranger.public_key().public_bytes_raw(), said))
-    with pytest.raises(SecureAggregationError, match="another session"):
-        cohort.until(ProtocolStep.MASK)
-
-
-def test_a_ring_of_the_servers_choice(kit):
-    """A server with another beacon has other neighbours: its records do not fit."""
-    ring = {"complete_max": 10, "corrupt": 0.05, "dropout": 0.05}
-    cohort = kit.Cohort(64, **ring)
-    cohort.server = ServerSession(
-        plan=cohort.plan, roster=cohort.roster, binding=cohort.bind(beacon=b"x" * 32)
+    arena.wire.on_way_back = lambda message: (
+        look(message) if message.metadata.src_node_id == 3 else message
     )
-    cohort.server._context = cohort.context  # it lies about what it is bound to
-    heard = cohort.until(ProtocolStep.MASK)
-    with pytest.raises(SecureAggregationError, match=r"shares from client .* were changed"):
-        cohort.say(ProtocolStep.MASK, ME, heard[ME])
+    arena.round()
+    assert "meadow-secure-vector" in kept["train.secure"]
+    assert "meadow-secure-vector" not in kept["query.secure_vector"]
+    assert "meadow-secure-session" in kept["query.secure_confirm"]
+    assert kept["query.secure_unmask"] == {"meadow-secure-past", "meadow-secure-introduction"}
+    arena.round(kind="evaluate")
+    assert kept["evaluate.secure"] > {"meadow-secure-session"}
+    assert "seed" not in arena.clients.context_of(1).state["meadow-secure-introduction"]

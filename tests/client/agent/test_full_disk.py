@@ -1,0 +1,112 @@
+"""A client whose disk is full answers with that cause, and goes on once there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from meadow.client.agent import agent as module
+from meadow.client.owner.database import AgentDatabase
+from meadow.errors import DamageError
+
+from ..conftest import Client
+
+
+class Disk:
+    """What the agent's databases lie on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.databases: list[AgentDatabase] = []
+        monkeypatch.setattr(module, "AgentDatabase", self.open)
+
+    def open(self, path: Path) -> AgentDatabase:
+        """Open one."""
+        self.databases.append(AgentDatabase(path))
+        return self.databases[-1]
+
+    def fill(self) -> None:
+        """Let them find no room any more."""
+        for database in self.databases:
+            ((pages,),) = database.rows("PRAGMA page_count")
+            database.rows(f"PRAGMA max_page_count = {pages}")
+
+    def empty(self) -> None:
+        """Make room."""
+        for database in self.databases:
+            database.rows("PRAGMA max_page_count = 100000")
+
+
+def test_the_cause_is_told_and_passes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite ends the transaction by itself then: that there is none to end is not the cause."""
+    disk = Disk(monkeypatch)
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.fleet.send(client.instruction("a", values=4000))
+            assert client.count_of(await client.fleet.reply("a")) == 1
+            disk.fill()
+            client.fleet.send(client.instruction("b", values=4000))
+            reply = await client.fleet.reply("b")
+            assert "agent.sqlite: database or disk is full" in reply.envelope.error.reason
+            disk.empty()
+            client.fleet.send(client.instruction("c", values=4000))
+            assert client.count_of(await client.fleet.reply("c")) == 2
+
+    asyncio.run(scenario())
+    assert "agent.sqlite: database or disk is full" in client.texts("failed")[0]
+
+
+def test_a_damaged_memory_is_not_believed(client: Client) -> None:
+    """The agent ends with a sentence that says what is lost; it neither answers nor trains."""
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.fleet.send(client.instruction("a", values=4000))
+            await client.fleet.reply("a")
+        database = AgentDatabase(client.directory / "agent.sqlite")
+        database.rows("UPDATE seals SET crc32 = 1 WHERE part = 'runs'")
+        database.close()
+        with pytest.raises(
+            DamageError, match=r"the row '7' of runs is not as it was written.*enrol"
+        ):
+            await client.agent().run()
+
+    asyncio.run(scenario())
+
+
+STATEFUL_APP = """
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app, server = ClientApp(), object()
+
+@app.train()
+def train(message, context):
+    old = context.state.array_records.get("mine")
+    total = float(old.to_numpy_ndarrays()[0][0]) if old is not None else 0.0
+    context.state["mine"] = ArrayRecord([np.full(20_000, total + 1.0)])
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+"""
+
+
+def test_a_state_that_has_changed_on_the_disk_is_not_trained_on(client: Client) -> None:
+    """What an app keeps between rounds lies in files of its own: one flipped bit is the answer."""
+    (client.app / "counting.py").write_text(STATEFUL_APP)
+
+    async def scenario() -> None:
+        async with client.connected():
+            for id_ in ("a", "b"):
+                client.fleet.send(client.instruction(id_, values=4000))
+                assert not (await client.fleet.reply(id_)).envelope.HasField("error")
+            (file,) = (client.directory / "runs" / "7" / "state").iterdir()
+            data = bytearray(file.read_bytes())
+            data[-3] ^= 16
+            file.write_bytes(data)
+            client.fleet.send(client.instruction("c", values=4000))
+            reason = (await client.fleet.reply("c")).envelope.error.reason
+            assert "has changed on the disk since it was written there" in reason
+
+    asyncio.run(scenario())

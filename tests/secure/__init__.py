@@ -1,1 +1,0 @@
-"""Tests of secure rounds: the wrapped grid and the wrapped client apps, together."""
