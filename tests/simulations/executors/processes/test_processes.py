@@ -127,7 +127,7 @@ sys.path.insert(0, {tests!r})
 from arena import Arena
 shared_folder.MEMORY = Path({memory!r})
 arena = Arena.of(App.load({app!r}))
-executor = ProcessesExecutor(arena.app, arena.clients, workers=2, combine=True, teller=EventSink())
+executor = ProcessesExecutor(arena.app, arena.clients, workers=2, combine=True, sink=EventSink())
 print(*executor.pids, flush=True)
 list(executor.execute(arena.broadcast("train")))
 """
