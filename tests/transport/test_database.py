@@ -113,7 +113,7 @@ def test_an_agents_file_from_before_versions_is_taken_over(
             + script
         )
     with closing(Database(path, AGENT_LAYOUT)) as database:
-        rows = database.rows("SELECT content, cost, gaussian, dp_sgd_steps FROM spent")
+        rows = database.rows("SELECT content, cost, gaussian, record_steps FROM spent")
         assert [tuple(row) for row in rows] == expected
         database.check()
     Database(tmp_path / "fresh.sqlite", AGENT_LAYOUT).close()
