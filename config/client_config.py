@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigError
+from .schema.rules import Rule
 from .schema.settings import Settings, refuse, setting
 from .schema.sources import given_by_table, read_toml
 from .schema.values import build
-from .sections.device import DeviceConfig, check_device
+from .sections.device import DeviceConfig
 
 __all__ = [
     "APPROVED_FILE",
@@ -35,6 +36,8 @@ APPROVED_FILE = ".list.json"  # no app can be called so
 AUTO_APPROVE = "auto_approve"
 PEER_PREFIX = "ed25519:"
 RECEIVED_BYTES_MAX = 4 << 30
+SHA256 = r"sha256:[0-9a-f]{64}"
+ED25519 = r"ed25519:[0-9a-f]{64}"
 PLACES = ("client", "distributed", "server")
 """Where noise may be added; as `NoiseTerms.place` says it."""
 
@@ -51,6 +54,20 @@ class DataConfig:
     )
     config: Mapping[str, Any] = field(default_factory=dict)
     """The free keys: what the task's `client_data` finds in `Site.config`."""
+
+    rules: ClassVar[tuple[Rule[DataConfig], ...]] = (
+        Rule(
+            ("index", "count"),
+            "less than `count`",
+            lambda data: None not in (data.index, data.count) and data.index >= data.count,  # type: ignore[operator]
+            "= {index} must be less than data.count = {count}: sites count from 0",
+        ),
+    )
+
+
+def _first_but(form: str, texts: Sequence[str]) -> str | None:
+    """Return the first of the texts that is not in a form; one that is empty cannot be."""
+    return next((text for text in texts if not re.fullmatch(form, text)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +136,29 @@ class PolicyConfig:
         at_most=1e4,
     )
     delta: float = setting(1e-6, "the delta at which these epsilons are meant", above=0, below=1)
+
+    rules: ClassVar[tuple[Rule[PolicyConfig], ...]] = (
+        Rule(
+            ("allowed_apps",),
+            '"sha256:" and 64 hexadecimal digits each',
+            lambda policy: _first_but(SHA256, policy.allowed_apps),
+            'must be "sha256:" and 64 hexadecimal digits each, got {found!r}; "meadow client doctor" prints '
+            "those of the installed apps",
+        ),
+        Rule(
+            ("noise",),
+            f"some of {list(PLACES)}",
+            lambda policy: _first_but("|".join(PLACES), policy.noise),
+            f"must be some of {list(PLACES)}, got {{found!r}}",
+        ),
+        Rule(
+            ("known_peers",),
+            f'"{PEER_PREFIX}" and 64 hexadecimal digits each',
+            lambda policy: _first_but(ED25519, policy.known_peers),
+            f'must be "{PEER_PREFIX}" and 64 hexadecimal digits each, got {{found!r}}; "meadow client '
+            "doctor\" prints a client's own, for the other owners",
+        ),
+    )
 
     @property
     def has_budget(self) -> bool:
@@ -205,17 +245,15 @@ def make_client_config(values: Mapping[str, Any], *, where: str = "settings") ->
         authors = _authors(apps[AUTO_APPROVE], where)
         values = {**values, "apps": {key: apps[key] for key in apps if key != AUTO_APPROVE}}
     given: Settings = given_by_table(ClientConfig, values, where)
-    config = build(ClientConfig, given)
+    config = build(ClientConfig, given, where)
     config = replace(config, apps=config.apps or {}, data=replace(config.data, config=free))
     config = replace(config, auto_approve=authors)
-    _check(config, where)
     return config
 
 
 def _authors(said: Any, where: str) -> tuple[str, ...]:
-    form = r"ed25519:[0-9a-f]{64}"
     if not isinstance(said, list) or not all(
-        isinstance(key, str) and re.fullmatch(form, key) for key in said
+        isinstance(key, str) and re.fullmatch(ED25519, key) for key in said
     ):
         refuse(
             where,
@@ -224,33 +262,3 @@ def _authors(said: Any, where: str) -> tuple[str, ...]:
             '"meadow app key" prints one',
         )
     return tuple(said)
-
-
-def _check(config: ClientConfig, where: str) -> None:
-    data, policy = config.data, config.policy
-    if data.index is not None and data.count is not None and data.index >= data.count:
-        refuse(
-            where,
-            "data.index",
-            f"= {data.index} must be less than data.count = {data.count}: sites count from 0",
-        )
-    check_device(config.device, where)
-    for app in policy.allowed_apps:
-        if not re.fullmatch(r"sha256:[0-9a-f]{64}", app):
-            refuse(
-                where,
-                "policy.allowed_apps",
-                f'must be "sha256:" and 64 hexadecimal digits each, got {app!r}; '
-                '"meadow client doctor" prints those of the installed apps',
-            )
-    for place in policy.noise:
-        if place not in PLACES:
-            refuse(where, "policy.noise", f"must be some of {list(PLACES)}, got {place!r}")
-    for peer in policy.known_peers:
-        if not re.fullmatch(r"ed25519:[0-9a-f]{64}", peer):
-            refuse(
-                where,
-                "policy.known_peers",
-                f'must be "ed25519:" and 64 hexadecimal digits each, got {peer!r}; '
-                '"meadow client doctor" prints a client\'s own, for the other owners',
-            )

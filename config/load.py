@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .app_options import split_options
+from .rules.cohorts import clients_for_separation
 from .rules.combinations import check_config
-from .rules.selection import clients_for_separation
 from .schema.settings import Settings
 from .schema.sources import (
     given_by_environment,
@@ -70,7 +70,7 @@ def make_config(
     given: Settings = given_by_table(Config, values, where)
     given |= given_by_environment(Config, environ or {})
     given |= given_by_overrides(Config, overrides)
-    config = build(Config, given)
+    config = build(Config, given, where)
     config = replace(config, app=replace(config.app, options=options))
     if "simulation.clients" not in given:
         config = replace(config, simulation=_enough_clients(config))

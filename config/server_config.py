@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ..errors import ConfigError
 from ..transport.address import Address, host_of
-from .schema.settings import refuse, setting
+from .schema.rules import Rule
+from .schema.settings import setting
 from .schema.sources import given_by_table, read_toml
 from .schema.text import settings_to_toml
 from .schema.values import build
@@ -90,6 +90,21 @@ class ServerConfig:
     source: Path | None = field(default=None, compare=False)
     """The file it was read from."""
 
+    rules: ClassVar[tuple[Rule[ServerConfig], ...]] = (
+        Rule(
+            ("hosts",),
+            "at least one",
+            lambda server: not server.hosts,
+            "must name at least one host, got none; name what clients reach the server by",
+        ),
+        Rule(
+            ("fleet_port", "enroll_port"),
+            "another than `enroll_port`",
+            lambda server: server.fleet_port == server.enroll_port != 0,
+            "and enroll_port are both {fleet_port}; the two listeners need different ports",
+        ),
+    )
+
     @property
     def names(self) -> tuple[str, ...]:
         """Every name and address that clients may reach the server by."""
@@ -124,16 +139,8 @@ def make_server_config(values: Mapping[str, Any], *, where: str = "settings") ->
     Raises:
         ConfigError: as `load_server_config`.
     """
-    config = build(ServerConfig, given_by_table(ServerConfig, values, where))
-    if not config.hosts:
-        refuse(where, "hosts", "must name at least one host, got none")
-    config = _with_addresses(config, where)
-    if config.fleet_port == config.enroll_port != 0:
-        raise ConfigError(
-            f"{where}: fleet_port and enroll_port are both {config.fleet_port}; "
-            "the two listeners need different ports"
-        )
-    return config
+    config = build(ServerConfig, given_by_table(ServerConfig, values, where), where)
+    return _with_addresses(config, where)
 
 
 def _with_addresses(config: ServerConfig, where: str) -> ServerConfig:

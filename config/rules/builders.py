@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...partitioning.partition import Partition
-from .rounds import asynchrony_of
-from .strategy import strategy_algorithm
+from .rounds import build_asynchrony
+from .strategy import build_algorithm, build_rule
 
 if TYPE_CHECKING:
     from ...compression.terms import CompressionTerms
     from ...privacy.dp.noise_terms import NoiseTerms
     from ...privacy.secagg.terms.terms import SecureTerms
-    from ...strategies.algorithms.algorithm import Algorithm
-    from ...strategies.algorithms.asynchrony import Asynchrony
-    from ...strategies.robust.rules import AggregationRule
     from ..sections.model import Config
-    from ..sections.robust import RobustConfig
 
 __all__ = [
     "build_algorithm",
@@ -29,38 +25,6 @@ __all__ = [
     "evaluation_record",
     "training_record",
 ]
-
-
-def build_algorithm(config: Config) -> Algorithm:
-    """Return the algorithm that [strategy] names, with its arguments, and with [robust]'s rule."""
-    from ...strategies.robust.aggregator import robust
-
-    run, simulated = config.run, config.simulation.clients
-    share = run.cohort if isinstance(run.cohort, float) else run.cohort / simulated
-    algorithm = strategy_algorithm(config.strategy, seed=run.seed, share=min(1.0, share))
-    if config.robust is None:
-        return algorithm
-    return robust(algorithm, rule=build_rule(config.robust))
-
-
-def build_asynchrony(config: Config) -> Asynchrony | None:
-    """Return what [rounds] says of asynchronous rounds; None if rounds are synchronous."""
-    return asynchrony_of(config.rounds)
-
-
-def build_rule(chosen: RobustConfig) -> AggregationRule:
-    """Return the rule that [robust] names."""
-    from ...strategies.robust.rules import robust_rule
-
-    return robust_rule(
-        chosen.aggregation,
-        byzantine=chosen.byzantine,
-        preaggregation=chosen.preaggregation,
-        clip_norm=chosen.clip_norm,
-        bucket_size=chosen.bucket_size,
-        iterations=chosen.iterations,
-        trusted=chosen.trusted,
-    )
 
 
 def build_secure_terms(

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..sections.rounds import RoundsConfig
+from ..schema.rules import Rule
+from ..sections.model import Config
+from .strategy import NAME, build_algorithm
 
 if TYPE_CHECKING:
-    from ...strategies.algorithms.algorithm import Algorithm
     from ...strategies.algorithms.asynchrony import Asynchrony
-    from ..sections.model import Config
 
-__all__ = ["asynchrony_of", "rounds_rules"]
+__all__ = ["RULES", "build_asynchrony"]
 
 KEY = "rounds.kind"
 
 
-def asynchrony_of(chosen: RoundsConfig) -> Asynchrony | None:
-    """Return what a section says of asynchronous rounds; None if rounds are synchronous."""
+def build_asynchrony(config: Config) -> Asynchrony | None:
+    """Return what [rounds] says of asynchronous rounds; None if rounds are synchronous."""
     from ...strategies.algorithms.fedasync import fedasync
     from ...strategies.algorithms.fedbuff import fedbuff
     from ...strategies.algorithms.staleness import constant, hinge, polynomial
 
+    chosen = config.rounds
     if chosen.kind == "synchronous":
         return None
     weighting = {
@@ -44,115 +46,121 @@ def asynchrony_of(chosen: RoundsConfig) -> Asynchrony | None:
     )
 
 
-def rounds_rules(config: Config, algorithm: Algorithm) -> list[tuple[bool, tuple[str, ...], str]]:
-    """Return what is wrong beside asynchronous rounds: whether, which keys, and why."""
+def _is_asynchronous(config: Config) -> bool:
+    return config.rounds.kind != "synchronous"
+
+
+def _carries_more(config: Config) -> bool:
     from ...strategies.algorithms.asynchrony import needs_more_than_params
 
-    if config.rounds.kind == "synchronous":
-        return []
-    return [
-        (
-            config.robust is None and needs_more_than_params(algorithm),
-            (KEY, "strategy.name"),
-            (
-                f'= "{config.rounds.kind}" carries over params alone, and strategy.name = '
-                f'"{config.strategy.name}" sends or keeps more; set name to "fedavg" or "fedprox", '
-                'or kind to "synchronous"'
-            ),
-        ),
-        *_number_rules(config),
-        *_neighbour_rules(config),
-    ]
+    return (
+        _is_asynchronous(config)
+        and config.robust is None
+        and needs_more_than_params(build_algorithm(config))
+    )
 
 
-def _number_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
-    run, at_once, clients = config.run, config.rounds.concurrency, config.simulation.clients
-    stopping = run.early_stopping
-    return [
-        (
-            isinstance(at_once, float) and at_once > 1,
-            ("rounds.concurrency",),
-            (
-                f"must be a fraction in (0, 1] or a whole number of clients, got {at_once}; write "
-                f"{round(at_once)} for that many clients"
-            ),
-        ),
-        (
-            isinstance(at_once, int) and at_once > clients,
-            ("rounds.concurrency", "simulation.clients"),
-            f"= {at_once} is more than simulation.clients = {clients}; lower it or raise clients",
-        ),
-        (
-            run.cohort != 1.0,
-            ("run.cohort", KEY),
-            (
-                f'= {run.cohort} means nothing with {KEY} = "{config.rounds.kind}", which has no '
-                "cohorts; say how many clients train at once with rounds.concurrency"
-            ),
-        ),
-        (
-            stopping is not None and stopping.metric.startswith("evaluate."),
-            ("run.early_stopping.metric", KEY),
-            (
-                f'is measured once, at the end, with {KEY} = "{config.rounds.kind}": clients are '
-                'not asked to wait for it; watch a metric of "server." or "train."'
-            ),
-        ),
-    ]
+def _more_than_there_are(config: Config) -> bool:
+    at_once = config.rounds.concurrency
+    return (
+        _is_asynchronous(config)
+        and isinstance(at_once, int)
+        and at_once > config.simulation.clients
+    )
 
 
-def _neighbour_rules(config: Config) -> list[tuple[bool, tuple[str, ...], str]]:
-    kind = f'{KEY} = "{config.rounds.kind}"'
-    synchronous = f'remove it, or set {KEY} to "synchronous"'
-    privacy = config.privacy
-    return [
-        (
-            config.robust is not None,
-            ("robust", KEY),
-            (
-                f"counts clients, and with {kind} a fast one may be in a round more than once; "
-                f"{synchronous}"
-            ),
-        ),
-        (
-            config.selection.kind != "uniform",
-            ("selection.kind", KEY),
-            f'= "{config.selection.kind}" is about cohorts, and {kind} has none; {synchronous}',
-        ),
-        (
-            config.selection.min_separation > 1,
-            ("selection.min_separation", KEY),
-            f"is about cohorts, and {kind} has none; {synchronous}",
-        ),
-        (
-            config.selection.participations_max is not None,
-            ("selection.participations_max", KEY),
-            f"is about cohorts, and {kind} has none; {synchronous}",
-        ),
-        (
-            config.compression is not None,
-            ("compression", KEY),
-            f"is for messages of cohorts, and {kind} has none; {synchronous}",
-        ),
-        (
-            config.simulation.adversaries is not None,
-            ("simulation.adversaries", KEY),
-            f"look at a cohort's updates, and {kind} has none; {synchronous}",
-        ),
-        (
-            privacy.secure_aggregation.enabled,
-            ("privacy.secure_aggregation.enabled", KEY),
-            (
-                f"= true needs clients that answer together, and with {kind} each answers by "
-                f'itself; set it to false, or {KEY} to "synchronous"'
-            ),
-        ),
-        (
-            privacy.differential_privacy.enabled,
-            ("privacy.differential_privacy.enabled", KEY),
-            (
-                f"= true accounts for cohorts that are drawn, and {kind} takes whoever is fast; set "
-                f'it to false, or {KEY} to "synchronous"'
-            ),
-        ),
-    ]
+def _watches_evaluations(config: Config) -> bool:
+    stopping = config.run.early_stopping
+    return (
+        _is_asynchronous(config)
+        and stopping is not None
+        and stopping.metric.startswith("evaluate.")
+    )
+
+
+def _of_cohorts(
+    keys: tuple[str, ...], is_there: Callable[[Config], bool], refusal: str, remedy: str = ""
+) -> Rule[Config]:
+    """Return the rule about something that presumes cohorts."""
+    return Rule(
+        (*keys, KEY),
+        f'only with `{KEY} = "synchronous"`',
+        lambda config: _is_asynchronous(config) and is_there(config),
+        f'{refusal}; {remedy or "remove it"}, or set {KEY} to "synchronous"',
+    )
+
+
+WITH = f'with {KEY} = "{{rounds.kind}}"'
+NO_COHORTS = f'and {KEY} = "{{rounds.kind}}" has none'
+
+RULES: tuple[Rule[Config], ...] = (
+    Rule(
+        (KEY, NAME),
+        '"synchronous" with algorithms that send or keep more than params',
+        _carries_more,
+        '= "{rounds.kind}" carries over params alone, and strategy.name = "{strategy.name}" sends or '
+        'keeps more; set name to "fedavg" or "fedprox", or kind to "synchronous"',
+    ),
+    Rule(
+        ("rounds.concurrency", "simulation.clients"),
+        "at most `simulation.clients`, if it is a number of clients",
+        _more_than_there_are,
+        "= {rounds.concurrency} is more than simulation.clients = {simulation.clients}; lower it or "
+        "raise clients",
+    ),
+    _of_cohorts(
+        ("run.cohort",),
+        lambda config: config.run.cohort != 1.0,
+        f"= {{run.cohort}} means nothing {WITH}, which has no cohorts",
+        "say how many clients train at once with rounds.concurrency",
+    ),
+    Rule(
+        ("run.early_stopping.metric", KEY),
+        f'begins with "server." or "train." if `{KEY}` is not "synchronous"',
+        _watches_evaluations,
+        f'= "{{run.early_stopping.metric}}" is measured once, at the end, {WITH}: clients are not '
+        'asked to wait for it; watch a metric of "server." or "train."',
+    ),
+    _of_cohorts(
+        ("robust",),
+        lambda config: config.robust is not None,
+        f"counts clients, and {WITH} a fast one may be in a round more than once",
+    ),
+    _of_cohorts(
+        ("selection.kind",),
+        lambda config: config.selection.kind != "uniform",
+        f'= "{{selection.kind}}" is about cohorts, {NO_COHORTS}',
+    ),
+    _of_cohorts(
+        ("selection.min_separation",),
+        lambda config: config.selection.min_separation > 1,
+        f"= {{selection.min_separation}} is about cohorts, {NO_COHORTS}",
+    ),
+    _of_cohorts(
+        ("selection.participations_max",),
+        lambda config: config.selection.participations_max is not None,
+        f"= {{selection.participations_max}} is about cohorts, {NO_COHORTS}",
+    ),
+    _of_cohorts(
+        ("compression",),
+        lambda config: config.compression is not None,
+        f"is for messages of cohorts, {NO_COHORTS}",
+    ),
+    _of_cohorts(
+        ("simulation.adversaries",),
+        lambda config: config.simulation.adversaries is not None,
+        f"look at a cohort's updates, {NO_COHORTS}",
+    ),
+    _of_cohorts(
+        ("privacy.secure_aggregation.enabled",),
+        lambda config: config.privacy.secure_aggregation.enabled,
+        f"= true needs clients that answer together, and {WITH} each answers by itself",
+        "set it to false",
+    ),
+    _of_cohorts(
+        ("privacy.differential_privacy.enabled",),
+        lambda config: config.privacy.differential_privacy.enabled,
+        f"= true accounts for cohorts that are drawn, and {WITH} whoever is fast takes part",
+        "set it to false",
+    ),
+)

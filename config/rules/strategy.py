@@ -1,19 +1,32 @@
-"""What [strategy] makes, and what it does not go with."""
+"""What [strategy] and [robust] make, and what they do not go with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from ..sections.run import RunConfig
+from ...errors import ConfigError
+from ..schema.rules import Rule
+from ..sections.model import Config
+from ..sections.robust import RobustConfig
 from ..sections.strategy import StrategyConfig
-from ..sections.training import TrainingConfig
 
 if TYPE_CHECKING:
     from ...strategies.algorithms.algorithm import Algorithm
+    from ...strategies.algorithms.catalogue import Entry
+    from ...strategies.robust.rules import AggregationRule
 
-__all__ = ["beside_rules", "is_clippable", "strategy_algorithm", "strategy_rules"]
+__all__ = [
+    "ROBUST_RULES",
+    "RULES",
+    "build_algorithm",
+    "build_rule",
+    "is_clippable",
+    "strategy_algorithm",
+]
+
+NAME = "strategy.name"
 
 
 def strategy_algorithm(chosen: StrategyConfig, *, seed: int = 0, share: float = 1.0) -> Algorithm:
@@ -21,101 +34,194 @@ def strategy_algorithm(chosen: StrategyConfig, *, seed: int = 0, share: float = 
 
     `share` is the part of all clients that trains in a round, unless the section says it.
     """
-    from ...strategies.algorithms.catalogue import CATALOGUE
-
     said = {entry.name: getattr(chosen, entry.name) for entry in fields(chosen)}
     said["seed"] = seed
     if chosen.participation is None:
         said["participation"] = share
-    return CATALOGUE[chosen.name].build(said)
+    return _entry(chosen).build(said)
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """Return the algorithm that [strategy] names, with its arguments, and with [robust]'s rule."""
+    from ...strategies.robust.aggregator import robust
+
+    run, simulated = config.run, config.simulation.clients
+    share = run.cohort if isinstance(run.cohort, float) else run.cohort / simulated
+    algorithm = strategy_algorithm(config.strategy, seed=run.seed, share=min(1.0, share))
+    if config.robust is None:
+        return algorithm
+    return robust(algorithm, rule=build_rule(config.robust))
+
+
+def build_rule(chosen: RobustConfig) -> AggregationRule:
+    """Return the rule that [robust] names."""
+    from ...strategies.robust.rules import robust_rule
+
+    return robust_rule(
+        chosen.aggregation,
+        byzantine=chosen.byzantine,
+        preaggregation=chosen.preaggregation,
+        clip_norm=chosen.clip_norm,
+        bucket_size=chosen.bucket_size,
+        iterations=chosen.iterations,
+        trusted=chosen.trusted,
+    )
 
 
 def is_clippable(chosen: StrategyConfig) -> bool:
     """Whether what clients send survives the clipping of secure aggregation."""
+    return _entry(chosen).clippable
+
+
+def _entry(chosen: StrategyConfig) -> Entry:
     from ...strategies.algorithms.catalogue import CATALOGUE
 
-    return CATALOGUE[chosen.name].clippable
+    return CATALOGUE[chosen.name]
 
 
-def strategy_rules(
-    chosen: StrategyConfig, training: TrainingConfig, run: RunConfig
-) -> list[tuple[bool, tuple[str, ...], str]]:
-    """Return what is wrong beside [strategy]: whether, which keys, and why."""
+def _missing(key: str) -> Rule[Config]:
+    """Return the rule about an argument that some algorithm has no default for."""
+
+    def example(config: Config) -> str | None:
+        shown = _entry(config.strategy).example.get(key)
+        return None if shown is None or getattr(config.strategy, key) else f"{key} = {shown}"
+
+    return Rule(
+        (f"strategy.{key}", NAME),
+        "not empty with the algorithms that have it",
+        example,
+        'must be said with strategy.name = "{strategy.name}", got none; for example {found}',
+    )
+
+
+def _of_model(key: str, is_there: Callable[[Config], bool]) -> Rule[Config]:
+    """Return the rule about a table that changes a model's params."""
+    return Rule(
+        (key, NAME),
+        'not with `strategy.name = "analytics"`',
+        lambda config: is_there(config) and not strategy_algorithm(config.strategy).of_model,
+        'is about a model\'s params, and strategy.name = "{strategy.name}" has none; remove it',
+    )
+
+
+def _sends_more(config: Config) -> str | None:
+    if config.run.update_norm_max is None:
+        return None
+    algorithm = strategy_algorithm(config.strategy)
+    if algorithm.of_model and not algorithm.auxiliary:
+        return None
+    return ", ".join(algorithm.auxiliary or (config.strategy.name,))
+
+
+def _of_many(config: Config) -> bool:
+    run = config.run
+    alone = type(run.cohort) is int and run.cohort == run.min_clients == 1
+    return _entry(config.strategy).single and not alone
+
+
+def _two_counted(config: Config) -> str | None:
     from ...strategies.algorithms.analytics import GROUP_MIN
-    from ...strategies.algorithms.catalogue import CATALOGUE
 
-    name, entry = chosen.name, CATALOGUE[chosen.name]
-    for key, example in entry.example.items():
-        if not getattr(chosen, key):
-            missing = f'must be said with strategy.name = "{name}"; for example {key} = {example}'
-            return [(True, (f"strategy.{key}", "strategy.name"), missing)]
-    algorithm = strategy_algorithm(chosen)
-    kinds = algorithm.auxiliary or (name,)
-    optimizer = (
-        f'= "{training.optimizer}" does not go with strategy.name = "{name}", which knows the steps '
-        'of its clients by their gradients; set it to "sgd"'
-    )
-    momentum = (
-        f'= {training.momentum:g} does not go with strategy.name = "{name}", which takes a step for '
-        "the learning rate times a gradient; set it to 0"
-    )
-    norm = (
-        f'= {run.update_norm_max} is about params alone, and strategy.name = "{name}" sends '
-        f"{', '.join(kinds)} too; remove it, or choose another strategy"
-    )
-    turns = (
-        f'and run.min_clients must both be 1 with strategy.name = "{name}": the model goes from one '
-        'client to the next; selection.kind = "cyclic" lets them take turns'
-    )
-    group = (
-        f'= {run.min_clients} must be >= {GROUP_MIN} with strategy.name = "analytics": of two '
-        "clients each would see the other's numbers"
-    )
-    return [
-        (
-            entry.optimizer in ("sgd", "plain sgd") and training.optimizer != "sgd",
-            ("training.optimizer", "strategy.name"),
-            optimizer,
-        ),
-        (
-            entry.optimizer == "plain sgd" and training.momentum > 0,
-            ("training.momentum", "strategy.name"),
-            momentum,
-        ),
-        (
-            (bool(algorithm.auxiliary) or not algorithm.of_model)
-            and run.update_norm_max is not None,
-            ("run.update_norm_max", "strategy.name"),
-            norm,
-        ),
-        (
-            entry.single and (type(run.cohort) is float or run.cohort != 1 or run.min_clients != 1),
-            ("run.cohort", "run.min_clients", "strategy.name"),
-            turns,
-        ),
-        (
-            name == "analytics" and run.min_clients < GROUP_MIN,
-            ("run.min_clients", "strategy.name"),
-            group,
-        ),
-    ]
+    counts = config.strategy.name == "analytics"
+    return str(GROUP_MIN) if counts and config.run.min_clients < GROUP_MIN else None
 
 
-def beside_rules(
-    chosen: StrategyConfig, *, tables: Mapping[str, bool], clip: float | None
-) -> list[tuple[bool, tuple[str, ...], str]]:
-    """Return what is wrong in other sections beside [strategy].
+def _clipped_parts(config: Config) -> bool:
+    secure = config.privacy.secure_aggregation
+    return config.strategy.name == "analytics" and secure.enabled and secure.clip < 1
 
-    `tables` are those that change what clients send, and whether each is there; `clip` is what
-    secure sums clip to, None without them.
-    """
-    name, alone = chosen.name, not strategy_algorithm(chosen).of_model
-    what = f'is about a model\'s params, and strategy.name = "{name}" has none; remove it'
-    rules = [(alone and there, (key, "strategy.name"), what) for key, there in tables.items()]
-    low = (
-        f'= {clip} must be >= 1 with strategy.name = "analytics": clients send parts of a whole, '
-        "and clipped ones would be wrong"
-    )
-    key = "privacy.secure_aggregation.clip"
-    wrong = name == "analytics" and clip is not None and clip < 1
-    return [*rules, (wrong, (key, "strategy.name"), low)]
+
+def _cannot_be_robust(config: Config) -> str | None:
+    if config.robust is None:
+        return None
+    try:
+        build_algorithm(config)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _too_few_honest(config: Config) -> str | None:
+    if config.robust is None:
+        return None
+    secure, rule = config.privacy.secure_aggregation, build_rule(config.robust)
+    needed = rule.clients_min * ((secure.group_size or 1) if secure.enabled else 1)
+    return f"{needed} for {rule.name}" if config.run.min_clients < needed else None
+
+
+RULES: tuple[Rule[Config], ...] = (
+    _missing("private"),
+    _missing("adapters"),
+    _missing("columns"),
+    Rule(
+        ("training.optimizer", NAME),
+        '"sgd" with algorithms that know clients\' steps by their gradients (docs/algorithms.md)',
+        lambda config: (
+            _entry(config.strategy).optimizer in ("sgd", "plain sgd")
+            and config.training.optimizer != "sgd"
+        ),
+        '= "{training.optimizer}" does not go with strategy.name = "{strategy.name}", which knows '
+        'the steps of its clients by their gradients; set it to "sgd"',
+    ),
+    Rule(
+        ("training.momentum", NAME),
+        "0 with algorithms whose steps are the learning rate times a gradient (docs/algorithms.md)",
+        lambda config: (
+            _entry(config.strategy).optimizer == "plain sgd" and config.training.momentum > 0
+        ),
+        '= {training.momentum:g} does not go with strategy.name = "{strategy.name}", which takes a '
+        "step for the learning rate times a gradient; set it to 0",
+    ),
+    Rule(
+        ("run.update_norm_max", NAME),
+        "only with algorithms whose clients send nothing but params",
+        _sends_more,
+        '= {run.update_norm_max} is about params alone, and strategy.name = "{strategy.name}" sends '
+        "{found} too; remove it, or choose another strategy",
+    ),
+    Rule(
+        ("run.cohort", "run.min_clients", NAME),
+        "1, as `run.min_clients`, with algorithms whose model goes from client to client",
+        _of_many,
+        "= {run.cohort} and run.min_clients = {run.min_clients} must both be 1 with strategy.name = "
+        '"{strategy.name}": the model goes from one client to the next; selection.kind = "cyclic" '
+        "lets them take turns",
+    ),
+    Rule(
+        ("run.min_clients", NAME),
+        'at least 3 with `strategy.name = "analytics"`',
+        _two_counted,
+        '= {run.min_clients} must be >= {found} with strategy.name = "analytics": of two clients '
+        "each would see the other's numbers; raise it",
+    ),
+    _of_model("robust", lambda config: config.robust is not None),
+    _of_model("compression", lambda config: config.compression is not None),
+    _of_model("simulation.adversaries", lambda config: config.simulation.adversaries is not None),
+    _of_model(
+        "privacy.differential_privacy", lambda config: config.privacy.differential_privacy.enabled
+    ),
+    Rule(
+        ("privacy.secure_aggregation.clip", NAME),
+        'at least 1 with `strategy.name = "analytics"`',
+        _clipped_parts,
+        '= {privacy.secure_aggregation.clip} must be >= 1 with strategy.name = "analytics": clients '
+        "send parts of a whole, and clipped ones would be wrong; raise it",
+    ),
+)
+
+ROBUST_RULES: tuple[Rule[Config], ...] = (
+    Rule(
+        ("robust", NAME),
+        "beside algorithms that take the mean of params; clip and centred_clipping need `clip_norm`, "
+        "fltrust needs `trusted` and neither nnm nor bucketing, mda takes up to 16 `byzantine`",
+        _cannot_be_robust,
+        "cannot be: {found}",
+    ),
+    Rule(
+        ("run.min_clients", "robust"),
+        "enough honest clients for [robust], and `group_size` times as many within secure sums",
+        _too_few_honest,
+        "= {run.min_clients} must be >= {found} with robust.byzantine = {robust.byzantine}; raise "
+        "min_clients or lower byzantine",
+    ),
+)

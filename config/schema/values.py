@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+from .rules import check_rules, rules_of
 from .settings import Given, KeyRule, Settings, hints_of, obstacle, refuse, rule_of, section_of
 
 if TYPE_CHECKING:
@@ -21,12 +22,13 @@ __all__ = ["build"]
 S = TypeVar("S", bound="DataclassInstance")
 
 
-def build(section: type[S], given: Settings, prefix: str = "") -> S:
-    """Return the section with what was given, and defaults for the rest.
+def build(section: type[S], given: Settings, where: str = "settings", prefix: str = "") -> S:
+    """Return the section with what was given, and defaults for the rest; `where` is what an error
+    names if none of its keys was given.
 
     Raises:
         ConfigError: a value has the wrong type, is out of bounds, or means nothing beside its
-            neighbours.
+            neighbours; or the section breaks one of its own rules.
     """
     hints = hints_of(section)
     values: dict[str, Any] = {}
@@ -35,11 +37,13 @@ def build(section: type[S], given: Settings, prefix: str = "") -> S:
         inner = section_of(kind)
         if inner is not None:
             named = any(name == key or name.startswith(f"{key}.") for name in given)
-            values[entry.name] = build(inner, given, f"{key}.") if named or inner is kind else None
+            wanted = named or inner is kind
+            values[entry.name] = build(inner, given, where, f"{key}.") if wanted else None
         elif key in given:
             values[entry.name] = _convert(key, given[key], kind, rule_of(entry, kind))
     made = section(**values)
     _refuse_idle(made, given, prefix)
+    check_rules(rules_of(section), made, given, where, prefix=prefix)
     return made
 
 

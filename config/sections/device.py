@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import ClassVar, Literal
 
-from ..schema.settings import refuse, setting
+from ..schema.rules import Rule
+from ..schema.settings import setting
 
-__all__ = ["DeviceConfig", "check_device"]
+__all__ = ["DeviceConfig"]
 
 SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid")
 PIPELINES = ("pipeline", "hybrid")
+_DEVICE = re.compile(r"(?!gpu)[a-z][a-z0-9_]{1,31}(:\d{1,3})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,31 +94,61 @@ class DeviceConfig:
         at_least=64,
     )
 
+    rules: ClassVar[tuple[Rule[DeviceConfig], ...]] = (
+        Rule(
+            ("device",),
+            "a name that torch knows",
+            lambda device: not _DEVICE.fullmatch(device.device),
+            'must be "auto", "cpu", or an accelerator as torch names it, as "cuda", "cuda:1" or '
+            '"mps", got {device!r}',
+        ),
+        Rule(
+            ("gpus",),
+            '"all", "cpu", or different numbers from 0',
+            lambda device: isinstance(device.gpus, str) and device.gpus not in ("all", "cpu"),
+            'must be "all", "cpu", a number or a list of numbers, got {gpus!r}',
+        ),
+        Rule(
+            ("gpus",),
+            "each GPU once",
+            lambda device: device.gpus == () or _repeats(device.gpu_numbers),
+            "must be different numbers >= 0, got {gpus}; GPUs count from 0",
+        ),
+        Rule(
+            ("gpus", "device"),
+            "not beside `device`",
+            lambda device: device.gpus is not None and device.device != "auto",
+            '= {gpus!r} says again what device = "{device}" says; remove one',
+        ),
+        Rule(
+            ("parallel", "device"),
+            'not beside a `device` but "cpu"',
+            lambda device: device.parallel != "none" and device.device not in ("auto", "cpu"),
+            '= "{parallel}" is for several processes, and device = "{device}" is for one; say gpus = '
+            '"all" instead of device',
+        ),
+        Rule(
+            ("processes", "gpus"),
+            "as many as `gpus` lists, where it lists any",
+            lambda device: (
+                bool(device.gpu_numbers) and device.processes not in (None, len(device.gpu_numbers))
+            ),
+            "= {processes} must be the number of device.gpus = {gpus}: one process a GPU; remove it",
+        ),
+    )
 
-def check_device(config: DeviceConfig, where: str) -> None:
-    """Return if the keys fit together.
+    @property
+    def gpu_numbers(self) -> tuple[int, ...]:
+        """The numbers that `gpus` lists."""
+        return (
+            (self.gpus,)
+            if isinstance(self.gpus, int)
+            else self.gpus
+            if isinstance(self.gpus, tuple)
+            else ()
+        )
 
-    Raises:
-        ConfigError: one does not.
-    """
 
-    def wrong(key: str, what: str) -> NoReturn:
-        refuse(where, f"device.{key}", what)
-
-    if not re.fullmatch(r"(?!gpu)[a-z][a-z0-9_]{1,31}(:\d{1,3})?", config.device):
-        wrong("device", 'must be "auto", "cpu", or an accelerator as torch names it, as "cuda", '
-              f'"cuda:1" or "mps", got {config.device!r}')  # fmt: skip
-    gpus = config.gpus
-    if isinstance(gpus, str) and gpus not in ("all", "cpu"):
-        wrong("gpus", f'must be "all", "cpu", a number or a list of numbers, got {gpus!r}')
-    numbers = (gpus,) if isinstance(gpus, int) else gpus if isinstance(gpus, tuple) else ()
-    if gpus == () or any(number < 0 for number in numbers) or len({*numbers}) < len(numbers):
-        wrong("gpus", f"must be different numbers >= 0, got {list(numbers)}; GPUs count from 0")
-    if gpus is not None and config.device != "auto":
-        wrong("gpus", f'= {gpus!r} says again what device = "{config.device}" says; remove one')
-    if config.parallel != "none" and config.device not in ("auto", "cpu"):
-        wrong("parallel", f'= "{config.parallel}" is for several processes, and device = '
-              f'"{config.device}" is for one; say gpus = "all" instead of device')  # fmt: skip
-    if numbers and config.processes not in (None, len(numbers)):
-        wrong("processes", f"= {config.processes} must be the number of device.gpus, "
-              f"{len(numbers)}: one process a GPU; remove it")  # fmt: skip
+def _repeats(numbers: tuple[int, ...]) -> bool:
+    """Whether they are not different numbers from 0."""
+    return any(number < 0 for number in numbers) or len({*numbers}) < len(numbers)

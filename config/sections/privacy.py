@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
+from ...privacy.dp.plan_rules import budget_rule, clipping_rule, correlation_rule, sampling_rule
+from ..schema.rules import Rule
 from ..schema.settings import setting
 
 __all__ = ["DifferentialPrivacyConfig", "PrivacyConfig", "SecureAggregationConfig"]
@@ -14,6 +16,7 @@ _PRIVATE = {"enabled": (True,)}
 _CLIENT = {**_PRIVATE, "unit": ("client",)}
 _RECORD = {**_PRIVATE, "unit": ("record",)}
 _ADAPTIVE = {**_CLIENT, "clipping": ("adaptive",)}
+EXAMPLE_DELTA_MAX = 1e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +177,44 @@ class DifferentialPrivacyConfig:
         above=0,
         at_most=1,
         only=_RECORD,
+    )
+
+    rules: ClassVar[tuple[Rule[DifferentialPrivacyConfig], ...]] = (
+        Rule(
+            ("epsilon", "noise_multiplier", "enabled"),
+            "or `noise_multiplier`, and not both",
+            lambda dp: budget_rule(dp.epsilon, dp.noise_multiplier) if dp.enabled else None,
+        ),
+        Rule(
+            ("unit", "sampling_rate"),
+            '"record" needs `sampling_rate`',
+            lambda dp: dp.unit == "record" and dp.sampling_rate is None,
+            '= "record" trains clients by DP-SGD, and needs privacy.differential_privacy.'
+            "sampling_rate, the share of examples in a step's batch; set it, for example to 0.01",
+        ),
+        Rule(
+            ("delta", "unit"),
+            f'at most {EXAMPLE_DELTA_MAX:g} with `unit = "record"`',
+            lambda dp: dp.unit == "record" and dp.delta > EXAMPLE_DELTA_MAX,
+            f"= {{delta:g}} must be at most {EXAMPLE_DELTA_MAX:g} for examples: with that probability "
+            "an example could be shown outright; lower it below 1 / a client's examples",
+        ),
+        Rule(
+            ("sampling", "noise"),
+            '`noise` of clients needs "fixed"',
+            lambda dp: sampling_rule(dp.sampling, dp.noise),
+        ),
+        Rule(
+            ("clipping", "noise", "correlation"),
+            '"adaptive" needs `noise = "server"` and `correlation = "none"`; local Laplace noise '
+            'needs "fixed"',
+            lambda dp: clipping_rule(dp.clipping, dp.noise, dp.correlation),
+        ),
+        Rule(
+            ("correlation", "noise"),
+            '"banded" and "tree" need `noise = "server"`',
+            lambda dp: correlation_rule(dp.correlation, dp.noise),
+        ),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from ..schema.rules import Rule
 from ..schema.settings import setting
 
 __all__ = ["RoundsConfig"]
@@ -76,4 +77,14 @@ class RoundsConfig:
         at_least=0,
         at_most=10**6,
         only=_ASYNCHRONOUS,
+    )
+
+    rules: ClassVar[tuple[Rule[RoundsConfig], ...]] = (
+        Rule(
+            ("concurrency",),
+            "a fraction in (0, 1] or a whole number",
+            lambda rounds: isinstance(rounds.concurrency, float) and rounds.concurrency > 1,
+            "must be a fraction in (0, 1] or a whole number of clients, got {concurrency}; write "
+            "{concurrency:.0f} for that many clients",
+        ),
     )

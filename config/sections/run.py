@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from ..schema.rules import Rule
 from ..schema.settings import setting
 
 __all__ = ["AppConfig", "EarlyStoppingConfig", "EvaluationConfig", "RunConfig"]
 
 SEED_MAX = (1 << 63) - 1
+_TASK = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_METRIC = re.compile(r"(train|evaluate|server)\.\S+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,15 @@ class AppConfig:
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"free": True})
     """The free keys: keyword arguments of the function that `task` names."""
 
+    rules: ClassVar[tuple[Rule[AppConfig], ...]] = (
+        Rule(
+            ("task",),
+            "module:name",
+            lambda app: not _TASK.fullmatch(app.task),
+            'must be module:name, as "task:task", got {task!r}',
+        ),
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStoppingConfig:
@@ -35,6 +48,16 @@ class EarlyStoppingConfig:
     mode: Literal["min", "max"] = setting("min", "whether less or more is better")
     patience: int = setting(
         5, "stop after this many evaluated rounds without a better value", at_least=1, at_most=10**6
+    )
+
+    rules: ClassVar[tuple[Rule[EarlyStoppingConfig], ...]] = (
+        Rule(
+            ("metric",),
+            "begins with train., evaluate. or server.",
+            lambda stopping: not _METRIC.fullmatch(stopping.metric),
+            'must be train., evaluate. or server. and a metric\'s name, as "evaluate.loss", got '
+            "{metric!r}",
+        ),
     )
 
 
@@ -74,6 +97,23 @@ class RunConfig:
         "reject",
         "what happens to an update beyond it",
         only={"update_norm_max": ()},
+    )
+
+    rules: ClassVar[tuple[Rule[RunConfig], ...]] = (
+        Rule(
+            ("cohort",),
+            "a fraction in (0, 1] or a whole number",
+            lambda run: isinstance(run.cohort, float) and run.cohort > 1,
+            "must be a fraction in (0, 1] or a whole number of clients, got {cohort}; write "
+            "{cohort:.0f} for that many clients",
+        ),
+        Rule(
+            ("min_clients", "cohort"),
+            "at most `run.cohort`, if that is a number of clients",
+            lambda run: isinstance(run.cohort, int) and run.min_clients > run.cohort,
+            "= {min_clients} is more than run.cohort = {cohort}: no round could ever count; lower "
+            "min_clients or raise cohort",
+        ),
     )
 
 

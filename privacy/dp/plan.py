@@ -35,6 +35,14 @@ from .mechanisms.clipping import Clipping
 from .mechanisms.mechanism import PrivateMean
 from .mechanisms.sampling import draw_poisson
 from .noise_terms import SOURCES, NoiseSource, NoiseTerms
+from .plan_rules import (
+    clipping_rule,
+    cohort_rule,
+    correlation_rule,
+    reach_rule,
+    sampling_rule,
+    turns_rule,
+)
 
 __all__ = ["PrivacyPlan", "Sampling"]
 
@@ -88,45 +96,26 @@ class PrivacyPlan:
         require_number("cohort", self.cohort, above=0)
         require_whole("population", self.population, at_least=1)
         require_choice("sampling", self.sampling, ("poisson", "fixed"))
-        if self.cohort > self.population:
-            raise ConfigError(
-                f"cohort must be <= population, got {self.cohort:g} of {self.population}"
-            )
         if (self.clipping.kind == "adaptive") != (self.adaptive is not None):
             raise ConfigError("adaptive clipping needs an AdaptiveClip, and no other has one")
-        self._require_separation()
-        require_choice("noise", self.noise, SOURCES)
-        moving = self.adaptive is not None or self.correlation is not None
-        if self.noise != "server" and (self.sampling != "fixed" or moving):
-            raise ConfigError(
-                f'noise = "{self.noise}" is against a server that knows who takes part: it needs '
-                'sampling = "fixed", and neither an adaptive clip nor correlated noise'
-            )
-        self.mechanism(self.clipping)
-
-    def _require_separation(self) -> None:
-        """Check that clients take part as rarely as is accounted for."""
         require_whole("min_separation", self.separation, at_least=1)
         if self.participations_max is not None:
             require_whole("participations_max", self.participations_max, at_least=1)
-        if self.sampling == "poisson" and self.has_min_separation:
-            raise ConfigError(
-                'sampling = "poisson" has coins decide alone who takes part: with min_separation, '
-                'participations_max or correlated noise it must be "fixed"'
-            )
-        if self.correlation is None:
-            return
-        if self.correlation.separation > self.separation:
-            raise ConfigError(
-                f"min_separation must be >= {self.correlation.separation}, the rounds that the "
-                f"{self.correlation.kind} noise of one round reaches over, got {self.separation}: "
-                "lower bands or raise min_separation"
-            )
-        if self.adaptive is not None:
-            raise ConfigError(
-                f"{self.correlation.kind} noise takes earlier noise back, which was for another "
-                'clip: clipping must be "fixed" or "per_layer"'
-            )
+        require_choice("noise", self.noise, SOURCES)
+        correlation = "none" if self.correlation is None else self.correlation.kind
+        reach = 1 if self.correlation is None else self.correlation.separation
+        wrong = {
+            "cohort": cohort_rule(self.cohort, self.population),
+            "min_separation": reach_rule(self.separation, reach, correlation),
+            "clipping": clipping_rule(self.clipping.kind, self.noise, correlation),
+            "correlation": correlation_rule(correlation, self.noise),
+            "sampling": sampling_rule(self.sampling, self.noise)
+            or turns_rule(self.sampling, by_turns=self.has_min_separation),
+        }
+        for key, sentence in wrong.items():
+            if sentence is not None:
+                raise ConfigError(f"{key} {sentence}")
+        self.mechanism(self.clipping)
 
     # ------------------------------------------------------------------ sampler, mechanism, event
 

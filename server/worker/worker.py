@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...apps.folder import App
-from ...config.rules.privacy import cohort_of
+from ...config.rules.differential_privacy import cohort_of
 from ...errors import DamageError, MeadowError
 from ...flower.messages import identify_process
 from ...machine.process_limits import allow_many_files, keep_freed_memory

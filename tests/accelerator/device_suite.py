@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from meadow.client.tools.batch_probe import room_bytes
-from meadow.config.sections.device import DeviceConfig, check_device
+from meadow.config.client_config import make_client_config
+from meadow.config.sections.device import DeviceConfig
 from meadow.errors import DataError
 from meadow.machine.accelerators import accelerators, free_bytes, is_accelerator, widest_float
 from meadow.randomness.seeded import generator_states, seeded, set_generator_states
@@ -45,7 +46,7 @@ def test_auto_is_the_accelerator() -> None:
         choose_device("strict:7")
     with pytest.raises(DataError, match="'cuda:0' is not there: torch sees strict:0, strict:1"):
         choose_device("cuda:0")
-    check_device(DeviceConfig(device=SECOND), "client.toml")
+    make_client_config({"device": {"device": SECOND}})
 
 
 def test_plans_name_its_devices() -> None:
