@@ -82,10 +82,11 @@ def plan(
     from ..privacy.dp.correlated.correlation import correlated
     from ..privacy.dp.mechanisms.clipping import Clipping
     from ..privacy.dp.plan import PrivacyPlan
+    from ..privacy.dp.plan_rules import budget_rule, delta_rule
 
-    if (epsilon is None) == (noise_multiplier is None):
+    if budget_rule(epsilon, noise_multiplier) is not None:
         raise ConfigError("give --epsilon or --noise-multiplier: each follows from the other")
-    if delta * clients >= 1:
+    if delta_rule(delta, clients) is not None:
         raise ConfigError(f"--delta must be less than 1 / {clients}, got {delta:g}")
     made = PrivacyPlan(
         noise_multiplier=noise_multiplier or 1.0,

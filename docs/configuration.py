@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from meadow.config.client_config import ClientConfig
+from meadow.config.rules.combinations import RULES
+from meadow.config.schema.rules import Rule, rules_of
 from meadow.config.schema.settings import KeyRule, rule_of, section_of
 from meadow.config.schema.text import value_to_toml
 from meadow.config.sections.model import Config
@@ -25,6 +27,9 @@ Three files say everything: an app's `meadow.toml` (what a run is), a client's `
 the owner of the data allows) and a server's `server.toml` (where it listens). No key has to be
 said. Unknown keys, wrong types, impossible values and keys that mean nothing beside others are
 errors that name the file, the key and what would be right; the command then ends with exit code 2.
+
+The last column says what a key needs and excludes beyond its own values. "with" names keys that the
+same rule is about; "see" those whose rules are about this one too.
 """
 
 MEADOW = """
@@ -63,7 +68,7 @@ SERVER = """
 It lies in the server's folder; `meadow server init` makes it. Its keys are in no section.
 """
 
-FREE = "| any other key | | | handed to the app's `client_data` as `Site.config` |"
+FREE = "| any other key | | | handed to the app's `client_data` as `Site.config` | |"
 NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 
 
@@ -71,41 +76,74 @@ def page() -> str:
     """Return the whole page."""
     parts = [INTRODUCTION]
     for text, schema in ((MEADOW, Config), (CLIENT, ClientConfig), (SERVER, ServerConfig)):
-        parts += [text, *tables(schema, "")]
+        rules = [*own_rules(schema, ""), *(RULES if schema is Config else ())]
+        parts += [text, *tables(schema, "", rules)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def tables(schema: type[Any], prefix: str) -> Iterator[str]:
+def own_rules(schema: type[Any], prefix: str) -> Iterator[Rule[Any]]:
+    """Yield the rules that a section and those in it declare about themselves, with whole keys."""
+    for rule in rules_of(schema):
+        yield replace(rule, keys=tuple(f"{prefix}{key}" for key in rule.keys))
+    hints = get_type_hints(schema)
+    for entry in fields(schema):
+        inner = section_of(hints[entry.name])
+        if inner is not None:
+            yield from own_rules(inner, f"{prefix}{entry.name}.")
+
+
+def tables(schema: type[Any], prefix: str, rules: Sequence[Rule[Any]]) -> Iterator[str]:
     """Yield a section's heading and table, and those of the sections in it."""
     hints = get_type_hints(schema)
+    dot = f"{prefix}." if prefix else ""
     rows = [
-        row(entry.name, hints[entry.name], rule_of(entry, hints[entry.name]), entry.default)
+        row(entry, rule_of(entry, hints[entry.name]), hints[entry.name], dot, rules)
         for entry in fields(schema)
         if "rule" in entry.metadata
     ]
     if prefix and rows:
         about = inspect.cleandoc(schema.__doc__ or "").partition(": ")[2]
+        said = said_of(prefix, rules)
         yield f"### [{prefix}]\n\n{about[:1].upper()}{about[1:]}"
+        if said:
+            yield f"The table itself: {said}."
     if rows:
-        head = ["| key | value | default | meaning |", "|---|---|---|---|"]
+        head = ["| key | value | default | meaning | needs and excludes |", "|---|---|---|---|---|"]
         yield "\n".join([*head, *rows, *([FREE] if prefix == "data" else [])])
     for entry in fields(schema):
         inner = section_of(hints[entry.name])
         if inner is not None:
-            yield from tables(inner, f"{prefix}.{entry.name}" if prefix else entry.name)
+            yield from tables(inner, f"{dot}{entry.name}", rules)
 
 
-def row(name: str, kind: Any, rule: KeyRule, default: Any) -> str:
+def row(entry: Field[Any], rule: KeyRule, kind: Any, dot: str, rules: Sequence[Rule[Any]]) -> str:
     """Return one key's line of a table."""
+    default = entry.default
     shown = "" if default is None or default == () else f"`{value_to_toml(default)}`"
-    others = [
+    only = [
         f"`{key}` is {' or '.join(f'`{value_to_toml(v)}`' for v in values)}"
         if values
         else f"`{key}` is set"
         for key, values in rule.only.items()
     ]
-    meaning = rule.meaning + (f" (only if {' and '.join(others)})" if others else "")
-    return f"| `{name}` | {wanted(kind, rule)} | {shown} | {meaning} |"
+    said = [f"only if {' and '.join(only)}"] if only else []
+    said += [text] if (text := said_of(f"{dot}{entry.name}", rules)) else []
+    return (
+        f"| `{entry.name}` | {wanted(kind, rule)} | {shown} | {rule.meaning} | {'; '.join(said)} |"
+    )
+
+
+def said_of(key: str, rules: Sequence[Rule[Any]]) -> str:
+    """Return what the rules about a key or a table say of it."""
+    said = []
+    for rule in rules:
+        if rule.keys[0] == key:
+            others = [
+                f"`{other}`" for other in rule.keys[1:] if other.split(".")[-1] not in rule.needs
+            ]
+            said.append(rule.needs + (f" (with {', '.join(others)})" if others else ""))
+    firsts = {f"`{rule.keys[0]}`": None for rule in rules if key in rule.keys[1:]}
+    return "; ".join([*said, *([f"see {', '.join(firsts)}"] if firsts else [])])
 
 
 def wanted(kind: Any, rule: KeyRule) -> str:

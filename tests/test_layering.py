@@ -234,6 +234,7 @@ def test_class_names_are_one() -> None:
 LINES_MIN = 40
 DOORS = {
     "__main__": "the command",
+    "config.rules.combinations": "all rules that span sections, in order",
     "config.sections.compression": "a section of meadow.toml",
     "config.sections.model": "meadow.toml itself",
     "datasets.arrays": "an adapter",

@@ -101,22 +101,26 @@ RULES: tuple[Rule[Config], ...] = (
     ),
     Rule(
         ("run.cohort", *TURNS),
-        "a whole number of clients beside them",
-        lambda config: _by_turns(config) and not isinstance(config.run.cohort, int),
+        "a whole number with `min_separation` or `participations_max`",
+        lambda config: (
+            _by_turns(config)
+            and config.rounds.kind == "synchronous"
+            and not isinstance(config.run.cohort, int)
+        ),
         "= {run.cohort} is a part of the clients, and those that took part lately are not drawn; "
         "with selection.min_separation or selection.participations_max write a whole number of "
         "clients",
     ),
     Rule(
         ("simulation.devices", *TURNS),
-        "not beside them",
+        "not with `min_separation` or `participations_max`",
         lambda config: _by_turns(config) and config.simulation.devices is not None,
         "come and go, and would have to wait beside; remove it, or selection.min_separation and "
         "selection.participations_max",
     ),
     Rule(
         (CLIENTS, *TURNS),
-        "enough for all rounds' cohorts beside them",
+        "enough for all cohorts with `min_separation` or `participations_max`",
         _too_few_for_turns,
         "= {simulation.clients} must be {found} for {run.rounds} rounds of {run.cohort} clients that "
         "take part by turns; raise it, or lower run.cohort or selection.min_separation, or raise "

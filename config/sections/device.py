@@ -15,6 +15,25 @@ SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid")
 PIPELINES = ("pipeline", "hybrid")
 _DEVICE = re.compile(r"(?!gpu)[a-z][a-z0-9_]{1,31}(:\d{1,3})?")
 
+Gpus = str | int | tuple[int, ...] | None
+
+
+def _numbers(gpus: Gpus) -> tuple[int, ...]:
+    return gpus if isinstance(gpus, tuple) else (gpus,) if isinstance(gpus, int) else ()
+
+
+def _not_different(gpus: Gpus) -> str | None:
+    """Return the numbers unless they are different ones from 0."""
+    numbers = _numbers(gpus)
+    wrong = gpus == () or min(numbers, default=0) < 0 or len({*numbers}) < len(numbers)
+    return str(list(numbers)) if wrong else None
+
+
+def _other_count(processes: int | None, gpus: Gpus) -> str | None:
+    """Return how many GPUs are numbered, if it is another number."""
+    count = len(_numbers(gpus))
+    return str(count) if count and processes not in (None, count) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
@@ -111,8 +130,8 @@ class DeviceConfig:
         Rule(
             ("gpus",),
             "each GPU once",
-            lambda device: device.gpus == () or _repeats(device.gpu_numbers),
-            "must be different numbers >= 0, got {gpus}; GPUs count from 0",
+            lambda device: _not_different(device.gpus),
+            "must be different numbers >= 0, got {found}; GPUs count from 0",
         ),
         Rule(
             ("gpus", "device"),
@@ -130,25 +149,7 @@ class DeviceConfig:
         Rule(
             ("processes", "gpus"),
             "as many as `gpus` lists, where it lists any",
-            lambda device: (
-                bool(device.gpu_numbers) and device.processes not in (None, len(device.gpu_numbers))
-            ),
-            "= {processes} must be the number of device.gpus = {gpus}: one process a GPU; remove it",
+            lambda device: _other_count(device.processes, device.gpus),
+            "= {processes} must be the number of device.gpus, {found}: one process a GPU; remove it",
         ),
     )
-
-    @property
-    def gpu_numbers(self) -> tuple[int, ...]:
-        """The numbers that `gpus` lists."""
-        return (
-            (self.gpus,)
-            if isinstance(self.gpus, int)
-            else self.gpus
-            if isinstance(self.gpus, tuple)
-            else ()
-        )
-
-
-def _repeats(numbers: tuple[int, ...]) -> bool:
-    """Whether they are not different numbers from 0."""
-    return any(number < 0 for number in numbers) or len({*numbers}) < len(numbers)

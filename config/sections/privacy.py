@@ -182,7 +182,7 @@ class DifferentialPrivacyConfig:
     rules: ClassVar[tuple[Rule[DifferentialPrivacyConfig], ...]] = (
         Rule(
             ("epsilon", "noise_multiplier", "enabled"),
-            "or `noise_multiplier`, and not both",
+            "enabled needs it or `noise_multiplier`, and not both",
             lambda dp: budget_rule(dp.epsilon, dp.noise_multiplier) if dp.enabled else None,
         ),
         Rule(
