@@ -19,7 +19,7 @@ from meadow.config.sections.model import Config
 from meadow.config.server_config import ServerConfig, make_server_config
 from meadow.errors import ConfigError
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "docs"))
 from configuration import own_rules
 
