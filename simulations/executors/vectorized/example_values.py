@@ -34,9 +34,9 @@ class Trained(Protocol):
         """Return the weighted sum of the changes of params and buffers, by name, of the clients
         `good` (None: of all); `weights` are theirs."""
 
-    def squares(self) -> Tensors:
-        """Return the squared L2 norms of each client's changes, by name of a floating-point param
-        or buffer: float64 (clients,)."""
+    def each(self, low: int, high: int) -> Tensors:
+        """Return the changes of the clients `low` to `high`, each by its own steps alone, by name
+        of a floating-point param or buffer: (clients, ...)."""
 
     def of_client(self, row: int) -> Tensors:
         """Return one client's params and buffers."""

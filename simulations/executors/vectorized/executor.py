@@ -30,6 +30,7 @@ from ...population.clients import SimulatedClients
 from ..contract import EventSink, Executor, error_reply
 from ..site_data import SimulatedData
 from .agreement import check_agreement
+from .clipped_sums import require_exact_sums
 from .cohort_data import CohortData, KnownCohort, Loaded
 from .example_values import Trained
 from .linear_training import LinearModule, LinearModules, is_plain, train_linear
@@ -146,6 +147,8 @@ class VectorizedExecutor:
         clips = replies.clipping is not None
         linear = None if dp_sgd is not None else self._linear_module(stacked, data, settings, clips)
         params = sum(tensor.numel() for tensor in stacked.trained.values())
+        if clips and self.combines:
+            require_exact_sums(stacked)
         with step_threads(params if linear is None else linear.step_params, data, settings):
             session: StackedSession | None = None
             trained: Trained | None = None

@@ -6,12 +6,9 @@ the products of samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
-from ....machine.accelerators import widest_float
 from .linear_layers import ClientLinear, rows_of
 
 __all__ = ["FirstOnce", "FirstRepeated"]
@@ -57,14 +54,11 @@ class FirstOnce(ClientLinear):
             delta += (factors[: len(summed)] @ summed).view(-1, len(delta)).sum(0)
         return delta
 
-    def bias_deltas(self) -> torch.Tensor | None:
-        made: torch.Tensor | None = None
+    def bias_deltas(self) -> torch.Tensor:
+        assert self.bias_before is not None
+        made = self.before.new_zeros(self.clients, len(self.bias_before))
         for _, errors in self._seen:
-            added = errors.sum(1).mul_(-self.rate)
-            if made is None:
-                made = added
-            else:
-                made[: len(added)] += added
+            made[: len(errors)].sub_(errors.sum(1), alpha=self.rate)
         return made
 
     def bias_of(self, row: int) -> torch.Tensor:
@@ -74,37 +68,11 @@ class FirstOnce(ClientLinear):
                 bias.sub_(errors[row].sum(0), alpha=self.rate)
         return bias
 
-    def squares_of_weight(self) -> torch.Tensor:
-        if not self._seen:
-            return torch.zeros(self.clients, device=self.before.device)
-        outputs, inputs = self.before.shape
-        rows = sum(samples.shape[1] for samples, _ in self._seen)
-        if rows * (inputs + outputs) >= inputs * outputs:
-            return self._squares_of_changes()
-        # |sum e x'|^2 = sum (e e')(x x'): the change itself never exists
-        samples, errors = (self._by_client([pair[part] for pair in self._seen]) for part in (0, 1))
-        products = torch.bmm(errors, errors.mT)
-        products *= torch.bmm(samples, samples.mT)
-        return products.sum((1, 2), dtype=widest_float(products.device)).clamp(min=0) * self.rate**2
-
-    def _squares_of_changes(self) -> torch.Tensor:
-        """Make the changes, where they are no larger than what they are made of."""
-        deltas = self.before.new_zeros(self.clients, *self.before.shape)
+    def weight_deltas(self, low: int, high: int) -> torch.Tensor:
+        made = self.before.new_zeros(high - low, *self.before.shape)
         for samples, errors in self._seen:
-            deltas[: len(errors)].baddbmm_(errors.mT, samples, alpha=-self.rate)
-        norms: torch.Tensor = torch.linalg.vector_norm(deltas.flatten(1), dim=1)
-        return norms.square()
-
-    def _by_client(self, in_steps: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the rows of all steps, client by client; zeros where a client had no step."""
-        if all(len(each) == self.clients for each in in_steps):
-            return torch.cat(list(in_steps), 1)
-        rows = sum(each.shape[1] for each in in_steps)
-        made = in_steps[0].new_zeros(self.clients, rows, in_steps[0].shape[2])
-        start = 0
-        for each in in_steps:
-            made[: len(each), start : start + each.shape[1]] = each
-            start += each.shape[1]
+            some = errors[low:high]
+            made[: len(some)].baddbmm_(some.mT, samples[low:high], alpha=-self.rate)
         return made
 
     def weight_of(self, row: int) -> torch.Tensor:
@@ -153,7 +121,7 @@ class FirstRepeated(ClientLinear):
         self._flat_errors.index_add_(0, self._chosen, errors.flatten(0, 1), alpha=-self.rate)
         return None
 
-    def bias_deltas(self) -> torch.Tensor | None:
+    def bias_deltas(self) -> torch.Tensor:
         return self._errors.sum(1)
 
     def bias_of(self, row: int) -> torch.Tensor:
@@ -164,11 +132,8 @@ class FirstRepeated(ClientLinear):
         errors = (rows_of(self._errors, good) * scaled).flatten(0, 1)
         return errors.T @ rows_of(self._samples, good).flatten(0, 1)
 
-    def squares_of_weight(self) -> torch.Tensor:
-        # |sum e x'|^2 = sum (e e')(x x'): the change itself never exists
-        errors = torch.bmm(self._errors, self._errors.mT)
-        samples = self._products.view_as(errors) - self._one
-        return (errors * samples).sum((1, 2), dtype=widest_float(errors.device)).clamp(min=0)
+    def weight_deltas(self, low: int, high: int) -> torch.Tensor:
+        return torch.bmm(self._errors[low:high].mT, self._samples[low:high])
 
     def weight_of(self, row: int) -> torch.Tensor:
         return self.before + self._errors[row].T @ self._samples[row]

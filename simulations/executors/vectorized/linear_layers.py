@@ -75,25 +75,18 @@ class ClientLinear(nn.Module):
     def bias_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the biases' changes, likewise."""
         delta = self.bias_deltas()
-        if delta is None:
-            return torch.zeros_like(self.bias_before)
-        return weights.to(delta.device) @ rows_of(delta, good)
+        return weights.to(delta) @ rows_of(delta, good)
 
-    def squares_of_weight(self) -> torch.Tensor:
-        """Return the squared norm of each client's change of the weight."""
+    def weight_deltas(self, low: int, high: int) -> torch.Tensor:
+        """Return the changes of the weight of the clients `low` to `high`."""
         raise NotImplementedError
 
-    def squares_of_bias(self) -> torch.Tensor:
-        """Return the squared norm of each client's change of the bias."""
-        delta = self.bias_deltas()
-        if delta is None:
-            return torch.zeros(self.clients, device=self.before.device)
-        norms: torch.Tensor = torch.linalg.vector_norm(delta, dim=1)
-        return norms.square()
-
-    def bias_deltas(self) -> torch.Tensor | None:
-        """Return every client's change of the bias, None before the first step."""
-        return None if self._bias is None else self._bias[:, 0] - self.bias_before
+    def bias_deltas(self) -> torch.Tensor:
+        """Return every client's change of the bias."""
+        assert self.bias_before is not None
+        if self._bias is None:
+            return torch.zeros_like(self.bias_before).expand(self.clients, -1)
+        return self._bias[:, 0] - self.bias_before
 
     def weight_of(self, row: int) -> torch.Tensor:
         """Return one client's weight."""
@@ -146,11 +139,10 @@ class InnerLinear(ClientLinear):
 
     def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         delta = rows_of(self._deltas(), good)
-        return (weights.to(delta.device) @ delta.flatten(1)).view(self.before.shape)
+        return (weights.to(delta) @ delta.flatten(1)).view(self.before.shape)
 
-    def squares_of_weight(self) -> torch.Tensor:
-        norms: torch.Tensor = torch.linalg.vector_norm(self._deltas().flatten(1), dim=1)
-        return norms.square()
+    def weight_deltas(self, low: int, high: int) -> torch.Tensor:
+        return self._deltas()[low:high]
 
     def _deltas(self) -> torch.Tensor:
         """Return every client's change, once its training is over: it takes the weights' place."""

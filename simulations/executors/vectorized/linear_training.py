@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ....errors import DataError
-from ....machine.accelerators import wide
 from ....task import Task
 from ....training.settings import TrainingSettings
 from .cohort_data import CohortData
@@ -237,13 +236,13 @@ class LinearTrained:
                 made[bias] = layer.bias_delta(good, weights(bias))
         return made
 
-    def squares(self) -> Tensors:
-        """Return the squared L2 norms of the clients' changes."""
+    def each(self, low: int, high: int) -> Tensors:
+        """Return the changes of the clients `low` to `high`."""
         made: Tensors = {}
         for weight, bias, layer in self._layers:
-            made[weight] = wide(layer.squares_of_weight())
+            made[weight] = layer.weight_deltas(low, high)
             if bias:
-                made[bias] = wide(layer.squares_of_bias())
+                made[bias] = layer.bias_deltas()[low:high]
         return made
 
     def of_client(self, row: int) -> Tensors:

@@ -59,13 +59,16 @@ class StackedModule:
         """`probe` are three inputs of the task and their targets: the module is tried with them.
 
         Raises:
-            DataError: its step cannot be mapped over clients; whatever the module raises.
+            DataError: its step cannot be mapped over clients, or a param has complex values; whatever
+                the module raises.
         """
         self._task = task
         self.probe, targets = probe
         self.module = module.train()
         self._autocast = torch.bfloat16 if precision == "bf16" else None
         self.trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+        if complex_ := [name for name, each in self.trained.items() if each.is_complex()]:
+            raise DataError(f"the param {complex_[0]!r} has complex values")
         self._fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
         self.buffers = dict(module.named_buffers())
         self._device = self.probe.device

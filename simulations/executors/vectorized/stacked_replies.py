@@ -21,10 +21,11 @@ from ....training.local.clipped_reply import clipped_reply
 from ....training.module_params import params_of_module, to_array
 from ....training.settings import TrainingSettings
 from ..contract import EventSink, error_reply
+from .clipped_sums import ClippedSums
 from .example_values import Means, Trained, Weights
 from .stacked_module import StackedModule
 
-__all__ = ["ClippedCohort", "CohortReplies"]
+__all__ = ["CohortReplies"]
 
 
 class CohortReplies:
@@ -81,9 +82,7 @@ class CohortReplies:
             for row in good:
                 yield self.single(stacked, trained, row, clients[row], counts[row])
         elif self.clipping is not None:
-            yield from self._add_clipped(
-                ClippedCohort(stacked, trained, self.clipping), trained, good, clients
-            )
+            yield from self._add_clipped(trained, good, clients, self.clipping)
         elif good:
             weights = torch.tensor([counts[row] for row in good], dtype=torch.float32)
             self._add_sums(trained, good, len(counts), lambda name: weights)
@@ -162,18 +161,25 @@ class CohortReplies:
         return Message(content, reply_to=self.message_to(client))
 
     def _add_clipped(
-        self, cohort: ClippedCohort, trained: Trained, good: list[int], clients: Sequence[int]
+        self, trained: Trained, good: list[int], clients: Sequence[int], clipping: Clipping
     ) -> Iterator[Message]:
         """Add the clipped changes up, every client alike; yields who has none."""
-        for row in good:
-            if not cohort.finite[row]:
+        assert self._stacked is not None
+        added = ClippedSums(clipping, self._stacked, self._sums).add(trained, good)
+        within: list[float | None] = []
+        counted: list[int] = []
+        for row, was_within in zip(good, added, strict=True):
+            if was_within is None:
                 error = UpdateError("the update has values that are not finite")
                 yield error_reply(self.message_to(clients[row]), error, self._sink)
-        good = [row for row in good if cohort.finite[row]]
-        if good:
-            weights, columns = cohort.factors(good)
-            self._add_sums(trained, good, len(clients), weights)
-            self._table.add([clients[row] for row in good], [1.0] * len(good), columns)
+            else:
+                counted.append(clients[row])
+                within.append(float(was_within))
+        if counted:
+            columns: dict[str, Sequence[float | None]] = {}
+            if clipping.kind == "adaptive":
+                columns[WITHIN_KEY] = within
+            self._table.add(counted, [1.0] * len(counted), columns)
 
     def _add_sums(self, trained: Trained, good: list[int], clients: int, weights: Weights) -> None:
         every = len(good) == clients
@@ -200,44 +206,3 @@ def _moved(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[A
     if values.dtype.kind in "iu":
         np.rint(mean, out=mean)
     return np.asarray(mean >= 0.5) if values.dtype.kind == "b" else mean.astype(values.dtype)
-
-
-EXACT_BYTES = 4
-
-
-class ClippedCohort:
-    """What every client of a trained cohort counts in the sum of changes.
-
-    A param that the model has under two names counts under each, as it is sent.
-
-    Guarantees: within the rounding of float32, no change is larger than the clip.
-    Raises:
-        DataError: the params are of less than 32 bits: clients have to be added up one by one.
-    """
-
-    def __init__(self, stacked: StackedModule, trained: Trained, clipping: Clipping) -> None:
-        if any(each.element_size() < EXACT_BYTES for each in stacked.trained.values()):
-            raise DataError(
-                "params of less than 32 bits round a cohort's sum by more than privacy allows"
-            )
-        self._owners, self._clipping = stacked.owners, clipping
-        own = {name: squares.cpu().numpy() for name, squares in trained.squares().items()}
-        self._sent = {name: own[owner] for name, owner in stacked.owners.items() if owner in own}
-        self.finite = np.isfinite(sum(self._sent.values()))
-        """Whose change has a norm."""
-
-    def factors(self, good: list[int]) -> tuple[Weights, dict[str, Sequence[float | None]]]:
-        """Return what the changes of the clients `good` count, and what they report beside."""
-        every = len(good) == len(self.finite)
-        sent = self._sent if every else {name: each[good] for name, each in self._sent.items()}
-        factors = self._clipping.factors(sent)
-        by_owner = {
-            self._owners[name]: torch.from_numpy(factor.astype(np.float32))
-            for name, factor in factors.items()
-        }
-        nothing = torch.zeros(len(good))
-        columns: dict[str, Sequence[float | None]] = {}
-        if self._clipping.kind == "adaptive":
-            within = np.logical_and.reduce([factor >= 1 for factor in factors.values()])
-            columns[WITHIN_KEY] = within.astype(float).tolist()
-        return lambda name: by_owner.get(name, nothing), columns

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ....machine.accelerators import wide
 from ....randomness.seeds import derive, spread
 from ....task import Task
 from ....training.loop.optimizers import descend, new_slots
@@ -49,10 +48,10 @@ class StackedTrained:
             for name, rows in self.rows.items()
         }
 
-    def squares(self) -> Tensors:
-        """Return the squared L2 norms of the clients' changes."""
+    def each(self, low: int, high: int) -> Tensors:
+        """Return the changes of the clients `low` to `high`."""
         return {
-            name: wide(torch.linalg.vector_norm((rows - self.starts[name]).flatten(1), dim=1)) ** 2
+            name: rows[low:high] - self.starts[name]
             for name, rows in self.rows.items()
             if rows.is_floating_point()
         }

@@ -1,0 +1,100 @@
+"""The clipped changes of clients that trained in one tensor, added up in float64.
+
+Each change exists: its norm is that of the very numbers that are added. Of matrix products over all
+clients at once nobody can say what one client's part is, up to float32 rounding of everybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ....errors import DataError
+from ....machine.accelerators import is_accelerator, widest_float
+from ....privacy.dp.mechanisms.clipping import Clipping
+from .example_values import Tensors, Trained
+from .stacked_module import StackedModule
+
+__all__ = ["ClippedSums", "require_exact_sums"]
+
+EXACT_BYTES = 4
+BLOCK_BYTES = 4 << 20
+"""What changes take at once in float64: they stay in a processor's cache."""
+ACCELERATOR_BYTES = 256 << 20
+"""On an accelerator few kernels count for more than its cache."""
+
+
+def require_exact_sums(stacked: StackedModule) -> None:
+    """Return if clipped changes of this module's clients can be added up in one tensor.
+
+    Raises:
+        DataError: the params are of less than 32 bits, or the device has no float64: clients have
+            to be added up one by one.
+    """
+    if any(each.element_size() < EXACT_BYTES for each in stacked.trained.values()):
+        raise DataError(
+            "params of less than 32 bits round a cohort's sum by more than privacy allows"
+        )
+    if widest_float(stacked.probe.device) != torch.float64:
+        raise DataError(
+            f"the device {stacked.probe.device} has no float64: it rounds a cohort's sum by more "
+            "than privacy allows"
+        )
+
+
+class ClippedSums:
+    """Adds a cohort's clipped changes to `sums`.
+
+    A param that the model has under two names counts under each, as it is sent.
+
+    Guarantees: a client's part of the sums has a norm of the clip at most, and who else is in the
+        cohort changes it by no more than the rounding of float64 sums.
+    """
+
+    def __init__(self, clipping: Clipping, stacked: StackedModule, sums: Tensors) -> None:
+        self._clipping, self._owners, self._sums = clipping, stacked.owners, sums
+        held = [*stacked.trained.values(), *stacked.buffers.values()]
+        room = ACCELERATOR_BYTES if is_accelerator(stacked.probe.device) else BLOCK_BYTES
+        self._together = max(1, room // (8 * max(1, sum(each.numel() for each in held))))
+
+    def add(self, trained: Trained, good: Sequence[int]) -> list[bool | None]:
+        """Add the changes of the clients `good` (rows, in ascending order); returns for each
+        whether it was within the clip, None if it has no norm: it adds nothing."""
+        within: list[bool | None] = []
+        while len(within) < len(good):
+            low = good[len(within)]
+            rows = [row - low for row in good[len(within) : len(within) + self._together]]
+            rows = [row for row in rows if row < self._together]
+            changes = trained.each(low, low + rows[-1] + 1)
+            within += self._add(changes, None if len(rows) == rows[-1] + 1 else rows)
+        return within
+
+    def _add(self, changes: Tensors, rows: list[int] | None) -> list[bool | None]:
+        """Add the changes of these rows up (None: of all); as `add`."""
+        wide = {
+            name: (each if rows is None else each[rows]).flatten(1).double()
+            for name, each in changes.items()
+        }
+        norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in wide.values()])
+        with np.errstate(over="ignore"):
+            squares = dict(zip(wide, np.square(norms.cpu().numpy()), strict=True))
+        sent = {name: squares[owner] for name, owner in self._owners.items() if owner in squares}
+        finite = np.isfinite(sum(sent.values()))
+        if not finite.all():
+            sent = {name: each[finite] for name, each in sent.items()}
+            known = torch.from_numpy(np.flatnonzero(finite)).to(norms.device)
+            wide = {name: each[known] for name, each in wide.items()}
+        factors = self._clipping.factors(sent)
+        for owner, factor in {self._owners[name]: each for name, each in factors.items()}.items():
+            change = changes[owner]
+            if owner not in self._sums:
+                self._sums[owner] = torch.zeros_like(change[0], dtype=torch.float64)
+            counts = torch.from_numpy(factor).to(change.device)
+            self._sums[owner] += (counts @ wide[owner]).view(change.shape[1:])
+        within: list[bool | None] = [None] * len(finite)
+        every = np.logical_and.reduce([factor >= 1 for factor in factors.values()])
+        for row, one in zip(np.flatnonzero(finite).tolist(), every.tolist(), strict=True):
+            within[row] = one
+        return within
