@@ -46,7 +46,7 @@ __all__ = ["CentralEvaluation", "initial_arrays", "open_ledger", "run_rounds", "
 def server_app(task: Task, config: Config, *, recorder: Recorder | None = None) -> ServerApp:
     """Return a Flower ServerApp for `task`; it also runs under Flower alone.
 
-    `recorder` keeps checkpoints and metrics; without one the run leaves nothing behind.
+    `recorder` stores checkpoints and metrics; without one, the run writes no files.
     """
     app = ServerApp()
 
@@ -65,9 +65,9 @@ def run_rounds(
     recorder: Recorder | None = None,
     privacy: PrivateRun | None = None,
 ) -> RunResult:
-    """Run a task's rounds on any Flower grid and return what came of it.
+    """Run a task's rounds on any Flower grid and return their result.
 
-    `privacy` are the books of a private run; without them they are kept in memory.
+    `privacy` is the ledger of a private run; without one, the ledger is kept in memory.
 
     Raises:
         RunError: a round cannot be completed.
@@ -105,13 +105,13 @@ def open_ledger(
     sync: bool = True,
     share: RunShare | None = None,
 ) -> PrivateRun | None:
-    """Return the books of a private run, None if the configuration does without privacy.
+    """Return the ledger of a private run, None if the run has no differential privacy.
 
     `share` is the run's part of the server's ledger.
 
     Raises:
-        ConfigError: there is no such plan, the file has another run's releases, or the server's ledger
-            do not allow the run.
+        ConfigError: the settings admit no plan, the file has another mechanism's
+            releases, or the server's ledger does not allow the run.
     """
     plan = build_privacy(config)
     if plan is None:
@@ -122,7 +122,7 @@ def open_ledger(
 
 
 def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> SecureTerms:
-    """Return what the clients sum up, and with which noise."""
+    """Return the terms of the secure sum: its metrics, and the noise that clients add."""
     metrics = ["loss", *task.metrics]
     if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
         metrics += [f"personal-{name}" for name in metrics]
@@ -134,10 +134,10 @@ def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> Sec
 
 
 def _require_room(config: Config, terms: SecureTerms, initial: ArrayRecord) -> None:
-    """Check that no sum of this model's updates could overflow, before anybody trains.
+    """Check, before the first round, that no sum of this model's updates can overflow.
 
     Raises:
-        ConfigError: one could.
+        ConfigError: a sum can overflow.
     """
     length = VectorLayout(arrays_to_params(initial), terms).length
     for clients in sum_sizes(config):
@@ -145,7 +145,7 @@ def _require_room(config: Config, terms: SecureTerms, initial: ArrayRecord) -> N
 
 
 def initial_arrays(task: Task, seed: int) -> ArrayRecord:
-    """Return the params that a task's model begins with, the same for the same seed."""
+    """Return the initial params of a task's model; the same seed gives the same params."""
     from ..training.module_params import build_module, params_of_module
 
     return params_to_arrays(params_of_module(build_module(task, seed)))
@@ -186,7 +186,7 @@ class CentralEvaluation:
         self._loaded: tuple[torch.nn.Module, Data] | None = None
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Return the metrics of `arrays`; None if the task has no such data."""
+        """Return the metrics of `arrays`; None if the task has no `server_data`."""
         from ..training.evaluation import evaluate
         from ..training.module_params import build_module, load_some
 

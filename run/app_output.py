@@ -1,7 +1,7 @@
-"""What an app prints, logs and writes while its server side runs: kept in its folder.
+"""Captures what an app prints, logs and writes while its server side runs.
 
-app.log   what it prints and what Flower logs, which still go where they did
-files/    the folder in which a Flower app's main function works, so that relative paths lie there
+app.log   what the app prints and Flower logs; both still reach the terminal
+files/    the working directory of a Flower app's main function, for its relative paths
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FILES = "files"
 STREAMS = ("stdout", "stderr")
 LOG_BYTES_MAX = 64 << 20
 TAKEN_CHARS_MAX = 1 << 20
-"""Of what the clients of a group print."""
+"""Bound of the captured output of one group of clients, in characters."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FLOWER = logging.getLogger("flwr")
 
 Elsewhere = Callable[[], AbstractContextManager[None]]
-"""Back in the folder in which the process was, for what is not the app's main function."""
+"""Returns to the process's own working directory, for code outside the app's main function."""
 
 
 class _LogFile:
-    """The file of what was printed, made when there is something; a full one takes no more."""
+    """A log file of at most `LOG_BYTES_MAX` bytes, created at the first write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class _LogFile:
 
 
 class _Tee:
-    """A text stream that writes into a file too; everything else is the stream's own."""
+    """A text stream that also writes into a file; other attributes are the stream's."""
 
     def __init__(self, stream: TextIO, file: _LogFile) -> None:
         self._stream = stream
@@ -80,7 +80,7 @@ class _Tee:
 
 
 class _Piece(io.StringIO):
-    """A text stream whose text goes to whoever collects it."""
+    """A text stream that passes its text to a callback."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
         super().__init__()
@@ -93,11 +93,12 @@ class _Piece(io.StringIO):
 
 @contextmanager
 def kept_output(folder: Path, *, anew: bool) -> Iterator[None]:
-    """Keep in `folder` what this process prints, and what Flower logs, meanwhile; `anew`, without
-    what an earlier process left.
+    """Write this process's output and Flower's log into `folder`, until the block ends.
 
-    Edge cases: what processes of their own print is not seen, but that of the executors' workers
-        (`taken_output`); nor is that of C code.
+    `anew` deletes the output of an earlier process.
+
+    Edge cases: output of C code and of child processes is not captured, except that of the
+        executors' workers (`taken_output`).
     Raises:
         StoreError: the file cannot be written.
     """
@@ -117,18 +118,20 @@ def kept_output(folder: Path, *, anew: bool) -> Iterator[None]:
 
 @contextmanager
 def taken_output() -> Iterator[list[tuple[str, str]]]:
-    """Collect what this process prints, and what Flower logs, meanwhile, as (stream, text), for
-    `show_output` in another process; what exceeds a bound is left out."""
+    """Collect this process's output and Flower's log as (stream, text), until the block ends.
+
+    `show_output` prints it in another process. Text beyond `TAKEN_CHARS_MAX` is dropped.
+    """
     taken: list[tuple[str, str]] = []
     left = TAKEN_CHARS_MAX
 
     def take(name: str, text: str) -> None:
         nonlocal left
-        kept, left = text[: max(left, 0)], left - len(text)
+        part, left = text[: max(left, 0)], left - len(text)
         if taken and taken[-1][0] == name:
-            taken[-1] = (name, taken[-1][1] + kept)
-        elif kept:
-            taken.append((name, kept))
+            taken[-1] = (name, taken[-1][1] + part)
+        elif part:
+            taken.append((name, part))
 
     streams = {name: _Piece(partial(take, name)) for name in STREAMS}
     with _printing_to(streams):
@@ -136,7 +139,7 @@ def taken_output() -> Iterator[list[tuple[str, str]]]:
 
 
 def show_output(taken: Iterable[tuple[str, str]]) -> None:
-    """Print what another process has printed."""
+    """Print the output that another process collected with `taken_output`."""
     for name, text in taken:
         getattr(sys, name if name in STREAMS else STREAMS[0]).write(text)
 
@@ -156,13 +159,13 @@ def _printing_to(streams: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def working_in(folder: Path) -> Iterator[Elsewhere]:
-    """Let this process work in `folder`, which is made; an empty one is removed afterwards."""
+    """Make `folder` the working directory; create it, and remove it afterwards if it is empty."""
     folder.mkdir(parents=True, exist_ok=True)
     before, inside = (os.open(path, os.O_RDONLY) for path in (".", folder))
 
     @contextmanager
     def elsewhere() -> Iterator[None]:
-        now = os.open(".", os.O_RDONLY)  # the app may have gone on to another one
+        now = os.open(".", os.O_RDONLY)  # the app may have changed its working directory
         try:
             os.fchdir(before)
             yield

@@ -1,7 +1,7 @@
-"""The last rounds of a run on disk: a manifest each, and the files that it names.
+"""The last rounds of a run on disk: per round, a manifest and the files that it names.
 
-A round is committed when its manifest has its name: everything that the manifest refers to is
-durable by then. The manifest and its files are checked by their CRC-32 when the run goes on.
+A round is committed when its manifest is renamed to its final name: every file that the manifest
+names is durable by then. The CRC-32 of the manifest and its files is checked on resume.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Emit = Callable[[str, Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
-    """A round as it is on disk."""
+    """A committed round, read from disk."""
 
     state: State
     best: Mapping[str, Any] | None
@@ -49,10 +49,10 @@ class _ClientStates:
 
 
 class Checkpoints:
-    """A folder of the last two rounds."""
+    """A folder of the checkpoints of the last two rounds."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the folder, and clear away what a killed process left half-written."""
+        """Open the folder and delete the unfinished files of a killed process."""
         make_folder(folder)
         sweep(folder)
         self._folder = folder
@@ -63,12 +63,14 @@ class Checkpoints:
         save: Callable[[], Mapping[str, str]],
         load: Callable[[Mapping[str, str]], None],
     ) -> None:
-        """Keep simulated clients' states too: `save` makes them durable and returns what `load`
-        finds them by, for as long as the checkpoint is kept."""
+        """Store simulated clients' states with each checkpoint.
+
+        `save` makes them durable and returns the key for `load`, valid while the checkpoint exists.
+        """
         self._client_states = _ClientStates(save, load)
 
     def save(self, checkpoint: Checkpoint, row: Row) -> tuple[Path, ArrayRecord]:
-        """Make a round durable; returns its params' file, and what is in it.
+        """Make a round durable; return the file of its params, and the params.
 
         Raises:
             StoreError: the disk is full or fails; the round before is intact.
@@ -97,10 +99,10 @@ class Checkpoints:
         return path, _read(path, size_max=info["size_bytes"], crc32=info["crc32"])
 
     def newest(self, emit: Emit) -> SavedCheckpoint | None:
-        """Return the newest intact round; a damaged one is told and passed over.
+        """Return the newest intact round; emit `checkpoint_damaged` for a damaged one and skip it.
 
         Raises:
-            StoreError: there are rounds, and all are damaged.
+            StoreError: all rounds are damaged.
         """
         manifests = self._manifests()
         for path in manifests:
@@ -116,7 +118,7 @@ class Checkpoints:
         return None
 
     def problems(self) -> dict[str, str]:
-        """Return what is wrong with the manifests and their files, by name; changes nothing."""
+        """Return the faults of manifests and their files, by manifest name; read-only."""
         found = {}
         for path in self._manifests():
             try:
@@ -127,14 +129,14 @@ class Checkpoints:
         return found
 
     def rounds(self) -> list[int]:
-        """Return the rounds that there are manifests of, the newest first; unchecked."""
+        """Return the rounds that have a manifest, the newest first; their files are not checked."""
         numbers = (path.stem.removeprefix("round-") for path in self._manifests())
         return [int(number) for number in numbers if number.isdecimal()]
 
     def drop_old(self) -> None:
-        """Delete all but the last rounds."""
+        """Delete all but the last two rounds."""
         for manifest in self._manifests()[CHECKPOINTS_KEPT:]:
-            manifest.unlink()  # first: what is left over of a round without one is not used
+            manifest.unlink()  # first: the files of a round without a manifest are never read
             for path in self._folder.glob(f"{manifest.stem}.*"):
                 _remove(path)
 
@@ -149,7 +151,7 @@ class Checkpoints:
         """Read a manifest.
 
         Raises:
-            DamageError: it is not as it was written.
+            DamageError: its text is malformed or fails its checksum.
         """
         try:
             text = path.read_bytes()
@@ -204,27 +206,27 @@ _FORM: Mapping[str, tuple[type, ...]] = {
 
 
 def _check_form(manifest: Any, is_named_so: bool) -> None:
-    """Pass if every part of a manifest is there and of its type.
+    """Check that a manifest has every key, each of its type.
 
     Raises:
-        KeyError, TypeError, ValueError: one is not.
+        KeyError, TypeError, ValueError: a key is missing, of another type, or inconsistent.
     """
     for key, types in _FORM.items():
         if not isinstance(manifest[key], types) or isinstance(manifest[key], bool):
             raise TypeError(f"its {key!r} is a {type(manifest[key]).__name__}")
     for file in manifest["files"].values():
         if not (isinstance(file["name"], str) and isinstance(file["size_bytes"], int)):
-            raise TypeError("what it says of a file is of another type")
+            raise TypeError("a file's name or size is of another type")
     if "params" not in manifest["files"] or ("slots" in manifest["files"]) != bool(
         manifest["slots"]
     ):
-        raise ValueError("it names other files than it has")
+        raise ValueError("its list of files is inconsistent")
     if not is_named_so:
-        raise ValueError("it is another round's")
+        raise ValueError("it belongs to another round")
 
 
 def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest with the CRC-32 of its own text."""
+    """Return a manifest with the CRC-32 of its text added."""
     return {**manifest, "crc32": crc32_of(as_json(manifest))}
 
 

@@ -1,7 +1,7 @@
 """Executes a run's server side on any grid and leaves its run folder.
 
-The run worker calls it with a `FleetGrid`, the simulation with a `SimulationGrid`: so both leave
-the same folder, for Meadow's apps and for plain Flower apps.
+The run worker calls it with a `FleetGrid`, the simulation with a `SimulationGrid`. Both leave the
+same folder, for Meadow's apps and for plain Flower apps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OnEvent = Callable[[str, Mapping[str, Any]], None]
 
 
 def rounds_of(app: App) -> int:
-    """Return how many rounds an app will run, 0 if only its own code knows."""
+    """Return how many rounds an app runs, 0 if only its own code determines that."""
     if app.config is not None:
         return app.config.run.rounds
     rounds = app.flower.run_config.get("num-server-rounds", 0) if app.flower else 0
@@ -38,7 +38,7 @@ def rounds_of(app: App) -> int:
 
 
 def run_config_of(app: App) -> dict[str, bool | int | float | str]:
-    """Return the run config that Contexts on both sides get."""
+    """Return the run config of the server's and the clients' Contexts."""
     if app.flower is not None:
         return dict(app.flower.run_config)
     assert app.config is not None
@@ -58,12 +58,12 @@ def run_config_of(app: App) -> dict[str, bool | int | float | str]:
 def execute(
     app: App, grid: Grid, folder: RunFolder, *, run_id: int, share: RunShare | None = None
 ) -> dict[str, Any]:
-    """Run an app's server side to its end; returns what is in summary.json.
+    """Run an app's server side to its end; return the content of summary.json.
 
-    `share` is the run's part of a server's books of privacy.
+    `share` is the run's part of the server's privacy ledger.
 
-    A run that fails or is stopped leaves a summary too, which says so; its last committed round
-    stays, and the run can go on from it.
+    A run that fails or is stopped also leaves a summary, with that status; it can be resumed from
+    its last committed round.
     """
     begun_s = time.monotonic()
     status, cause, result, ledger = "finished", "", None, None
@@ -99,7 +99,7 @@ def execute(
 
 
 def resolved_toml(app: App) -> str:
-    """Return the text of the run folder's meadow.toml: everything that decided the run."""
+    """Return the text of the run folder's meadow.toml: the resolved configuration."""
     if app.config is not None:
         return config_to_toml(app.config)
     lines = [f"# the Flower app {app.name}: its run config", "[flower]"]

@@ -1,4 +1,4 @@
-"""Which clients of a run failed, and why: for the lines of metrics.jsonl and the run's summary."""
+"""Which clients of a run failed, and why: for metrics.jsonl and the run's summary."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..strategies.rounds.recorder import Row
 __all__ = ["About", "FailedClients", "causes_in"]
 
 KEPT_MAX = 20
-"""Failed clients of a round that are listed; its "failures" counts all."""
+"""Bound of the failed clients listed for a round; its "failures" counts all."""
 CAUSES_MAX = 10
 SITES_MAX = 5
-"""Causes in a summary, and clients that are named with each."""
+"""Bounds of the causes in a summary, and of the clients named with each."""
 ROUNDS_MAX = 100
-"""Rounds that failures may wait for: one or two, unless an app counts its rounds oddly."""
+"""Bound of the rounds whose rows are not yet written; usually one or two."""
 REFUSED = {"update_refused": "train", "evaluation_refused": "evaluate"}
 
 About = Callable[[int], Mapping[str, str]]
-"""Returns what is told of a client beside its number: its "site", and where its "log" is."""
+"""Returns the details of a client for its events: its "site", and where its "log" is."""
 
 
 class FailedClients:
@@ -29,9 +29,9 @@ class FailedClients:
         self._rounds: dict[int, list[dict[str, Any]]] = {}
 
     def take(self, kind: str, detail: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Note an event about a client, if it is a failure; return what is told of it.
+        """Note an event about a client if it is a failure; return its details as emitted.
 
-        A log has more of what the app's own code did, and of nothing else.
+        "log" stays only in failures of the app's own code, as the log covers nothing else.
         """
         if "fault" not in detail:
             detail = {key: value for key, value in detail.items() if key != "log"}
@@ -50,13 +50,13 @@ class FailedClients:
             return
         if number not in self._rounds and len(self._rounds) >= ROUNDS_MAX:
             self._rounds.setdefault(number, self._rounds.pop(min(self._rounds)))
-        kept = self._rounds.setdefault(number, [])
-        kept.append(failure)
-        kept.sort(key=lambda each: (each["client"], each["during"], each["reason"]))
-        del kept[KEPT_MAX:]
+        failures = self._rounds.setdefault(number, [])
+        failures.append(failure)
+        failures.sort(key=lambda each: (each["client"], each["during"], each["reason"]))
+        del failures[KEPT_MAX:]
 
     def added_to(self, row: Row) -> Row:
-        """Return a round's row with its failures, and forget those."""
+        """Return a round's row with its failures, which are then dropped here."""
         failed = self._rounds.pop(row["round"], None)
         return {**row, "failed": failed} if failed else row
 
@@ -66,7 +66,7 @@ class FailedClients:
 
 
 def causes_in(rows: Iterable[Row], others: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return why clients failed in a run, the most frequent cause first, by what rows list."""
+    """Return the causes of the failures in `rows` and `others`, the most frequent first."""
     causes: dict[tuple[str, str], dict[str, Any]] = {}
     for failure in [*(each for row in rows for each in row.get("failed") or ()), *others]:
         key = failure["during"], failure["reason"]

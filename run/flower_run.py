@@ -1,4 +1,4 @@
-"""Runs a plain Flower app's server side and keeps what comes of it in the run folder."""
+"""Runs a plain Flower app's server side and stores its results in the run folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .run_folder import RunFolder
 __all__ = ["run_flower_app"]
 
 REASONS_SHOWN_MAX = 3
-"""How many different things that clients said are in the cause of a run that failed."""
+"""Bound of the different reasons of clients in the cause of a failed run."""
 CLIENTS_SHOWN_MAX = 3
 DRAWS_SEED = 0
 RunConfig = Mapping[str, bool | int | float | str]
@@ -39,9 +39,9 @@ def run_flower_app(
     """Run an app's ServerApp to its end.
 
     Raises:
-        AppError: it does not load.
-        RunError: it asked clients, and none ever answered, or no secure sum came about.
-        Exception: whatever the app raises.
+        AppError: the app cannot be loaded.
+        RunError: no client ever answered, or no secure sum was completed.
+        Exception: any error that the app raises.
     """
     assert app.flower is not None
     folder.begin_anew()
@@ -88,8 +88,10 @@ def _run(
 
 @contextmanager
 def _same_draws() -> Iterator[None]:
-    """Let Flower's strategies, which draw cohorts by Python's `random`, draw the same twice: in
-    another run, and when a worker plays the app again. An app's own seed counts more."""
+    """Seed Python's `random`, from which Flower's strategies draw cohorts.
+
+    So a repeated run, or a restarted worker, draws the same cohorts. An app may set its own seed.
+    """
     before = random.getstate()
     random.seed(DRAWS_SEED)
     try:
@@ -100,30 +102,36 @@ def _same_draws() -> Iterator[None]:
 
 def _end_round(row: Row, grid: Grid, folder: RunFolder) -> None:
     folder.append_row(row)
-    asked = getattr(grid, "is_stopping", None)
-    if callable(asked) and asked():
+    is_stopping = getattr(grid, "is_stopping", None)
+    if callable(is_stopping) and is_stopping():
         raise RunStoppedError("the run was asked to stop")
 
 
 def _check_answers(observed: ObservedGrid, older: OlderApi) -> None:
-    """Return if somebody has answered, or nobody was asked though clients were there."""
+    """Check that a client has answered; an app that had clients may also have sent no message.
+
+    Raises:
+        RunError: no client has answered, or no secure sum was completed.
+    """
     watch = observed.watch
     if older.halted and not older.sums:
-        raise RunError(f"no secure sum came about: {older.halted[-1]}")
+        raise RunError(f"no secure sum was completed: {older.halted[-1]}")
     if not watch.asked and not observed.patience.clients_max:
-        raise RunError("no client was there whenever the app looked for them; it asked nobody")
+        raise RunError(
+            "no client was connected whenever the app looked for one; it sent no message"
+        )
     if not watch.asked or watch.answers:
         return
-    said = [
+    reasons = [
         f"{reason} ({listed(sorted(who)[:CLIENTS_SHOWN_MAX], name_of(observed))}, {who.total()} times)"
         for reason, who in sorted(watch.errors.items(), key=lambda each: -each[1].total())
     ]
-    what = "; ".join(said[:REASONS_SHOWN_MAX]) or "no reply came before the app went on"
-    raise RunError(f"no client has answered anything: {what}")
+    cause = "; ".join(reasons[:REASONS_SHOWN_MAX]) or "no reply arrived before the app went on"
+    raise RunError(f"no client has answered: {cause}")
 
 
 def _keep(arrays: ArrayRecord | None, folder: RunFolder) -> None:
-    """Write an app's last arrays: tensors, and plain bytes as such, as a model; the rest as JSON."""
+    """Write an app's last arrays: tensors and raw bytes as the model, the others as JSON."""
     tensors: dict[str, FlatTensor] = {}
     others: dict[str, Any] = {}
     for name, array in (arrays or {}).items():

@@ -1,9 +1,9 @@
-"""What clients were asked for over all runs of a server: privacy.sqlite in its folder.
+"""The privacy ledger of a server, over all its runs: privacy.sqlite in its folder.
 
-A run is written down with all that it is going to release, before it begins; at its end that is lowered
-to what it did release. So runs at the same time count each other, and one that died counts as planned.
-A run that goes on is the same one. Whoever takes part in every run is accounted for: tags, and who was
-there, are not looked at.
+Before a run begins, all its planned releases are recorded; at its end they are lowered to those
+that it made. So concurrent runs count each other, and a run that died counts as planned. A resumed
+run keeps its entry. The epsilon is that of a client in every run: tags and attendance do not
+lower it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class AskedReleases:
 
     @property
     def event(self) -> Release:
-        """What one of them releases."""
+        """The mechanism of one of these releases, for the accountant."""
         event = LAWS[self.law](noise_multiplier=self.noise_multiplier)
         if self.probability == 1:
             return event
@@ -87,11 +87,11 @@ class AskedReleases:
 
 
 class PopulationLedger:
-    """The books of a server.
+    """The privacy ledger of a server.
 
-    `bounds` are the largest epsilons, None for none, of a client and of a record.
+    `bounds` are the largest epsilon of a client and of an example; None is no bound.
 
-    Guarantees: what is written is durable on return; processes may write at the same time.
+    Guarantees: writes are durable on return; several processes may write at the same time.
     Raises:
         StoreError: the file is damaged, or the disk is full.
     """
@@ -105,16 +105,17 @@ class PopulationLedger:
         self._db.check()
 
     def rows(self) -> list[AskedReleases]:
-        """Return what all runs ask for, or have asked for."""
+        """Return the releases of all runs, planned or made."""
         return [
             AskedReleases(**{key: value for key, value in row.items() if key != "place"})
             for row in self._db.sealed("asked", "ORDER BY run_id, place")
         ]
 
     def epsilon(self, unit: Unit, rows: list[AskedReleases] | None = None) -> float:
-        """Return the epsilon of all runs together, for a client or a record that is in all of them.
+        """Return the epsilon of all runs together, for a client or an example in all of them.
 
-        Edge cases: infinite if one was without noise; for a client, with noise for records alone.
+        Edge cases: infinite if a run had no noise; for a client, also if its noise hides only
+            examples.
         """
         asked = [row for row in (self.rows() if rows is None else rows) if row.count]
         hidden = {"client"} if unit == "client" else {"client", "record"}
@@ -123,10 +124,10 @@ class PopulationLedger:
         return epsilon_of_releases([(row.event, row.count) for row in asked], self.delta)
 
     def ask(self, run_id: int, unit: Unit | None, releases: Releases) -> None:
-        """Write down what a run is going to release, in the place of what it said before.
+        """Record the planned releases of a run, in place of its earlier ones.
 
         Raises:
-            ConfigError: all runs together would exceed a bound; nothing is written.
+            ConfigError: all runs together would exceed a bound; nothing is recorded.
         """
         asked = _rows_of(run_id, unit, releases)
         while True:
@@ -139,7 +140,7 @@ class PopulationLedger:
                     return
 
     def settle(self, run_id: int, unit: Unit | None, releases: Releases) -> None:
-        """Write down what a run that is over has released."""
+        """Record the releases that a finished run made."""
         with self._db.transaction():
             self._replace(run_id, _rows_of(run_id, unit, releases))
 
@@ -148,7 +149,7 @@ class PopulationLedger:
         self._db.close()
 
     def _replace(self, run_id: int, asked: list[AskedReleases]) -> None:
-        """Write a run's rows, within a transaction."""
+        """Replace a run's rows; call it within a transaction."""
         self._db.rows("DELETE FROM asked WHERE run_id = ?", (run_id,))
         for place, row in enumerate(asked):
             values: tuple[Any, ...] = (row.noise_multiplier, row.probability, row.count)
@@ -170,19 +171,19 @@ class PopulationLedger:
             if math.isinf(after):
                 raise ConfigError(_without_noise(run_id, unit, key, bound, [*others, *asked]))
             raise ConfigError(
-                f"{key} in server.toml is {bound:g}: what all runs of this server ask of a {unit} "
-                f"would be epsilon = {after:.4g} with run {run_id}, and is "
-                f"{self.epsilon(unit, others):.4g} without it, at delta = {self.delta:g}; let the "
-                f"run have more noise or fewer rounds, or raise {key}"
+                f"{key} in server.toml is {bound:g}: all runs of this server would cost a {unit} "
+                f"epsilon = {after:.4g} with run {run_id}, and cost "
+                f"{self.epsilon(unit, others):.4g} without it, at delta = {self.delta:g}; give the "
+                f"run more noise or fewer rounds, or raise {key}"
             )
 
 
 def open_population(folder: Path) -> PopulationLedger:
-    """Return the books of a server's folder, with the bounds that its server.toml sets by now.
+    """Return the ledger of a server's folder, with the current bounds of its server.toml.
 
     Raises:
-        ConfigError: server.toml is wrong.
-        StoreError: the books are damaged.
+        ConfigError: server.toml is invalid.
+        StoreError: the ledger is damaged.
     """
     config = load_server_config(folder)
     bounds: dict[Unit, float | None] = {
@@ -194,17 +195,17 @@ def open_population(folder: Path) -> PopulationLedger:
 
 @dataclass(frozen=True, slots=True)
 class RunShare:
-    """One run's part of the ledger."""
+    """One run's entry in the server's ledger."""
 
     ledger: PopulationLedger
     run_id: int
 
     def ask(self, unit: Unit | None, releases: Releases) -> None:
-        """As `PopulationLedger.ask`; None as the unit is a run without noise."""
+        """Call `PopulationLedger.ask`; the unit is None for a run without noise."""
         self.ledger.ask(self.run_id, unit, releases)
 
     def settle(self, unit: Unit, releases: Releases) -> None:
-        """As `PopulationLedger.settle`."""
+        """Call `PopulationLedger.settle`."""
         self.ledger.settle(self.run_id, unit, releases)
 
 
@@ -242,7 +243,7 @@ def _without_noise(
     hidden = {"client"} if unit == "client" else {"client", "record"}
     run = max(row.run_id for row in rows if row.unit not in hidden)
     adds = "adds no noise" if unit == "record" else "adds no noise that hides a client"
-    said = f"{key} in server.toml is {bound:g}, and run {run} {adds}: "
+    problem = f"{key} in server.toml is {bound:g}, and run {run} {adds}: "
     if run == run_id:
-        return said + f"set [privacy.differential_privacy] in its meadow.toml, or remove {key}"
-    return said + f"no bound holds any more for who took part in it; remove {key}"
+        return problem + f"set [privacy.differential_privacy] in its meadow.toml, or remove {key}"
+    return problem + f"its participants have no bound any more; remove {key}"

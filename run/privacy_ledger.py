@@ -37,7 +37,7 @@ RELEASES_LAYOUT: Final = TableLayout(
 
 
 class RunLedger:
-    """What a run released; None for the path keeps it in memory.
+    """The releases of a run; with None as the path, kept in memory.
 
     Guarantees: `write` is durable on return; without `sync` it survives the process's death, but
         not the machine's.
@@ -54,7 +54,7 @@ class RunLedger:
         )
 
     def write(self, round_number: int, event: Event) -> None:
-        """Add a release that is about to be made."""
+        """Record a release; call this before it is made."""
         with self._db.transaction() as rows:
             rows.execute(
                 "INSERT INTO releases (round, event) VALUES (?, ?)", (round_number, repr(event))
@@ -62,24 +62,24 @@ class RunLedger:
         self._times[round_number] += 1
 
     def count(self) -> int:
-        """Return how many releases there were, repeated ones included."""
+        """Return the number of releases, including repeated ones."""
         return self._times.total()
 
     def repeated(self, besides: int | None = None) -> tuple[int, ...]:
-        """Return how often each round was released that was released more than once.
+        """Return the number of releases of each round that has more than one.
 
-        `besides` is a round that is about to be released once more.
+        `besides` is a round whose next release is counted too.
         """
         times = self._times if besides is None else self._times + Counter([besides])
         return tuple(sorted(count for count in times.values() if count > 1))
 
     def drawn(self, round_number: int) -> list[int] | None:
-        """Return who was drawn for a round by coins, None if nobody tossed any."""
+        """Return the clients sampled for a round, None if no sample was recorded."""
         rows = self._db.sealed("draws", "WHERE round = ?", (round_number,))
         return [int(client) for client in json.loads(rows[0]["clients"])] if rows else None
 
     def write_draw(self, round_number: int, clients: Sequence[int]) -> None:
-        """Remember who was drawn for a round, before anybody is asked."""
+        """Record the sample of a round, before its clients get instructions."""
         with self._db.transaction() as rows:
             rows.execute(
                 "INSERT INTO draws (round, clients) VALUES (?, ?)",
@@ -87,10 +87,10 @@ class RunLedger:
             )
 
     def require(self, event: Event) -> None:
-        """Check that all releases so far were of this event: only then they add up as one plan.
+        """Check that all releases so far are of this event, as the plan's accounting assumes.
 
         Raises:
-            ConfigError: one was not.
+            ConfigError: a release is of another event.
         """
         others = self._db.rows(
             "SELECT event, round FROM releases WHERE event <> ? LIMIT 1", (repr(event),)

@@ -1,4 +1,4 @@
-"""A run's privacy on the server: cohorts by the plan, releases in a ledger before they are made."""
+"""A run's privacy on the server: it draws cohorts and records each release before it is made."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["PrivateRun"]
 
 
 class PrivateRun:
-    """What `PrivateRounds` asks for, over a plan and a ledger; and the claim at the end.
+    """Implements `PrivateRounds` with a plan and a ledger; states the privacy claim at the end.
 
     Guarantees: a release is in the ledger before it is made. A round that is repeated after a
-        crash is a second release, and counted as one. Coins are tossed once for a round: it is
-        repeated with those who were drawn, and accounted for as another release about them.
+        crash counts as a second release. A round is sampled once: its repetition has the same
+        clients, and counts as another release about them.
     """
 
     def __init__(
         self, plan: PrivacyPlan | ExamplePlan, ledger: RunLedger, share: RunShare | None = None
     ) -> None:
-        """Open the books of a run, new or interrupted; `share` is its part of the server's ledger.
+        """Open the ledger of a new or interrupted run; `share` is its entry in the server's ledger.
 
         Raises:
-            ConfigError: the ledger has releases of another mechanism, or all runs of the server would
-                ask clients for more than they may.
+            ConfigError: the ledger has releases of another mechanism, or all runs of the server
+                together would exceed a bound of server.toml.
         """
         self.plan, self._ledger, self._event = plan, ledger, plan.event
         self._share = share
@@ -38,54 +38,55 @@ class PrivateRun:
         self._ask(ledger.repeated())
 
     def _ask(self, repeated: tuple[int, ...]) -> None:
-        """Tell the server's ledger of the whole run, of which so many rounds are repeated."""
+        """Record the planned releases of the run, with repeated rounds, in the server's ledger."""
         if self._share is not None:
             releases = self.plan.rounds + sum(repeated) - len(repeated)
             self._share.ask(self.plan.unit, self.plan.asked(releases, repeated))
 
     def settle(self) -> None:
-        """Tell the server's ledger what there was, now that the run is over."""
+        """Record the releases that the finished run made in the server's ledger."""
         if self._share is not None:
             releases = self.plan.asked(self._ledger.count(), self._ledger.repeated())
             self._share.settle(self.plan.unit, releases)
 
     @property
     def ahead(self) -> bool:
-        """Whether rounds are released by their clients, and so before the server has replies."""
+        """Whether clients release a round, with their noise, before the server has replies."""
         return self.plan.released_by_clients
 
     @property
     def by_sampling(self) -> bool:
-        """Whether cohorts are drawn by secret coins."""
+        """Whether cohorts are drawn by secret Poisson sampling."""
         return isinstance(self.plan, PrivacyPlan) and self.plan.sampling == "poisson"
 
     def draw(self, round_number: int, present: Sequence[int]) -> list[int] | None:
-        """Return a round's cohort by secret coins, None if the plan does not ask for it.
+        """Return a round's cohort by secret Poisson sampling, None if the plan does not sample.
 
-        Who was drawn for the round before, and is there, is its cohort again.
+        A repeated round has the clients of its recorded sample that are present.
         """
-        known = self._ledger.drawn(round_number)
-        if known is not None:
-            return sorted(set(known) & set(present))
+        recorded = self._ledger.drawn(round_number)
+        if recorded is not None:
+            return sorted(set(recorded) & set(present))
         drawn = self.plan.draw(present)
         if drawn is not None:
             self._ledger.write_draw(round_number, drawn)
         return drawn
 
     def account(self, round_number: int) -> Mapping[str, Any]:
-        """Write a release into the ledger; returns the row's "privacy".
+        """Record a release in the ledger; return the row's "privacy".
 
         Raises:
-            RunStoppedError: the budget is spent; nothing is released.
-            ConfigError: with this repeated round, all runs of the server ask for too much; likewise.
+            RunStoppedError: the budget is spent; nothing is recorded.
+            ConfigError: with this repeated round, all runs of the server together would exceed a
+                bound of server.toml; nothing is recorded.
             StoreError: earlier releases are missing in the ledger.
         """
         plan = self.plan
         count = self._ledger.count() + 1
         if count < round_number:
             raise StoreError(
-                f"the ledger of releases has {count - 1}, and this is round {round_number}: releases "
-                "are missing; restore privacy.sqlite of the run's folder, or start anew"
+                f"the ledger has {count - 1} releases at round {round_number}: some are missing; "
+                "restore privacy.sqlite of the run's folder, or start a new run"
             )
         repeated = self._ledger.repeated(round_number)
         if plan.epsilon_max is not None and (repeated or count > plan.rounds):
@@ -110,12 +111,12 @@ class PrivateRun:
         if epsilon > budget:
             raise RunStoppedError(
                 f"round {round_number} would be release {count} and make epsilon "
-                f"{epsilon:.4g}, the budget is {budget:g} at delta = {plan.delta:g}: rounds that were "
-                "repeated after an interruption count twice, and with coins for more than that"
+                f"{epsilon:.4g}, the budget is {budget:g} at delta = {plan.delta:g}: a round that "
+                "was repeated after an interruption counts twice, and more with Poisson sampling"
             )
 
     def summary(self) -> dict[str, Any]:
-        """Return what summary.json says: numbers, and the claim in words."""
+        """Return the "privacy" of summary.json: numbers, and the claim in words."""
         plan, count = self.plan, self._ledger.count()
         repeated = self._ledger.repeated()
         return {

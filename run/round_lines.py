@@ -1,4 +1,4 @@
-"""A file of one JSON object a round, that a crash may have cut and a resumed run repairs."""
+"""A file of one JSON object per round; a resumed run repairs what a crash truncated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["RoundLines", "as_json"]
 
 
 def as_json(value: Any) -> bytes:
-    """Return a value's JSON text; what is not finite is written as NaN."""
+    """Return a value's JSON text; non-finite numbers are written as NaN."""
     return json.dumps(value, allow_nan=True).encode()
 
 
 class RoundLines:
-    """Appends a line a round; every object has the key "round".
+    """Appends one line per round; every object has the key "round".
 
-    The file stays open between two lines; each line is handed to the system as it comes.
+    The file stays open between lines; each line is flushed to the system at once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +44,7 @@ class RoundLines:
             raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
 
     def read(self) -> list[dict[str, Any]]:
-        """Return all lines, but for one that a full disk or a crash has cut."""
+        """Return all lines, except one that a full disk or a crash truncated."""
         return self._up_to(math.inf)
 
     def count(self) -> int:
@@ -52,14 +52,14 @@ class RoundLines:
         return len(self._lines())
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Delete all lines."""
         self.close()
         self.path.unlink(missing_ok=True)
 
     def repair(self, last: int, row: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Make the file end with round `last`, whatever a crash left, and return its lines.
+        """Truncate the file after round `last`, also after a crash, and return its lines.
 
-        `row` is that round's line, if the crash may have come before it was written.
+        `row` is that round's line, which is added if it is missing.
         """
         self.close()
         rows = self._up_to(last)
@@ -82,7 +82,7 @@ class RoundLines:
                 found = json.loads(line)
                 is_later = found["round"] > last
             except (ValueError, TypeError, KeyError):
-                continue  # a line that a crash has cut, or a disk damaged
+                continue  # truncated by a crash, or damaged on disk
             if is_later:
                 break
             rows.append(found)

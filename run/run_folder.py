@@ -1,23 +1,23 @@
-"""The run folder: what every run leaves, simulated or real, and what it goes on from.
+"""The run folder: the results of a run, simulated or real, and its state for a resume.
 
     meadow.toml        the resolved configuration
-    metrics.jsonl      one JSON object a round
-    clients.jsonl      likewise, what single clients reported
+    metrics.jsonl      one JSON object per round
+    clients.jsonl      likewise, with the values of single clients
     model.safetensors  the params of the last committed round
-    checkpoints/       the last two rounds: a manifest each, and the files that it names
+    checkpoints/       the last two rounds: per round, a manifest and the files that it names
     tensorboard/       the metrics as TensorBoard events
     summary.json       how the run ended
-app.log            what it printed
-tracebacks.log     what an app's code raised in this process, or in simulated clients
+app.log            what the app printed
+tracebacks.log     errors of the app's code in this process, or in simulated clients
 
-A plain Flower app has no checkpoints. Beside these it may leave
+A plain Flower app has no checkpoints. It may also leave
 
-    answers.jsonl      what clients answered to questions, and text that they reported
-    result.json        arrays of text that its strategy made
-    files/             what it wrote
+    answers.jsonl      clients' answers to queries, and text that they reported
+    result.json        arrays of text from its strategy
+    files/             the files that it wrote
 
-Where rounds can be repeated, as in a simulation, a run may be slower to make them durable: then it
-goes on from the last one that is.
+Where rounds can be repeated, as in a simulation, a run may make only some of them durable: it
+resumes from the last durable one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TRACEBACKS = "tracebacks.log"
 TRACEBACK_CHARS_MAX = 8000
 TRACEBACKS_BYTES_MAX = 4 << 20
 PARTS = ("train", "evaluate", "server", "query")
-"""Of a row; only plain Flower apps ask clients questions."""
+"""The parts of a row; only plain Flower apps send queries."""
 
 
 class RunFolder:
@@ -64,13 +64,13 @@ class RunFolder:
         pause_s: float = 0.0,
         about: About = lambda client: {},
     ) -> None:
-        """Open a run's folder, new or interrupted.
+        """Open the folder of a new or interrupted run.
 
-        `about` says of a client what is told with each of its events: its "site"'s name, and the
-        "log" that has what its app printed and raised.
+        `about` returns the details that are emitted with each event of a client: the name of its
+        "site", and the "log" with its app's output and errors.
 
-        Units: `pause_s` seconds at least are between two rounds that are made durable; the last
-            one is in any case. 0 makes every round durable before the next begins.
+        Units: `pause_s` is the minimum time between two durable rounds, in seconds; the last round
+            is always made durable. 0 makes every round durable before the next begins.
 
         Raises:
             StoreError: the folder cannot be written.
@@ -79,7 +79,7 @@ class RunFolder:
         self._on_event = on_event
         self._about = about
         self._failed = FailedClients()
-        self._told_round = 0
+        self._emitted_round = 0
         self._pause_s = pause_s
         self._durable_at_s = -math.inf
         self._pending: tuple[Checkpoint, Row] | None = None
@@ -87,7 +87,7 @@ class RunFolder:
         self._tables = RoundLines(folder / "clients.jsonl")
         self._answers = RoundLines(folder / "answers.jsonl")
         self._spent_s = 0.0
-        """What the rounds took before this process went on from them."""
+        """Duration of the rounds before this process resumed the run."""
         try:
             self.checkpoints = Checkpoints(folder / "checkpoints")
             sweep(folder)
@@ -105,15 +105,15 @@ class RunFolder:
     # ------------------------------------------------------------------ what the strategy asks
 
     def event(self, kind: str, detail: Mapping[str, Any]) -> None:
-        """Tell people what happens, clients by their names."""
+        """Emit an event, with its client's site and log."""
         if isinstance(client := detail.get("client"), int):
             detail = self._failed.take(kind, {**detail, **self._about(client)})
-            if 0 < detail.get("round", 0) <= self._told_round:
-                return  # told by the worker before this one
+            if 0 < detail.get("round", 0) <= self._emitted_round:
+                return  # emitted by an earlier worker
         self._on_event(kind, detail)
 
     def traceback(self, text: str, client: int | None = None) -> None:
-        """Keep what an app's code raised, a client's or the server's own; a full file takes no more.
+        """Append an error of an app's code, on a client or on the server, unless the file is full.
 
         Raises:
             StoreError: the file cannot be written.
@@ -128,11 +128,11 @@ class RunFolder:
                     file.write(f"{who}:\n{text[-TRACEBACK_CHARS_MAX:].rstrip()}\n\n")
         except OSError as error:
             raise StoreError(f"{path} cannot be written: {error.strerror}") from error
-        said = {} if client is None else {"client": client}
-        self._on_event("traceback", {**said, "text": text[-TRACEBACK_CHARS_MAX:]})
+        source = {} if client is None else {"client": client}
+        self._on_event("traceback", {**source, "text": text[-TRACEBACK_CHARS_MAX:]})
 
     def commit(self, checkpoint: Checkpoint, row: Row, table: RoundTable) -> ArrayRecord:
-        """Keep a round, and make it durable if it is time to; returns its params.
+        """Record a round, and make it durable if `pause_s` has passed; return its params.
 
         Raises:
             StoreError: the disk is full or fails; the round before is intact.
@@ -156,35 +156,35 @@ class RunFolder:
         return arrays
 
     def resume(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint; a damaged one is told and passed over.
+        """Return the newest intact checkpoint; a damaged one is reported and skipped.
 
         Raises:
-            StoreError: there are checkpoints, and all are damaged.
+            StoreError: all checkpoints are damaged.
         """
-        kept = self.checkpoints.newest(self.event)
-        if kept is None:
+        saved = self.checkpoints.newest(self.event)
+        if saved is None:
             self._rows.repair(0)
             self._tables.repair(0)
             return None
-        self._publish(kept.params_file)
-        history = self._rows.repair(kept.state.round, kept.row)
-        self._tables.repair(kept.state.round)
+        self._publish(saved.params_file)
+        history = self._rows.repair(saved.state.round, saved.row)
+        self._tables.repair(saved.state.round)
         self._spent_s = sum(row.get("duration_s") or 0.0 for row in history)
         return Checkpoint(
-            state=kept.state, best=kept.best, stale_rounds=kept.stale_rounds, history=history
+            state=saved.state, best=saved.best, stale_rounds=saved.stale_rounds, history=history
         )
 
     # ------------------------------------------------------------------ parts of it
 
     def _publish(self, params_path: Path) -> None:
-        """Make model.safetensors another name of the params' file."""
+        """Hard-link model.safetensors to the params' file."""
         target = self.folder / "model.safetensors"
         link = self.folder / ".model.safetensors.tmp"
         try:
             link.unlink(missing_ok=True)
             os.link(params_path, link)
             os.replace(link, target)
-            link.unlink(missing_ok=True)  # POSIX: replacing a file by itself leaves both names
+            link.unlink(missing_ok=True)  # POSIX: renaming onto the same file leaves both names
         except OSError as error:
             raise StoreError(f"{target} cannot be written: {error.strerror}") from error
 
@@ -194,16 +194,15 @@ class RunFolder:
         """Record a round of an app that has no checkpoints (a plain Flower app)."""
         row = self._failed.added_to(row)
         self._append(row)
-        if row["round"] > self._told_round:
+        if row["round"] > self._emitted_round:
             self.event("round_committed", row)
 
     def append_answer(self, answer: Mapping[str, Any]) -> None:
-        """Record text, numbers and lists that a client answered to an app without checkpoints."""
+        """Record a client's answer (text, numbers, lists) in an app without checkpoints."""
         self._answers.append(json.loads(json.dumps(answer, default=str)))
 
     def save_result(self, tensors: Mapping[str, FlatTensor], others: Mapping[str, Any]) -> None:
-        """Write model.safetensors, and result.json for arrays of text, for an app that has no
-        checkpoints."""
+        """Write an app's model.safetensors, and result.json for arrays of text."""
         if tensors:
             write_tensors(self.folder / "model.safetensors", tensors, fsync=True)
         if others:
@@ -211,9 +210,11 @@ class RunFolder:
             write_file(self.folder / "result.json", text.encode() + b"\n")
 
     def begin_anew(self) -> None:
-        """Drop the rows of an earlier attempt, of an app that always begins with round 1; they
-        are not told again."""
-        self._told_round = self._rows.count()
+        """Drop the rows of an earlier attempt, as an app without checkpoints begins with round 1.
+
+        Their events are not emitted again.
+        """
+        self._emitted_round = self._rows.count()
         self._rows.clear()
         self._answers.clear()
 
@@ -236,7 +237,7 @@ class RunFolder:
         duration_s: float,
         privacy: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Write summary.json and return what is in it."""
+        """Write summary.json and return its content."""
         if self._pending is not None:
             self._make_durable(*self._pending)
             self._pending = None

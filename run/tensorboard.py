@@ -62,7 +62,7 @@ class EventFile:
     """Appends scalars to an event file; TensorBoard reads it while it grows."""
 
     def __init__(self, folder: Path, *, created_at_s: float) -> None:
-        """Open the folder's event file, or make one that is named after its creation."""
+        """Open the folder's event file, or create one with `created_at_s` in its name."""
         folder.mkdir(parents=True, exist_ok=True)
         there = sorted(folder.glob("events.out.tfevents.*.meadow"))
         made = folder / f"events.out.tfevents.{int(created_at_s)}.meadow"

@@ -169,7 +169,7 @@ def test_runs_without_noise_are_refused_under_a_bound(tmp_path: Path) -> None:
         begun(ledger, 2, RECORDS)
     assert not ledger.rows()
     RunShare(books(tmp_path), 3).ask(None, ())
-    with pytest.raises(ConfigError, match=r"run 3 .* no bound holds any more"):
+    with pytest.raises(ConfigError, match=r"run 3 .* its participants have no bound any more"):
         begun(ledger, 4)
 
 

@@ -52,7 +52,7 @@ def test_a_budget_is_not_exceeded_by_repeated_rounds() -> None:
     run = PrivateRun(plan, RunLedger(None))
     for number in (1, 2, 2, 3, 4):
         run.account(number)
-    with pytest.raises(RunStoppedError, match=r"release 6 .* budget is .* count twice"):
+    with pytest.raises(RunStoppedError, match=r"release 6 .* budget is .* counts twice"):
         run.account(5)
     assert run.summary()["releases"] == 5
     assert run.summary()["epsilon"] <= plan.epsilon_max
@@ -119,7 +119,7 @@ def test_noisings_of_one_draw_are_one_event() -> None:
 def test_repeats_with_coins_are_held_against_the_budget() -> None:
     """Also while there are fewer releases than the run has rounds."""
     run = PrivateRun(replace(COINS, epsilon_max=COINS.epsilon()), RunLedger(None))
-    with pytest.raises(RunStoppedError, match=r"round 1 would be release . .*with coins"):
+    with pytest.raises(RunStoppedError, match=r"round 1 would be release . .*with Poisson sampling"):
         for _ in range(COINS.rounds):
             run.account(1)
     assert run.summary()["epsilon"] <= COINS.epsilon()
@@ -157,7 +157,7 @@ def test_releases_of_an_older_ledger_are_about_one_draw(tmp_path: Path) -> None:
 
 def test_missing_releases_are_an_error() -> None:
     """A ledger that was lost would begin to count anew, in the middle of a run."""
-    with pytest.raises(StoreError, match="has 0, and this is round 2: releases are missing"):
+    with pytest.raises(StoreError, match="has 0 releases at round 2: some are missing"):
         PrivateRun(PLAN, RunLedger(None)).account(2)
 
 
