@@ -13,8 +13,20 @@ from .deprecated import install
 
 if TYPE_CHECKING:
     from . import datasets
+    from .api.run import Comparison, Run, compare, load_run
+    from .api.simulate import resume, simulate
+    from .api.sweep import sweep
     from .config.load import load_config, make_config
+    from .config.sections.compression import CompressionConfig as Compression
     from .config.sections.model import Config
+    from .config.sections.privacy import DifferentialPrivacyConfig as DifferentialPrivacy
+    from .config.sections.privacy import PrivacyConfig as Privacy
+    from .config.sections.privacy import SecureAggregationConfig as SecureAggregation
+    from .config.sections.robust import RobustConfig as Robust
+    from .config.sections.run import EvaluationConfig as Evaluation
+    from .config.sections.selection import SelectionConfig as Selection
+    from .config.sections.simulation import SimulationConfig as Simulation
+    from .config.sections.training import TrainingConfig as Training
     from .errors import MeadowError
     from .run.app import server_app
     from .strategies.algorithms.afl import afl
@@ -47,15 +59,27 @@ install()
 
 __all__ = [
     "ClientData",
+    "Comparison",
+    "Compression",
     "Config",
+    "DifferentialPrivacy",
+    "Evaluation",
     "FederatedStrategy",
     "MeadowError",
+    "Privacy",
+    "Robust",
+    "Run",
+    "SecureAggregation",
+    "Selection",
+    "Simulation",
     "Site",
     "Task",
+    "Training",
     "accuracy",
     "afl",
     "analytics",
     "client_app",
+    "compare",
     "cross_entropy",
     "datasets",
     "ditto",
@@ -71,27 +95,43 @@ __all__ = [
     "fedrep",
     "ifca",
     "load_config",
+    "load_run",
     "lora",
     "make_config",
     "newton",
     "qfedavg",
+    "resume",
     "scaffold",
     "server_app",
+    "simulate",
+    "sweep",
     "xgb_bagging",
     "xgb_cyclic",
 ]
 
 _HOMES = {
     "ClientData": ".task",
+    "Comparison": ".api.run",
+    "Compression": ".config.sections.compression:CompressionConfig",
     "Config": ".config.sections.model",
+    "DifferentialPrivacy": ".config.sections.privacy:DifferentialPrivacyConfig",
+    "Evaluation": ".config.sections.run:EvaluationConfig",
     "FederatedStrategy": ".strategies.rounds.adapter",
     "MeadowError": ".errors",
+    "Privacy": ".config.sections.privacy:PrivacyConfig",
+    "Robust": ".config.sections.robust:RobustConfig",
+    "Run": ".api.run",
+    "SecureAggregation": ".config.sections.privacy:SecureAggregationConfig",
+    "Selection": ".config.sections.selection:SelectionConfig",
+    "Simulation": ".config.sections.simulation:SimulationConfig",
     "Site": ".task",
     "Task": ".task",
+    "Training": ".config.sections.training:TrainingConfig",
     "accuracy": ".training.classification",
     "afl": ".strategies.algorithms.afl",
     "analytics": ".strategies.algorithms.analytics",
     "client_app": ".training.local.app",
+    "compare": ".api.run",
     "cross_entropy": ".training.classification",
     "ditto": ".strategies.algorithms.ditto",
     "fedasync": ".strategies.algorithms.fedasync",
@@ -106,12 +146,16 @@ _HOMES = {
     "fedrep": ".strategies.algorithms.fedrep",
     "ifca": ".strategies.algorithms.ifca",
     "load_config": ".config.load",
+    "load_run": ".api.run",
     "lora": ".strategies.algorithms.lora",
     "make_config": ".config.load",
     "newton": ".strategies.algorithms.newton",
     "qfedavg": ".strategies.algorithms.qfedavg",
+    "resume": ".api.simulate",
     "scaffold": ".strategies.algorithms.scaffold",
     "server_app": ".run.app",
+    "simulate": ".api.simulate",
+    "sweep": ".api.sweep",
     "xgb_bagging": ".strategies.algorithms.boosted_trees",
     "xgb_cyclic": ".strategies.algorithms.boosted_trees",
 }
@@ -122,7 +166,8 @@ def __getattr__(name: str) -> object:
         return import_module(".datasets", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES[name], __name__), name)
+    module, _, attribute = _HOMES[name].partition(":")
+    value: object = getattr(import_module(module, __name__), attribute or name)
     globals()[name] = value
     return value
 

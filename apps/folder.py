@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..config.app_options import make_task
-from ..config.load import FILE_NAME, load_config
+from ..config.load import FILE_NAME, config_to_toml, load_config
 from ..config.schema.sources import given_by_environment
 from ..config.sections.model import Config
 from ..errors import AppError, MeadowError
@@ -50,6 +50,8 @@ class App:
     """Of the content, as `content_hash` gives it."""
     config: Config | None = None
     flower: FlowerApp | None = None
+    task: Task | None = None
+    """Of a run that was begun from Python, with a task that no folder holds."""
     settings: tuple[str, ...] = field(default=())
     """What the environment and the overrides say, as overrides ("run.rounds=5"): in another
     environment they give the same `config` or `flower`."""
@@ -93,6 +95,22 @@ class App:
             settings=settings,
         )
 
+    @classmethod
+    def of_task(cls, task: Task, config: Config) -> App:
+        """Return the app of a task that was made in this process, under a configuration.
+
+        Its hash is of the configuration and the algorithm's name: what is typed into a notebook
+        has no files to hash.
+        """
+        name = config.strategy.name if config.algorithm is None else config.algorithm.name
+        return cls(
+            folder=Path.cwd(),
+            name=name,
+            sha256=sha256(f"{config_to_toml(config)}# {name}\n".encode()).hexdigest(),
+            config=config,
+            task=task,
+        )
+
     def load_task(self, options: Mapping[str, Any] | None = None) -> Task:
         """Import a Meadow app's task, or make it with the free keys under [app].
 
@@ -104,6 +122,8 @@ class App:
         """
         if self.config is None:
             raise AppError(f"{self.name} is a Flower app; it has no task")
+        if self.task is not None:
+            return self.task
         reference = self.config.app.task
         found = self.load_object(reference)
         if options is None:

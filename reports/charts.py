@@ -15,8 +15,9 @@ from .svg import chart_style, figure_to_html
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "DASHES", "Band", "Line", "Panel", "draw_map", "draw_panel"]
+__all__ = ["COLOURS", "DASHES", "Band", "Line", "Panel", "draw_map", "draw_panel", "figure_of"]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Okabe and Ito (2008): told apart with any kind of colour blindness; without the yellow, which
@@ -24,6 +25,7 @@ is too light for a line on white."""
 DASHES = ("solid", "dashed", "dashdot", "dotted")
 PANEL_IN = (5.0, 3.3)
 MAP_IN = (7.6, 3.6)
+FIGURE_COLUMNS = 3
 MARKED_POINTS_MAX = 25
 """Up to this many points of a line are drawn as points, too."""
 POINTS_LEAST = 200
@@ -70,25 +72,49 @@ class Panel:
 def draw_panel(panel: Panel, *, ident: str) -> Html:
     """Return a panel as SVG."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     with chart_style():
         figure = Figure(figsize=PANEL_IN, layout="constrained")
-        axes = figure.add_subplot()
-        for band in panel.bands:
-            _fill(axes, band)
-        for line in panel.lines:
-            _draw(axes, line, points_max=max(POINTS_LEAST, 4 * POINTS_MAX // len(panel.lines)))
-        axes.set_title(_short(panel.title))
-        axes.set_xlabel(panel.x_label)
-        axes.set_ylabel(panel.y_label)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=STEPS, integer=panel.whole_x))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=STEPS))
-        if panel.y_limits is not None:
-            axes.set_ylim(*panel.y_limits)
-        elif panel.from_zero:
-            axes.set_ylim(bottom=0)
+        _draw_into(figure.add_subplot(), panel)
         return figure_to_html(figure, ident=ident, label=f"{panel.title} by {panel.x_label}")
+
+
+def figure_of(panels: Sequence[Panel], names: Sequence[str] = ()) -> Figure:
+    """Return panels side by side, three in a row, as a matplotlib figure.
+
+    `names` are those of the first panel's lines; without them there is no legend.
+    """
+    from matplotlib.figure import Figure
+
+    columns = min(FIGURE_COLUMNS, max(1, len(panels)))
+    rows = max(1, -(-len(panels) // columns))
+    with chart_style():
+        size = (PANEL_IN[0] * columns, PANEL_IN[1] * rows)
+        figure = Figure(figsize=size, layout="constrained")
+        for place, panel in enumerate(panels):
+            axes = figure.add_subplot(rows, columns, place + 1)
+            _draw_into(axes, panel)
+            if not place and names:
+                figure.legend(axes.get_lines(), names, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _draw_into(axes: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for band in panel.bands:
+        _fill(axes, band)
+    for line in panel.lines:
+        _draw(axes, line, points_max=max(POINTS_LEAST, 4 * POINTS_MAX // len(panel.lines)))
+    axes.set_title(_short(panel.title))
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=STEPS, integer=panel.whole_x))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=STEPS))
+    if panel.y_limits is not None:
+        axes.set_ylim(*panel.y_limits)
+    elif panel.from_zero:
+        axes.set_ylim(bottom=0)
 
 
 def _draw(axes: Axes, line: Line, *, points_max: int) -> None:

@@ -29,7 +29,7 @@ from .grids.virtual_grid import VirtualGrid, devices_of
 from .population.clients import SimulatedClients
 from .population.tags import tagged_of
 
-__all__ = ["default_folder", "resume", "simulate"]
+__all__ = ["ORIGIN", "default_folder", "resume", "simulate", "simulate_app"]
 
 OnEvent = Callable[[str, Mapping[str, Any]], None]
 FLOWER_CLIENTS = 10
@@ -64,6 +64,26 @@ def simulate(
     if clients is not None and (Path(app_folder) / "meadow.toml").is_file():
         overrides = [*overrides, f"simulation.clients={clients}"]
     app = App.load(app_folder, overrides=overrides)
+    return simulate_app(
+        app,
+        out=out,
+        clients=clients,
+        executor=executor,
+        node_config=node_config,
+        on_event=on_event,
+    )
+
+
+def simulate_app(
+    app: App,
+    *,
+    out: Path | None = None,
+    clients: int | None = None,
+    executor: str | None = None,
+    node_config: Mapping[str, Scalar] | None = None,
+    on_event: OnEvent = lambda kind, detail: None,
+) -> dict[str, Any]:
+    """Run an app that was loaded; arguments, result and errors as of `simulate`."""
     _refuse_places(node_config or {})
     plan = ExecutorPlan.of(app, executor)
     client_app_of(app)  # before there is a folder: an app that does not load leaves none
@@ -81,7 +101,7 @@ def simulate(
         ),
     )
     origin = {
-        "app": str(app.folder),
+        "app": str(app.folder) if app.task is None else None,
         "sha256": app.sha256,
         "settings": list(app.settings),
         "clients": count,
@@ -108,15 +128,29 @@ def _refuse_places(node_config: Mapping[str, Scalar]) -> None:
         )
 
 
-def resume(folder: Path, *, on_event: OnEvent = lambda kind, detail: None) -> dict[str, Any]:
+def resume(
+    folder: Path,
+    *,
+    app: App | None = None,
+    on_event: OnEvent = lambda kind, detail: None,
+) -> dict[str, Any]:
     """Go on with an interrupted simulation from its last durable round.
+
+    `app` is needed where the run's task was made in Python, and is refused elsewhere.
 
     Raises:
         ConfigError: the folder is none of a simulation, or its app has changed since.
     """
     try:
         origin = json.loads((folder / ORIGIN).read_text())
-        app = App.load(Path(origin["app"]), overrides=origin["settings"], environ={})
+        if (origin["app"] is None) != (app is not None):
+            raise ConfigError(
+                f"{folder} cannot be resumed so: its task was made in Python; use "
+                "meadow.resume(folder, task=...)"
+                if app is None
+                else f"{folder} cannot be resumed with a task: its app is {origin['app']}"
+            )
+        app = app or App.load(Path(origin["app"]), overrides=origin["settings"], environ={})
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{folder} cannot be resumed: it is not the folder of a simulation ({error})"

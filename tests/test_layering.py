@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
     {"client", "reports", "run"},
     {"server", "simulations", "sweeps"},
     {"cli"},
+    {"api"},
     {"__init__", "__main__"},
 ]
 RANKS = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}

@@ -47,7 +47,9 @@ def build_algorithm(config: Config) -> Algorithm:
 
     run, simulated = config.run, config.simulation.clients
     share = run.cohort if isinstance(run.cohort, float) else run.cohort / simulated
-    algorithm = strategy_algorithm(config.strategy, seed=run.seed, share=min(1.0, share))
+    algorithm = config.algorithm or strategy_algorithm(
+        config.strategy, seed=run.seed, share=min(1.0, share)
+    )
     if config.robust is None:
         return algorithm
     return robust(algorithm, rule=build_rule(config.robust))

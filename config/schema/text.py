@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from .settings import obstacle, rule_of
+from .settings import hints_of, obstacle, rule_of, section_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -40,8 +40,9 @@ def _sections(made: DataclassInstance, prefix: str) -> Iterator[str]:
             lines += [f"{_key(key)} = {value_to_toml(v)}" for key, v in values[entry.name].items()]
     if lines:
         yield "\n".join([f"[{prefix}]", *lines] if prefix else lines)
-    for name, value in values.items():
-        if is_dataclass(value) and not isinstance(value, type):
+    for name, kind in hints_of(type(made)).items():
+        value = values.get(name)
+        if section_of(kind) is not None and is_dataclass(value) and not isinstance(value, type):
             yield from _sections(value, f"{prefix}.{name}" if prefix else name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .compression import CompressionConfig
 from .privacy import PrivacyConfig
@@ -35,3 +36,5 @@ class Config:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     source: Path | None = field(default=None, compare=False)
     """The file it was read from."""
+    algorithm: Any = field(default=None, compare=False)
+    """An `Algorithm` that was made in Python, in the place of the one that [strategy] names."""

@@ -67,6 +67,12 @@ class ExecutorPlan:
                     'anything; with [compression] it must be "sequential", "processes" or "ray"'
                 )
             chosen = "sequential"
+        if app.task is not None and chosen in ("processes", "ray"):
+            raise ConfigError(
+                f'executor "{chosen}" loads the app in processes of its own, and this task was '
+                "made in this one; put it into an app folder (`meadow new NAME`), or choose "
+                '"vectorized" or "sequential"'
+            )
         return cls(name=chosen, workers=said.workers, address=said.address)
 
     def settled(

@@ -15,6 +15,7 @@ import numpy as np
 from .algorithm import Aggregate, Algorithm, Params, State
 from .auxiliary_names import auxiliary_name, positive
 from .bounds import require_number
+from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import sgd
 
@@ -24,6 +25,7 @@ MIXTURE = auxiliary_name("mixture", "mean")
 SLOT = "mixture"
 
 
+@builder
 def afl(*, mixture_learning_rate: float = 0.1) -> Algorithm:
     """Minimise the largest sum of lambda_k F_k over all mixtures lambda of the clients.
 

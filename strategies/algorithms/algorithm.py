@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from numpy.typing import NDArray
 
 from ...flower.messages import FlatTensor
+from .builders import Recipe
 from .metrics import Metrics
 
 __all__ = ["Aggregate", "Aggregator", "Algorithm", "Params", "State", "Update", "params_of"]
@@ -122,6 +123,8 @@ class Algorithm:
     of_round: Callable[[State], Algorithm] | None = None
     """What it is in the round that begins in a state, if its aggregator or its clients' keys
     depend on that."""
+    recipe: Recipe | None = field(default=None, compare=False, repr=False)
+    """How a builder made it; see `recipe_of`."""
 
     def at(self, state: State) -> Algorithm:
         """Return the algorithm of the round that begins in this state."""

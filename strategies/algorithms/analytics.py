@@ -24,6 +24,7 @@ from ...flower.messages import FlatTensor
 from .algorithm import Aggregate, Algorithm, Params, State
 from .auxiliary_names import auxiliary_name, kind_of, of_kind
 from .bounds import require_number, require_whole
+from .builders import builder
 from .columns import Column, column_of
 from .mean import MeanAggregator
 from .metrics import Metrics
@@ -41,6 +42,7 @@ ROUNDING = 1e-3
 SHOWN = ("count", "mean", "variance", "histogram", "edges", "quantiles", "widths")
 
 
+@builder
 def analytics(
     *,
     columns: Sequence[str] = (),

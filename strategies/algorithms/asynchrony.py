@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...flower.messages import FlatTensor
 from .algorithm import Algorithm, Params, params_of
 from .bounds import require_number, require_whole
+from .builders import Recipe
 from .staleness import Weighting, polynomial
 
 __all__ = ["Asynchrony", "Carry", "needs_more_than_params"]
@@ -40,6 +41,8 @@ class Asynchrony:
     concurrency: float | int = 1.0
     weighting: Weighting = field(default_factory=polynomial)
     max_staleness: int | None = None
+    recipe: Recipe | None = field(default=None, compare=False, repr=False)
+    """How a builder made it; see `recipe_of`."""
 
     def __post_init__(self) -> None:
         require_whole("buffer_size", self.buffer_size, at_least=1)

@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import RunError
 from .algorithm import Aggregate, Algorithm, Params, State, Update
 from .bounds import require_number, require_whole
+from .builders import builder
 from .tree_models import bagged, fault_in_model
 
 __all__ = ["BYTES_MAX", "TREES", "xgb_bagging", "xgb_cyclic"]
@@ -29,6 +30,7 @@ Join = Callable[[bytes, Sequence[bytes]], bytes]
 """(the model that was sent, the clients') -> the new one."""
 
 
+@builder
 def xgb_bagging(
     *,
     objective: str = "binary:logistic",
@@ -48,6 +50,7 @@ def xgb_bagging(
     return _algorithm("xgb_bagging", bagged, config)
 
 
+@builder
 def xgb_cyclic(
     *,
     objective: str = "binary:logistic",

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from .algorithm import Algorithm
 from .bounds import require_number
+from .builders import builder
 from .fedavg import fedavg
 
 __all__ = ["ditto"]
 
 
+@builder
 def ditto(*, ditto_lambda: float = 0.1) -> Algorithm:
     """Average as FedAvg does; clients also minimise their loss + lambda / 2 |own - global|^2.
 

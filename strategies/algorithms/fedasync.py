@@ -10,12 +10,14 @@ from __future__ import annotations
 from .algorithm import Params
 from .asynchrony import Asynchrony, Tensors
 from .bounds import require_number
+from .builders import builder
 from .norms import clip_delta
 from .staleness import Weighting, polynomial
 
 __all__ = ["fedasync"]
 
 
+@builder
 def fedasync(
     *,
     mixing: float = 0.6,

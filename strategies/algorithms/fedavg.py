@@ -14,6 +14,7 @@ from typing import Literal
 from ...errors import ConfigError
 from .algorithm import Aggregate, Algorithm, Params, State
 from .bounds import require_choice
+from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import ServerOptimizer, adagrad, adam, sgd, yogi
 
@@ -27,6 +28,7 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
 }
 
 
+@builder
 def fedavg(
     *,
     server_optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = "sgd",

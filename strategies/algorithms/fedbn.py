@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ...errors import ConfigError
 from .algorithm import Algorithm, Params
+from .builders import builder
 from .fedper import sharing
 
 __all__ = ["fedbn"]
@@ -15,6 +16,7 @@ __all__ = ["fedbn"]
 STATISTIC = "running_mean"
 
 
+@builder
 def fedbn() -> Algorithm:
     """Average all layers but the batch norms, which are known by their running means.
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 from ...flower.messages import FlatTensor
 from .algorithm import Params
 from .asynchrony import Asynchrony, Tensors
+from .builders import builder
 from .norms import moved_delta
 from .staleness import Weighting, polynomial
 
 __all__ = ["fedbuff"]
 
 
+@builder
 def fedbuff(
     *,
     buffer_size: int = 10,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .algorithm import Aggregate, Algorithm, Params, State
 from .auxiliary_names import auxiliary_name, of_kind
 from .bounds import require_number
+from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import ServerOptimizer
 
@@ -24,6 +25,7 @@ LEARNED = "learned"
 Reals = NDArray[np.float64]
 
 
+@builder
 def feddyn(*, alpha: float = 0.01, participation: float = 1.0) -> Algorithm:
     """Average the clients' params, and take away what they have drifted by so far.
 

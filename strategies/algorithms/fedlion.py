@@ -9,6 +9,7 @@ from __future__ import annotations
 from .algorithm import Aggregate, Algorithm, Params, State
 from .auxiliary_names import auxiliary_name, of_kind
 from .bounds import require_number
+from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import zeros_like
 
@@ -17,6 +18,7 @@ __all__ = ["MOMENTUM", "fedlion"]
 MOMENTUM = "momentum"
 
 
+@builder
 def fedlion(*, beta_1: float | None = None, beta_2: float | None = None) -> Algorithm:
     """Average the params and the momenta of clients that train with Lion.
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .algorithm import Aggregate, Algorithm, Params, State
 from .auxiliary_names import auxiliary_name, of_kind, positive
+from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import sgd
 
@@ -21,6 +22,7 @@ __all__ = ["STEPS", "fednova"]
 STEPS = "steps"
 
 
+@builder
 def fednova(*, server_learning_rate: float | None = None) -> Algorithm:
     """Average the clients' changes a step, and go the mean number of steps in that direction.
 

@@ -12,11 +12,13 @@ from fnmatch import fnmatchcase
 
 from ...errors import ConfigError
 from .algorithm import Aggregate, Algorithm, Params, State
+from .builders import builder
 from .fedavg import fedavg
 
 __all__ = ["fedper", "sharing"]
 
 
+@builder
 def fedper(*, private: Sequence[str] = ()) -> Algorithm:
     """Average the shared layers; the clients train all, and keep the private ones.
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from .algorithm import Algorithm
 from .bounds import require_number
+from .builders import builder
 from .fedavg import fedavg
 
 __all__ = ["fedprox"]
 
 
+@builder
 def fedprox(*, proximal_mu: float = 0.0, server: Algorithm | None = None) -> Algorithm:
     """Average as FedAvg does, and ask the clients for the proximal objective.
 

@@ -11,11 +11,13 @@ from dataclasses import replace
 
 from .algorithm import Algorithm
 from .bounds import require_whole
+from .builders import builder
 from .fedper import fedper
 
 __all__ = ["fedrep"]
 
 
+@builder
 def fedrep(*, private: Sequence[str] = (), head_epochs: int = 1) -> Algorithm:
     """Share and keep layers as `fedper` does; a client trains one part after the other.
 

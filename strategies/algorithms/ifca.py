@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from .algorithm import Aggregate, Algorithm, Params, State
 from .auxiliary_names import auxiliary_name, of_kind
 from .bounds import require_number, require_whole
+from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import is_floating, sgd
 
@@ -27,6 +28,7 @@ def cluster_kind(number: int) -> str:
     return f"cluster-{number}"
 
 
+@builder
 def ifca(*, clusters: int = 2, cluster_spread: float = 0.5, seed: int = 0) -> Algorithm:
     """Average the params of each cluster over the clients that chose it.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...errors import ConfigError
 from .algorithm import Algorithm, Params, State
+from .builders import builder
 from .fedavg import fedavg
 
 __all__ = ["BASE", "base_checksum", "lora"]
@@ -24,6 +25,7 @@ BASE = "base-checksum"
 """The key under which clients are told what the base model's checksum is."""
 
 
+@builder
 def lora(*, adapters: Sequence[str] = ("*lora_*", "*modules_to_save*")) -> Algorithm:
     """Average the adapters, weighted by their examples; the base model stays where it is.
 

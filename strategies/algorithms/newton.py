@@ -20,6 +20,7 @@ from ...errors import ConfigError
 from .algorithm import Aggregate, Algorithm, Params, State
 from .auxiliary_names import auxiliary_name
 from .bounds import require_number
+from .builders import builder
 from .mean import MeanAggregator
 
 __all__ = ["GRADIENT", "HESSIAN", "VALUES_MAX", "newton"]
@@ -30,6 +31,7 @@ VALUES_MAX = 2000
 """A Hessian of this many params has four million values."""
 
 
+@builder
 def newton(*, ridge: float = 0.0, server_learning_rate: float | None = None) -> Algorithm:
     """Minimise the mean loss of all examples plus ridge / 2 * |params|^2 by Newton steps.
 

@@ -11,6 +11,7 @@ import numpy as np
 from .algorithm import Aggregate, Algorithm, State
 from .auxiliary_names import auxiliary_name, positive
 from .bounds import require_number
+from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import sgd
 
@@ -19,6 +20,7 @@ __all__ = ["CURVATURE", "qfedavg"]
 CURVATURE = auxiliary_name("curvature", "mean")
 
 
+@builder
 def qfedavg(*, q: float = 0.2) -> Algorithm:
     """Minimise sum p_k F_k^(q + 1) / (q + 1), with weights p_k by examples.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .algorithm import Aggregate, Algorithm, Params, State
 from .auxiliary_names import auxiliary_name, of_kind
 from .bounds import require_number
+from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import sgd, zeros_like
 
@@ -17,6 +18,7 @@ __all__ = ["CONTROL", "scaffold"]
 CONTROL = "control"
 
 
+@builder
 def scaffold(*, server_learning_rate: float | None = None, participation: float = 1.0) -> Algorithm:
     """Average the clients' params and the changes of their control variates.
 
