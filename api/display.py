@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,13 +54,13 @@ class NotebookView:
     """A table below the cell, drawn anew with every round."""
 
     def __init__(self, title: str) -> None:
-        from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
 
-        self._html = HTML
+        shell: Any = importlib.import_module("IPython.display")
+        self._html = shell.HTML
         self._title, self._note = title, "starting"
         self._rounds: int | None = None
         self._rows: list[Mapping[str, Any]] = []
-        self._handle = display(HTML(self._draw()), display_id=True)
+        self._handle = shell.display(self._html(self._draw()), display_id=True)
 
     def show(self, kind: str, detail: Mapping[str, Any]) -> None:
         """Take note of an event; draw the table anew where it shows."""

@@ -22,7 +22,7 @@ from ..reports.page import write_report
 from ..reports.panels import over_rounds
 from ..reports.run_record import read_run
 from ..reports.shown_run import show_runs
-from ..reports.svg import figure_to_html, require_matplotlib
+from ..reports.svg import require_matplotlib
 from ..simulations.run import ORIGIN
 from ..task import Task
 from ..transport.tensors import TensorFile
@@ -249,7 +249,7 @@ def _chart(runs: Sequence[Run]) -> Iterator[Html]:
     except ConfigError:
         return
     if figure.axes:
-        yield figure_to_html(figure, ident=f"run{id(figure):x}", label="metrics by round")
+        yield Html(figure._repr_html_())
 
 
 def _as_table(rows: list[Row]) -> Any:

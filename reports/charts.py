@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,8 @@ DASHES = ("solid", "dashed", "dashdot", "dotted")
 PANEL_IN = (5.0, 3.3)
 MAP_IN = (7.6, 3.6)
 FIGURE_COLUMNS = 3
+FIGURE_PANEL_IN = (3.6, 2.6)
+_figures = count()
 MARKED_POINTS_MAX = 25
 """Up to this many points of a line are drawn as points, too."""
 POINTS_LEAST = 200
@@ -89,13 +92,17 @@ def figure_of(panels: Sequence[Panel], names: Sequence[str] = ()) -> Figure:
     columns = min(FIGURE_COLUMNS, max(1, len(panels)))
     rows = max(1, -(-len(panels) // columns))
     with chart_style():
-        size = (PANEL_IN[0] * columns, PANEL_IN[1] * rows)
+        size = (FIGURE_PANEL_IN[0] * columns, FIGURE_PANEL_IN[1] * rows)
         figure = Figure(figsize=size, layout="constrained")
         for place, panel in enumerate(panels):
             axes = figure.add_subplot(rows, columns, place + 1)
             _draw_into(axes, panel)
             if not place and names:
                 figure.legend(axes.get_lines(), names, loc="outside lower center", ncols=3)
+    ident = f"figure{next(_figures)}"
+    label = ", ".join(panel.title for panel in panels)
+    html = figure_to_html(figure, ident=ident, label=label)
+    figure._repr_html_ = lambda: html  # type: ignore[method-assign]  # how a notebook shows it
     return figure
 
 
