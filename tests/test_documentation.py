@@ -44,7 +44,7 @@ def each(language: str) -> list[Any]:
 
 def test_the_readmes_app_runs(tmp_path: Path) -> None:
     """Its task.py and meadow.toml, copied as they are, are an app; and with Flower's names too."""
-    task, with_flower = blocks(ROOT / "README.md", "python")
+    task, from_python, with_flower = blocks(ROOT / "README.md", "python")
     config, _ = blocks(ROOT / "README.md", "toml")
     (tmp_path / "task.py").write_text(task)
     (tmp_path / "meadow.toml").write_text(config)
@@ -52,6 +52,8 @@ def test_the_readmes_app_runs(tmp_path: Path) -> None:
     call = [sys.executable, "-m", "meadow", "simulate", ".", "--rounds", "2", "--out", "run"]
     said = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "finished 2 rounds" in said.stdout
+    (tmp_path / "from_python.py").write_text(f"import meadow\nfrom task import task\n{from_python}")
+    subprocess.run([sys.executable, "from_python.py"], cwd=tmp_path, check=True)
     subprocess.run([sys.executable, "with_flower.py"], cwd=tmp_path, check=True)
 
 

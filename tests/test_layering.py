@@ -237,7 +237,6 @@ DOORS = {
     "__main__": "the command",
     "config.rules.combinations": "all rules that span sections, in order",
     "config.sections.compression": "a section of meadow.toml",
-    "config.sections.model": "meadow.toml itself",
     "datasets.arrays": "an adapter",
     "datasets.extras": "what several adapters need",
     "privacy.dp.mechanisms.sampling": "a mechanism",

@@ -238,4 +238,3 @@ def test_progress(task: meadow.Task, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == ""
     meadow.simulate(task, out=tmp_path / "b", progress=True, **SMALL)
     assert "round 2/2" in capsys.readouterr().out
-
