@@ -119,7 +119,9 @@ def test_noisings_of_one_draw_are_one_event() -> None:
 def test_repeats_with_coins_are_held_against_the_budget() -> None:
     """Also while there are fewer releases than the run has rounds."""
     run = PrivateRun(replace(COINS, epsilon_max=COINS.epsilon()), RunLedger(None))
-    with pytest.raises(RunStoppedError, match=r"round 1 would be release . .*with Poisson sampling"):
+    with pytest.raises(
+        RunStoppedError, match=r"round 1 would be release . .*with Poisson sampling"
+    ):
         for _ in range(COINS.rounds):
             run.account(1)
     assert run.summary()["epsilon"] <= COINS.epsilon()
