@@ -42,7 +42,7 @@ OVER = ("finished", "stopped", "failed")
 
 
 class AdminService(AdminServicer):
-    """Everything that `meadow site` and `meadow run` ask for."""
+    """Serves the calls of `meadow site`, `meadow run` and `meadow server status`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class AdminService(AdminServicer):
         self._started_at_s = clock()
 
     async def Status(self, request: pb.Empty, context: Context) -> pb.ServerStatus:
-        """Say how the server is."""
+        """Return the server's version, its numbers of clients, and the runs that are under way."""
         await self._callers.admin(context)
         runs = await self._thread(self._journal.runs.all, "queued", "running")
         return pb.ServerStatus(
@@ -87,7 +87,7 @@ class AdminService(AdminServicer):
         return pb.SiteList(sites=[self._site(site) for site in sites])
 
     async def Revoke(self, request: pb.SiteName, context: Context) -> pb.Site:
-        """Refuse a site from now on."""
+        """Revoke a site: disconnect it and refuse its later calls."""
         await self._callers.admin(context)
         revoked = await self._thread(self._journal.sites.revoke, request.name, now_s=self._clock())
         site = await self._thread(self._journal.sites.get, request.name)
@@ -102,10 +102,10 @@ class AdminService(AdminServicer):
         return self._site(site)
 
     async def Tag(self, request: pb.SiteTags, context: Context) -> pb.Site:
-        """Let a site have other tags; runs that are under way go by them from their next round."""
+        """Replace a site's tags; runs under way use them from their next round."""
         await self._callers.admin(context)
         if wrong := [tag for tag in request.tags if not is_tag(tag)]:
-            text = f"{wrong[0][:50]!r} is no tag; {TAG_FORM}"
+            text = f"{wrong[0][:50]!r} is not a tag; {TAG_FORM}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         site = await self._thread(self._journal.sites.tag, request.name, list(request.tags))
         if site is None:
@@ -135,7 +135,7 @@ class AdminService(AdminServicer):
     # ------------------------------------------------------------------ runs
 
     async def Submit(self, requests: AsyncIterator[pb.SubmitMessage], context: Context) -> pb.Run:
-        """Take an app and begin a run of it."""
+        """Receive an app and begin a run of it."""
         await self._callers.admin(context)
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
@@ -148,7 +148,7 @@ class AdminService(AdminServicer):
             archive += message.zip
             self._floods.useful(context.peer(), len(message.zip))
             if len(archive) > first.open.size_bytes:
-                text = "the app is larger than was declared"
+                text = "the app is larger than its declared size"
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         run_id = await self._take(first.open, bytes(archive))
         self._supervisor.begin(run_id)
@@ -232,7 +232,7 @@ class AdminService(AdminServicer):
         return _run(await self._row(request.id, context))
 
     async def Resume(self, request: pb.RunId, context: Context) -> pb.Run:
-        """Let a run that has failed or was stopped go on after its last committed round."""
+        """Resume a failed or stopped run after its last committed round."""
         await self._callers.admin(context)
         run = await self._row(request.id, context)
         secure = pb.WorkerReady.FromString(run.ready or b"").secure_aggregation
@@ -240,13 +240,13 @@ class AdminService(AdminServicer):
             problem = ending
         elif secure and run.status in ("failed", "stopped"):
             problem = (
-                f"run {run.id} has secure aggregation, whose clients answer no round twice; "
-                "submit it anew"
+                f"run {run.id} has secure aggregation, whose clients answer a round only once; "
+                "submit the app again"
             )
         elif not run.sha256:
             problem = f"run {run.id} never began: {run.cause or 'its app did not arrive'}"
         elif not await self._thread(self._journal.runs.requeue, run.id):
-            problem = f"run {run.id} is {run.status}; only one that failed or was stopped goes on"
+            problem = f"run {run.id} is {run.status}; only a failed or stopped run can be resumed"
         else:
             problem = ""
         if problem:
@@ -257,7 +257,7 @@ class AdminService(AdminServicer):
     async def Pull(
         self, request: pb.PullRequest, context: Context
     ) -> AsyncIterator[pb.PullMessage]:
-        """Send a run's folder (not the app, not the checkpoints, not what ids are made from)."""
+        """Send a run's folder without the app, the checkpoints and secret keys."""
         await self._callers.admin(context)
         await self._row(request.run_id, context)
         folder = self._supervisor.run_dir(request.run_id)
@@ -268,8 +268,8 @@ class AdminService(AdminServicer):
                     yield pb.PullMessage(data=data)
 
     async def _row(self, run_id: int, context: Context) -> RunRow:
-        known = run_id <= RUN_ID_MAX
-        run = await self._thread(self._journal.runs.get, run_id) if known else None
+        possible = run_id <= RUN_ID_MAX
+        run = await self._thread(self._journal.runs.get, run_id) if possible else None
         if run is None:
             text = f"there is no run {run_id}; `meadow run list` shows them"
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
@@ -277,10 +277,10 @@ class AdminService(AdminServicer):
 
 
 def _results(folder: Path) -> list[Path]:
-    kept = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
+    files = [p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
     skipped = {"app", "checkpoints", OFFER_FOLDER}
-    kept = [p for p in kept if p.parent != folder or p.suffix != ".key"]  # secrets stay
-    return sorted(p for p in kept if p.relative_to(folder).parts[0] not in skipped)
+    files = [p for p in files if p.parent != folder or p.suffix != ".key"]  # secrets stay
+    return sorted(p for p in files if p.relative_to(folder).parts[0] not in skipped)
 
 
 def _run(run: RunRow) -> pb.Run:

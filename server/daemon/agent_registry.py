@@ -14,7 +14,7 @@ OUTGOING_MAX = 1024
 
 
 class AgentLink:
-    """One agent's stream: a bounded queue of what it is to be told."""
+    """One agent's stream: a bounded queue of messages to it."""
 
     def __init__(self, node_id: int, name: str) -> None:
         self.node_id = node_id
@@ -22,10 +22,10 @@ class AgentLink:
         self.outgoing: asyncio.Queue[pb.ServerMessage | None] = asyncio.Queue(OUTGOING_MAX)
         self.closed_because: str | None = None
         self.on_close: Callable[[], object] = lambda: None
-        """Called when the stream is to end, even if its agent does not read that."""
+        """Called when the stream is to end, even if its agent has stopped reading."""
 
     def send(self, message: pb.ServerMessage) -> None:
-        """Queue a message; an agent that does not read is cut off, not waited for."""
+        """Queue a message; if the queue is full, the agent is disconnected."""
         if self.closed_because is not None:
             return
         try:
@@ -34,7 +34,7 @@ class AgentLink:
             self.close("it does not read what it is sent")
 
     def close(self, reason: str) -> None:
-        """End the stream after what is queued; `reason` is told to the agent."""
+        """End the stream after its queued messages; `reason` is sent to the agent."""
         if self.closed_because is None:
             self.closed_because = reason
             if self.outgoing.full():
@@ -61,22 +61,22 @@ class AgentRegistry:
                 self._away_until_s[site.node_id] = clock() + lease_s
 
     def update(self, site: SiteRow) -> None:
-        """Take note of a site's row in the journal."""
+        """Store a site's row of the journal."""
         self._sites[site.name] = site
         self._changed()
 
     def site(self, name: str) -> SiteRow | None:
-        """Return what is known of a site."""
+        """Return a site's row, None if there is no such site."""
         return self._sites.get(name)
 
     @property
     def enrolled(self) -> int:
-        """How many sites have a certificate and are not revoked."""
+        """The number of sites that have a certificate and are not revoked."""
         return sum(1 for s in self._sites.values() if s.serial and s.revoked_at_s is None)
 
     @property
     def connected(self) -> int:
-        """How many agents are connected now."""
+        """The number of agents that are connected now."""
         return len(self._links)
 
     def get(self, node_id: int) -> AgentLink | None:
@@ -84,7 +84,7 @@ class AgentRegistry:
         return self._links.get(node_id)
 
     def add(self, link: AgentLink) -> None:
-        """An agent has connected; an older stream of the same client is closed."""
+        """Add a connected agent; an older stream of the same client is closed."""
         old = self._links.get(link.node_id)
         if old is not None:
             old.close("the same client connected again")
@@ -93,7 +93,7 @@ class AgentRegistry:
         self._changed()
 
     def remove(self, link: AgentLink, *, revoked: bool = False) -> bool:
-        """An agent's stream ended. False if a newer one has taken its place."""
+        """Remove an agent's ended stream. False if a newer stream has replaced it."""
         if self._links.get(link.node_id) is not link:
             return False
         del self._links[link.node_id]
@@ -104,7 +104,7 @@ class AgentRegistry:
         return True
 
     def cut_off(self, node_id: int, reason: str) -> None:
-        """Close a client's stream and do not wait for it."""
+        """Close a client's stream and drop its lease."""
         self._away_until_s.pop(node_id, None)
         link = self._links.get(node_id)
         if link is not None:
@@ -112,14 +112,13 @@ class AgentRegistry:
             self.remove(link, revoked=True)
 
     def available(self, tags: Collection[str] = ()) -> list[int]:
-        """Return the node ids to choose a cohort from: connected, or away within their lease, and
-        with all of these tags."""
+        """Return the nodes that are connected or within their lease, and have all of these tags."""
         now_s = self._clock()
         away = [node for node, until_s in self._away_until_s.items() if until_s > now_s]
-        there = {*self._links, *away}
+        present = {*self._links, *away}
         if tags:
-            there &= {site.node_id for site in self._sites.values() if site.tags.issuperset(tags)}
-        return sorted(there)
+            present &= {site.node_id for site in self._sites.values() if site.tags.issuperset(tags)}
+        return sorted(present)
 
     def names_of(self, node_ids: Iterable[int]) -> list[str]:
         """Return the names of sites."""
@@ -127,7 +126,7 @@ class AgentRegistry:
         return [names.get(node_id, "") for node_id in node_ids]
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever `available()` may have changed; returns how to stop that."""
+        """Call `listener` whenever `available()` may have changed; return how to unsubscribe."""
         self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 

@@ -1,4 +1,4 @@
-"""Refused calls in the journal: all of a few, some of a flood, so that a flood cannot fill it."""
+"""Records refused calls in the journal, at a limited rate, so that a flood cannot fill it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Allowance", "Denials"]
 
 LOG = logging.getLogger("meadow.server")
 BURST = 10
-"""So many refusals of one caller are recorded at once, and then one a second."""
+"""Refusals of one caller that are recorded at once; after that, one per second."""
 
 
 class Denials:
-    """Records who was refused, and why."""
+    """Records which caller was refused, and why."""
 
     def __init__(
         self, journal: Journal, thread: JournalThread, *, clock: Callable[[], float]
@@ -31,9 +31,9 @@ class Denials:
     async def record(
         self, detail: Mapping[str, str | None], *, caller: str = "", kind: str = "access_denied"
     ) -> bool:
-        """Write down a refusal, unless this caller had too many lately; whether it had not.
+        """Record a refusal unless the caller is over its rate; return whether it was recorded.
 
-        A disk that does not take it keeps nobody from being refused: it is in the log then.
+        If the disk fails, the refusal still stands and is written to the log.
         """
         allowed = self._allowance.take((kind, caller))
         if allowed:
@@ -41,7 +41,7 @@ class Denials:
             try:
                 await self._thread(self._journal.events.record, 0, kind, text, now_s=self._clock())
             except StoreError as error:
-                LOG.error("%s, and so the event %s %s is not there", error, kind, text)
+                LOG.error("%s; the event %s %s is not in the journal", error, kind, text)
         return allowed
 
 
@@ -49,7 +49,7 @@ CALLERS_MAX = 10_000
 
 
 class Allowance:
-    """So many times at once for each caller, and one more each `every_s` seconds."""
+    """A rate limit per caller: `burst` calls at once, and one more every `every_s` seconds."""
 
     def __init__(self, *, burst: int, every_s: float, clock: Callable[[], float]) -> None:
         self._burst = burst
@@ -58,7 +58,7 @@ class Allowance:
         self._spent: dict[Hashable, tuple[float, float]] = {}
 
     def take(self, caller: Hashable) -> bool:
-        """Return whether a caller may do it once more, and count it if so."""
+        """Return whether a caller is within its limit, and count the call if so."""
         now_s = self._clock()
         before, at_s = self._spent.pop(caller, (0.0, now_s))
         spent = max(0.0, before - max(0.0, now_s - at_s) / self._every_s)

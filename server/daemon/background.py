@@ -1,4 +1,4 @@
-"""Work that goes on while something else is done: bounded, and its failures are not lost."""
+"""A bounded number of background tasks; the caller gets their errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Background"]
 
 
 class Background:
-    """So many tasks at once. What they begin with, they begin in their order."""
+    """At most `count_max` tasks at once, started in the order of the calls of `begin`."""
 
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
@@ -18,10 +18,10 @@ class Background:
         self._failures: list[BaseException] = []
 
     async def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start one more, once there is room.
+        """Start a task as soon as fewer than `count_max` are running.
 
         Raises:
-            Exception: what an earlier one has failed with; the rest goes on.
+            Exception: the error of an earlier task; the other tasks go on.
         """
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -31,10 +31,10 @@ class Background:
         self._raise()
 
     async def finish(self) -> None:
-        """Wait for all.
+        """Wait for all tasks.
 
         Raises:
-            Exception: what the first of them has failed with.
+            Exception: the error of the first task that failed.
         """
         if self._tasks:
             await asyncio.wait(self._tasks)

@@ -1,4 +1,4 @@
-"""Blobs to and from agents: the fleet's Download and Upload, served without copying chunks."""
+"""Serves Fleet.Download and Fleet.Upload, blobs to and from agents, without copying chunks."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ CHUNKS_BYTES = 4 << 20
 CHUNK_BYTES_MIN = 64 << 10
 WISH_BYTES_MIN = 4 << 10
 ACKNOWLEDGED = 256
-"""Who downloads so many bytes sends at most one, to grant more of them."""
+"""Bytes that a download sends per byte that its receiver sends, to acknowledge them."""
 TRANSFERS_AT_ONCE_MAX = 8
-"""Of one client."""
+"""Bound per client."""
 
 
 File = TypeVar("File", Receiver, ChunkReader)
 
 
 def fair_chunk_bytes(peers: int) -> int:
-    """Return how large a chunk may be if so many peers send or receive at once.
+    """Return the chunk size, in bytes, with which `peers` clients may send or receive at once.
 
-    What slow peers have not taken, or not sent in full, waits in memory, a chunk for each: all of
-    it together stays within a bound until there are very many.
+    A slow peer keeps one chunk in memory. All of them together stay within a bound, until the
+    number of peers makes chunks smaller than `CHUNK_BYTES_MIN`.
     """
     return max(CHUNK_BYTES_MIN, min(CHUNK_BYTES, CHUNKS_BYTES // max(1, peers)))
 
@@ -69,7 +69,7 @@ class BulkService:
         self._slots = Slots(STEPS_AT_ONCE)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """Return the handlers of these calls, which take and give raw messages."""
+        """Return the handlers of these calls, which receive and return raw messages."""
         return {
             "Download": grpc.stream_stream_rpc_method_handler(self.download),
             "Upload": grpc.stream_unary_rpc_method_handler(
@@ -102,7 +102,7 @@ class BulkService:
                 self._floods.useful(peer, sent // ACKNOWLEDGED)
 
     async def upload(self, requests: AsyncIterator[bytes], context: Context) -> pb.UploadState:
-        """Take a blob for an open instruction of this client, from where it stopped last time."""
+        """Receive a blob for an open instruction of this client; an interrupted upload goes on."""
         site = await self._callers.site(context)
         with self._transfer(site.node_id):
             opened = _opening(await self._first_messages.next(requests, site.node_id))
@@ -123,8 +123,11 @@ class BulkService:
         item: Pending,
         context: Context,
     ) -> pb.UploadState | None:
-        """Take a blob; None as soon as its instruction is not open any more: it was answered, its
-        step has ended, or its run. What has arrived by then is deleted, unless the answer names it."""
+        """Receive a blob; return None as soon as its instruction is no longer open.
+
+        It closes when it is answered, or when its step or run ends. The received part is then
+        deleted, unless the answer names this blob.
+        """
         own = asyncio.current_task()
         assert own is not None
         if not self._is_open(item):
@@ -169,11 +172,11 @@ class BulkService:
 
     @asynccontextmanager
     async def _newest(self, node_id: int, blob_id: str) -> AsyncIterator[None]:
-        """End an earlier upload of the same blob: its line may be gone, and nobody has noticed.
+        """End an earlier upload of the same blob, as its connection may be lost unnoticed.
 
         Raises:
-            UnreachableError: this one was ended so. Not a bare cancellation: gRPC would keep a call
-                that nobody answers, and what has come of its next message.
+            UnreachableError: a later upload has ended this one. A bare cancellation would leave
+                the call unanswered, and gRPC would keep it and its partly received message.
         """
         key, own = (node_id, blob_id), asyncio.current_task()
         assert own is not None
@@ -197,10 +200,10 @@ class BulkService:
         except ProtocolError:
             if not receiver.resumed:
                 raise
-            await _go_on_from(0, context)  # after a power cut a part may have other bytes
+            await _go_on_from(0, context)  # after a power cut, a part may have wrong bytes
 
     async def _send(self, reader: ChunkReader, context: Context, wish_bytes: int) -> int:
-        """Send the next piece and return its size; 0 at the end."""
+        """Send the next piece and return its size in bytes; 0 at the end."""
         fair_bytes = fair_chunk_bytes(self._transfers.total())
         size = min(fair_bytes, max(WISH_BYTES_MIN, wish_bytes))
         try:
@@ -216,7 +219,7 @@ class BulkService:
     def _transfer(self, node_id: int) -> Iterator[None]:
         if self._transfers[node_id] >= TRANSFERS_AT_ONCE_MAX:
             text = f"{TRANSFERS_AT_ONCE_MAX} transfers are under way already; try again"
-            raise UnreachableError(text)  # an agent waits and tries again
+            raise UnreachableError(text)  # so that the agent waits and tries again
         self._transfers[node_id] += 1
         try:
             yield
@@ -261,7 +264,7 @@ class BulkService:
 
 @asynccontextmanager
 async def open_in_thread(open_: Callable[[], File]) -> AsyncIterator[File]:
-    """Open a file in a thread and close it in the end, even if nobody waits for it any more."""
+    """Open a file in a thread, and close it in the end even if the caller is cancelled."""
     opening = asyncio.ensure_future(asyncio.to_thread(open_))
     try:
         file = await asyncio.shield(opening)
@@ -275,7 +278,7 @@ async def open_in_thread(open_: Callable[[], File]) -> AsyncIterator[File]:
 
 
 async def _go_on_from(offset: int, context: Context) -> NoReturn:
-    """Tell the sender where to go on."""
+    """End the call with the offset from which the sender is to go on."""
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"offset={offset}")
     raise AssertionError("abort always raises")
 
@@ -288,7 +291,7 @@ def _opening(message: bytes) -> pb.UploadOpen:
 
 
 async def _receive_next(requests: AsyncIterator[bytes]) -> Piece | None:
-    """Receive the next piece; None at the end."""
+    """Return the next piece; None at the end."""
     message = await anext(requests, None)
     if message is None:
         return None

@@ -1,8 +1,8 @@
-"""Calls whose first message is asked for only when its sender is known, and waited for not long.
+"""Calls whose first message is read only after the caller is admitted, and within a time limit.
 
-gRPC reads the message of a call with one request before it calls anybody, for as long as the
-sender likes, and keeps what has come of it. So every call here is one with a stream of requests, which on
-the wire is the same, and reads its message itself.
+For a unary call, gRPC reads the request before it runs the handler, without a time limit, and keeps
+a partly received one in memory. So every call here has a stream of requests, which is the same on
+the wire, and its handler reads the message.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ __all__ = [
 MESSAGE_WAIT_S = 20.0
 FIRST_MESSAGES_MAX = 64
 FIRST_MESSAGES_EACH_MAX = 16
-"""Of one caller."""
+"""Bound per caller."""
 Admit = Callable[[Context], Awaitable[Hashable]]
-"""Lets a call go on, and says whose it is."""
+"""Admits a call and returns its caller's id."""
 Kind = TypeVar("Kind", bound=Message)
 
 
 class FirstMessages:
-    """The first messages of calls: of those that have not come in full, a bounded number, and of each
-    caller's a few, is waited for; beyond it whoever has most of them loses the oldest."""
+    """Waits for the first messages of calls, within a bound for all callers and one for each.
+
+    Beyond a bound, the oldest wait of the caller with the most waits is ended.
+    """
 
     def __init__(
         self, count_max: int = FIRST_MESSAGES_MAX, each_max: int = FIRST_MESSAGES_EACH_MAX
@@ -55,15 +57,15 @@ class FirstMessages:
         """Return the first message of a call.
 
         Raises:
-            UnreachableError: it has not come in full by then, or too many others have not either.
-            ProtocolError: there is none.
+            UnreachableError: it was not complete after `wait_s` seconds, or too many calls wait.
+            ProtocolError: the call has no message.
         """
         try:
             async with asyncio.timeout(wait_s) as limit:
                 self._waits.add(limit, caller)
                 message = await anext(requests, None)
         except TimeoutError:
-            text = f"no whole message has come within {wait_s:.0f} s, or too many are waited for"
+            text = f"no complete message arrived within {wait_s:.0f} s, or too many calls wait"
             raise UnreachableError(text) from None
         finally:
             self._waits.remove(limit)
@@ -73,15 +75,15 @@ class FirstMessages:
 
 
 def parse(kind: type[Kind], message: bytes) -> Kind:
-    """Return what a message says.
+    """Return a parsed message.
 
     Raises:
-        ProtocolError: it is none of this kind.
+        ProtocolError: the bytes are not a message of this kind.
     """
     try:
         return kind.FromString(message)
     except DecodeError as error:
-        raise ProtocolError(f"this is no {kind.DESCRIPTOR.name}: {error}") from None
+        raise ProtocolError(f"the message is not a {kind.DESCRIPTOR.name}: {error}") from None
 
 
 def unary_handler(
@@ -106,7 +108,7 @@ def service_handlers(
     admit: Admit,
     first_messages: FirstMessages,
 ) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Return the handlers of a service's calls, each of which is a method of `servicer`."""
+    """Return the handlers of a service's calls; each call is a method of `servicer`."""
     return {
         method.name: _handler(method, getattr(servicer, method.name), admit, first_messages)
         for method in methods

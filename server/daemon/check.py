@@ -1,4 +1,4 @@
-"""`meadow server check`: is what lies in a server's folder as it was written, and what can be saved?"""
+"""`meadow server check`: finds damage in a server's folder, and repairs a damaged journal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAVED = ("sites", "site_tags", "tokens", "runs", "run_sites")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderCheck:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     ok: bool
@@ -36,10 +36,10 @@ class FolderCheck:
 
 
 def check_server_folder(server_folder: ServerFolder) -> Iterator[FolderCheck]:
-    """Read everything in a server's folder that can be checked; changes nothing that is well.
+    """Check everything in a server's folder that has a checksum; change nothing.
 
     Raises:
-        StoreError: the daemon is running.
+        StoreError: the daemon is running in this folder.
     """
     unlock = server_folder.lock()
     try:
@@ -59,7 +59,7 @@ def _identity(server_folder: ServerFolder) -> FolderCheck:
         admin = AdminIdentity.read(server_folder.folder / "admin.json")
         serial = verify_issued(admin.certificate_pem, ca_pem).serial
         if serial != server_folder.admin_serial():
-            raise StoreError("admin.json is not the one in force; `meadow server renew-admin`")
+            raise StoreError("admin.json was replaced; run `meadow server renew-admin`")
     except MeadowError as error:
         return FolderCheck(subject="identity", ok=False, text=str(error))
     return FolderCheck(subject="identity", ok=True, text="the authority and admin.json can be read")
@@ -67,12 +67,12 @@ def _identity(server_folder: ServerFolder) -> FolderCheck:
 
 def _journal(server_folder: ServerFolder, problems: list[str]) -> FolderCheck:
     if not problems:
-        return FolderCheck(subject="journal", ok=True, text="every row is as it was written")
+        return FolderCheck(subject="journal", ok=True, text="every row is intact")
     saved = ", ".join(
         f"{len(found.rows)} of {len(found.rows) + len(found.lost)} {table}"
         for table, found in _salvaged(server_folder).items()
     )
-    text = f"{'; '.join(problems[:5])}. With --repair a new journal has what is intact: {saved}"
+    text = f"{'; '.join(problems[:5])}. --repair makes a new journal of the intact rows: {saved}"
     return FolderCheck(subject="journal", ok=False, text=text)
 
 
@@ -100,23 +100,23 @@ def _run(folder: Path, row: RunRow | None) -> FolderCheck:
     return FolderCheck(
         subject=f"run {folder.name}",
         ok=not wrong,
-        text="; ".join([*wrong, *well]) or "nothing kept",
+        text="; ".join([*wrong, *well]) or "nothing to check",
     )
 
 
 def repair_journal(server_folder: ServerFolder) -> dict[str, Salvage]:
-    """Make a new journal of what is intact in a damaged one, which is kept beside it.
+    """Make a new journal of the intact rows of a damaged one, which stays beside it.
 
-    Steps are not taken over, as one may have lost clients: rounds that are under way are repeated.
-    A client that is lost is unknown, and enrols anew.
+    Steps are not copied, as one may have lost clients: rounds under way are repeated. A client
+    whose row is lost has to enrol again.
 
     Raises:
-        StoreError: the daemon is running, the journal is not damaged, or an earlier damaged one is
-            still there.
+        StoreError: the daemon is running, the journal is intact, or the damaged journal of an
+            earlier repair is still in the folder.
     """
-    path, kept = server_folder.folder / "journal.sqlite", server_folder.folder / DAMAGED_NAME
-    if kept.exists():
-        raise StoreError(f"{kept} is there from an earlier repair: move it away first")
+    path, damaged = server_folder.folder / "journal.sqlite", server_folder.folder / DAMAGED_NAME
+    if damaged.exists():
+        raise StoreError(f"{damaged} exists from an earlier repair; move it away first")
     unlock = server_folder.lock()
     try:
         if not _problems(path):
@@ -129,7 +129,7 @@ def repair_journal(server_folder: ServerFolder) -> dict[str, Salvage]:
         with closing(Journal(new)) as journal:
             for table, saved in found.items():
                 journal.take_over(table, saved, numbers=numbers if table == "runs" else ())
-        for old, aside in zip(_files(path), _files(kept), strict=True):
+        for old, aside in zip(_files(path), _files(damaged), strict=True):
             if old.exists():
                 os.rename(old, aside)
         os.rename(new, path)
@@ -153,5 +153,5 @@ def _salvaged(server_folder: ServerFolder) -> dict[str, Salvage]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a database's file, and those that SQLite has beside it."""
+    """Return a database's file, and SQLite's files beside it."""
     return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]

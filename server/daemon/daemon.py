@@ -1,4 +1,4 @@
-"""The server daemon: all connections, the journal and the spool; one event loop."""
+"""The server daemon: one event loop with all connections, the journal and the spool."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .threads import JournalThread
 __all__ = ["Daemon"]
 
 MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
-"""A chunk with what is around it; what is larger travels as a file."""
+"""A chunk with its framing; larger messages travel as files."""
 SENT_MESSAGE_BYTES_MAX = 16 << 20
 HANDSHAKE_MS_MAX = 10_000
 MEMORY_KEPT_S = 15.0
@@ -50,17 +50,17 @@ ENROLL_MESSAGE_BYTES_MAX = 64 << 10
 DRAIN_S = 10.0
 FLOODS_EVERY_S = 2.0
 FRUITLESS_BYTES_MAX = {"fleet": 10 << 20, "enroll": 1 << 20}
-"""So much may come of a connection that no call wanted: half messages of all uploads are less."""
+"""Bytes of a connection that belong to no message received; unfinished uploads are fewer."""
 STREAMS_PER_CONNECTION_MAX = 16
 ENROLL_CONNECTION_MS_MAX = 10_000
 ENROLL_STREAMS_MAX = 1
-"""Whoever enrols calls once. Of many calls that wait to be taken up gRPC cancels some, whosever they are."""
+"""A client enrols with one call. With many calls in its queue, gRPC cancels some of any caller."""
 ENROLL_CONNECTIONS_MAX = 4096
-"""However many strangers there are, files are left for the fleet."""
+"""Bound of unauthenticated connections, so that file descriptors are left for the fleet."""
 
 
 class Daemon:
-    """Runs a server's folder until it is told to stop."""
+    """Runs the server of a folder until it is stopped."""
 
     def __init__(
         self, server_folder: ServerFolder, *, clock: Callable[[], float] = time.time
@@ -101,7 +101,7 @@ class Daemon:
         return datetime.fromtimestamp(self._clock(), UTC)
 
     def _server_pair(self) -> KeyPair:
-        """Return the listeners' key and certificate, made anew at two thirds of its life."""
+        """Return the listeners' key and certificate, renewed at two thirds of its lifetime."""
         if self._clock() - self._pair_at_s > SERVER_DAYS * 86400 * 2 / 3:
             self._pair, self._pair_at_s = (
                 self._server_folder.server_pair(self._now()),
@@ -199,13 +199,13 @@ class Daemon:
         return fleet, enroll, addresses
 
     async def _drain(self, fleet: grpc.aio.Server, enroll: grpc.aio.Server) -> None:
-        """Let what is under way finish, then end; runs go on at the next start."""
+        """Finish the calls under way, then end; runs are resumed at the next start."""
         await self._record("stopping", {})
         self._agents.close_all("the server is stopping")
         await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
 
     async def _end_floods(self, addresses: Mapping[str, str]) -> None:
-        """Look now and then for connections that bring nothing of use, and say which were ended."""
+        """End, every few seconds, the connections that flood the server, and record them."""
         listeners = {int(address.rpartition(":")[2]): name for name, address in addresses.items()}
         bounds = {port: FRUITLESS_BYTES_MAX[name] for port, name in listeners.items()}
         while True:
@@ -227,8 +227,7 @@ class Daemon:
 
 
 async def _every(pause_s: float, chore: Callable[[], None]) -> None:
-    """Do something in a thread now and then: what an attack or a large round has taken does not
-    stay for good."""
+    """Run a chore in a thread every `pause_s` seconds, such as releasing freed memory."""
     while True:
         await asyncio.sleep(pause_s)
         await asyncio.to_thread(chore)
@@ -242,16 +241,16 @@ def _options(
         ("grpc.max_send_message_length", SENT_MESSAGE_BYTES_MAX),
         ("grpc.max_concurrent_streams", streams_max),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
-        ("grpc.per_message_decompression", 0),  # nobody here compresses: it could only be a bomb
+        ("grpc.per_message_decompression", 0),  # no peer compresses: only an attacker would
         ("grpc.absolute_max_metadata_size", 16 << 10),
         ("grpc.so_reuseport", 0),
-        # or every connection buffers megabytes of its own
+        # without these, every connection buffers megabytes of its own
         ("grpc.http2.bdp_probe", 0),
         ("grpc.experimental.tcp_max_read_chunk_size", 256 << 10),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # gRPC's own bound on pings costs it a core for a minute: they are ended as any other flood is
+        # gRPC's own limit on pings costs a core for a minute: `Floods` ends such connections
         ("grpc.http2.max_ping_strikes", 0),
     ]
 
@@ -267,7 +266,7 @@ def _bind(server: grpc.aio.Server, host: str, port: int, credentials: Any, key: 
 
 
 def _why_not_bound(host: str, port: int, key: str) -> str:
-    """Return why a port cannot be listened on: what the system says when it is asked once more."""
+    """Return why a port cannot be listened on, from the system's error of a second attempt."""
     where = Address(host, port)
     try:
         family, _, _, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -276,11 +275,11 @@ def _why_not_bound(host: str, port: int, key: str) -> str:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return (
-                f"{where} is taken: another program listens there, or another server; give another "
-                f"port with {key} in server.toml or --{key.replace('_', '-')}"
+                f"{where} is taken by another program or server; give another port with {key} in "
+                f"server.toml or --{key.replace('_', '-')}"
             )
         if error.errno == errno.EACCES:
-            return f"{where} needs root's rights: give a port above 1023 with {key} in server.toml"
+            return f"{where} needs root: give a port above 1023 with {key} in server.toml"
         return (
             f"{where} cannot be listened on ({error.strerror}): `listen` in server.toml must be an "
             "address of this machine"

@@ -1,9 +1,9 @@
-"""Who has to do what: open steps, pending instructions, leases and quorums.
+"""Open steps, pending instructions, leases and quorums.
 
 A *step* is one batch of instructions of a run (a round's training, a round's evaluation). It ends
-when everybody has answered; when its quorum is met and either its deadline has passed or all who
-are still missing have let their leases lapse; or, with too few updates, when both is so. Everything
-here is derived from the journal and can be rebuilt from it; this module knows nothing of gRPC.
+when all clients have answered; when its quorum is met and either its deadline has passed or the
+leases of all missing clients have lapsed; or, below the quorum, when both have happened. All state
+here is derived from the journal and can be rebuilt from it; this module is independent of gRPC.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ WorkerSend = Callable[[pb.DaemonMessage], Awaitable[None]]
 
 
 class Observer(Protocol):
-    """Whoever looks after the runs."""
+    """Receives the failures and events of runs; the supervisor implements it."""
 
     def fail(self, run_id: int, error: MeadowError) -> None:
-        """A run cannot go on."""
+        """End a run that cannot go on."""
 
     async def emit(self, run_id: int, kind: str, detail: Mapping[str, Any]) -> None:
-        """Something happened in a run that people want to know."""
+        """Record an event of a run."""
 
 
 class Dispatcher:
@@ -68,31 +68,31 @@ class Dispatcher:
         self._large = asyncio.Lock()
         self.observer: Observer | None = None
         self._counts: dict[int, tuple[str, int]] = {}
-        """By run: the last group, and how many sites the run had when it began."""
+        """By run: the last group, and the number of sites when that group began."""
         self._largest: dict[int, int] = {}
 
     # ------------------------------------------------------------------ the worker's side
 
     def attach(self, run_id: int, send: WorkerSend) -> None:
-        """Let a run's worker receive replies."""
+        """Connect a run's worker; it receives replies from now on."""
         self._workers[run_id] = send
 
     def detach(self, run_id: int) -> None:
-        """The worker is gone; replies wait in the journal until it is back."""
+        """Disconnect a run's worker; replies wait in the journal for the next one."""
         self._workers.pop(run_id, None)
         for step in self._steps.values():
             if step.run_id == run_id:
                 step.attached = step.end_emitted = False
 
     async def tidy(self, run_id: int) -> None:
-        """Before a worker starts anew: delete the files that a crash left unused."""
+        """Delete the files that a crash left unused; called before a worker starts."""
         steps = [step for step in self._steps.values() if step.run_id == run_id]
         blobs = {blob_id for step in steps for blob_id in step.blob_ids()}
-        known = await self._thread(self._journal.steps.instruction_ids, run_id)
-        await asyncio.to_thread(self._spool.tidy, run_id, blobs=blobs, instructions=known)
+        ids = await self._thread(self._journal.steps.instruction_ids, run_id)
+        await asyncio.to_thread(self._spool.tidy, run_id, blobs=blobs, instructions=ids)
 
     async def restore(self, run: RunRow) -> None:
-        """Take up a run's open steps from the journal after a restart of the daemon."""
+        """Reopen a run's unfinished steps from the journal after a restart of the daemon."""
         for row in await self._thread(self._journal.steps.unfinished, run.id):
             rows = await self._thread(self._journal.steps.instructions, run.id, row["key"])
             sites = await self._thread(self._sites_of, run, rows)
@@ -101,7 +101,7 @@ class Dispatcher:
             )
 
     async def open_step(self, run_id: int, request: pb.Step) -> None:
-        """Begin a step, or, if it is in the journal already, go on with it as it was recorded."""
+        """Begin a step; if it is in the journal already, continue it as recorded there."""
         instructions = [
             (item.metadata.message_id, item.metadata.dst_node_id, item.SerializeToString())
             for item in request.envelopes
@@ -145,9 +145,9 @@ class Dispatcher:
         ended: bool = False,
     ) -> OpenStep:
         ready, now_s = pb.WorkerReady.FromString(run.ready or b""), self._clock()
-        count = self._count_told(run.id, group_id, len(sites))
+        count = self._announced_count(run.id, group_id, len(sites))
         joined = set(sites[count:])  # since the group began
-        told, with_joined = pack_sites(sites[:count]), pack_sites(sites)
+        announced, with_joined = pack_sites(sites[:count]), pack_sites(sites)
         step = OpenStep(
             run_id=run.id,
             key=key,
@@ -163,7 +163,7 @@ class Dispatcher:
             if row.state == "answered":
                 step.updates += not pb.Envelope.FromString(row.reply or b"").HasField("error")
             elif row.state == "pending":
-                seen = with_joined if row.node_id in joined else told
+                seen = with_joined if row.node_id in joined else announced
                 item = Pending(
                     instruction=instruction_of(
                         run, ready, row, clients=len(rows), sites=seen, app=self._app_of(run.id)
@@ -179,7 +179,7 @@ class Dispatcher:
         return step
 
     def offer(self, run_id: int, app: pb.App, folder: Path) -> None:
-        """From now on, a run's instructions offer its app, whose archive lies in `folder`."""
+        """Add a run's app to its later instructions; the app's archive is in `folder`."""
         self._offers[run_id] = (app, folder)
 
     def _app_of(self, run_id: int) -> pb.App | None:
@@ -187,17 +187,20 @@ class Dispatcher:
         return None if found is None else found[0]
 
     def _sites_of(self, run: RunRow, rows: list[InstructionRow]) -> list[int]:
-        """Return the run's sites; those of these instructions are among them."""
+        """Return the run's sites, which include those of these instructions."""
         ready = pb.WorkerReady.FromString(run.ready or b"")
-        asked = [row.node_id for row in rows]
-        by_sampling = ready.cohort > 0  # as they are announced
+        nodes = [row.node_id for row in rows]
+        by_sampling = ready.cohort > 0  # only then is the cohort's size announced
         return self._journal.runs.sites(
-            run.id, tags=ready.tags, asked=asked, by_sampling=by_sampling
+            run.id, tags=ready.tags, asked=nodes, by_sampling=by_sampling
         )
 
-    def _count_told(self, run_id: int, group_id: str, count: int) -> int:
-        """Return how many sites the run has: the same in all steps of a group, as the clients of
-        a secure sum are bound to what they were told when they introduced themselves."""
+    def _announced_count(self, run_id: int, group_id: str, count: int) -> int:
+        """Return the number of sites that a group's instructions announce.
+
+        It stays the same in all steps of a group, as the clients of a secure sum commit to the
+        list of sites in its first step.
+        """
         group, _ = self._counts.get(run_id, (None, 0))
         if group != group_id:
             self._counts[run_id] = group_id, count
@@ -219,11 +222,11 @@ class Dispatcher:
             link.send(pb.ServerMessage(cancel=cancel))
 
     async def _watch(self, step: OpenStep) -> None:
-        """End the step when its time has come, and tell the worker once it is attached."""
+        """Wait until the step is over, end it, and notify the worker once it is attached."""
         try:
             await self._until_over(step)
             async with step.lock:
-                if step.ended:  # with its last answer
+                if step.ended:  # by its last answer
                     return
                 await self._thread.patiently(self._journal.steps.end, step.run_id, step.key)
                 step.ended = True
@@ -252,7 +255,7 @@ class Dispatcher:
                 continue
 
     async def _emit_wait(self, step: OpenStep, now_s: float) -> None:
-        """Say for whom a step waits that has too few updates: all of them are silent."""
+        """Emit the missing clients of a step below its quorum when all their leases have lapsed."""
         silent = step.pending and step.is_silent(now_s)
         if silent and not step.wait_emitted and self.observer is not None:
             missing = sorted(item.node_id for item in step.pending.values())
@@ -295,10 +298,9 @@ class Dispatcher:
     async def forget(
         self, run_id: int, group_id: str | None = None, blobs: Collection[str] = ()
     ) -> None:
-        """Drop a group's steps and their files (None: everything of the run), and what was for
-        clients.
+        """Drop a group's steps and files, and these blobs for clients; cancel open instructions.
 
-        Whoever still works on one is told to stop.
+        With None as the group, drop everything of the run.
         """
         if group_id is None:
             self._counts.pop(run_id, None)
@@ -310,7 +312,7 @@ class Dispatcher:
             if step.run_id == run_id and group_id in (None, step.group_id):
                 for item in list(step.pending.values()):
                     self._drop(item)
-                    self._cancel(item, "nobody asks for it any more")
+                    self._cancel(item, "its round or run is over")
                 if step.watcher is not None and not step.ended:
                     step.watcher.cancel()
                 del self._steps[key]
@@ -320,13 +322,13 @@ class Dispatcher:
     # ------------------------------------------------------------------ the agents' side
 
     def connected(self, link: AgentLink) -> None:
-        """Give a client that has just connected everything that it still owes."""
+        """Send a client that has just connected all its pending instructions."""
         for item in self._by_node.get(link.node_id, {}).values():
             self._renew(item)
             self._give(item, link)
 
     def renew_lease(self, node_id: int, instruction_id: str) -> None:
-        """A client shows progress: its lease runs anew."""
+        """Renew the lease of a client that reports progress on an instruction."""
         item = self._by_node.get(node_id, {}).get(instruction_id)
         if item is not None:
             self._renew(item)
@@ -337,7 +339,7 @@ class Dispatcher:
             item.step.changed.set()
 
     def blob(self, node_id: int, blob_id: str) -> tuple[int, pb.Blob, Path] | None:
-        """Return the run and blob that this client was told to fetch, and its folder, if it was."""
+        """Return a blob's run, the blob and its folder, if this client's instructions name it."""
         for item in self._by_node.get(node_id, {}).values():
             run_id, archive = item.instruction.run_id, item.instruction.app.archive
             if archive.id and archive.id == blob_id and run_id in self._offers:
@@ -348,34 +350,36 @@ class Dispatcher:
         return None
 
     def sent_bytes(self, run_id: int) -> int:
-        """Return how large the largest tensors are that one instruction of a run had: in some rounds
-        the model comes with one, and what is made of it goes with the answer to another."""
+        """Return the size of the largest tensors of one instruction of a run, in bytes.
+
+        A reply is bounded by it: in some rounds, the model comes with one instruction, and the
+        update goes with the answer to another.
+        """
         return self._largest.get(run_id, 0)
 
     def owed(self, node_id: int, instruction_id: str) -> Pending | None:
-        """Return an instruction that this client owes an answer to, if it does."""
+        """Return a pending instruction of this client, None if it is not pending."""
         return self._by_node.get(node_id, {}).get(instruction_id)
 
     def run_of(self, node_id: int, instruction_id: str) -> int | None:
-        """Return the run of an instruction that this client owes an answer to; None if it does
-        not: never given, given to another, answered, or pruned."""
+        """Return the run of a pending instruction of this client, None if it is not pending."""
         item = self.owed(node_id, instruction_id)
         return None if item is None else item.instruction.run_id
 
     async def reply(self, node_id: int, reply: pb.Reply) -> None:
-        """Take a client's answer, once. Returns when it is durable and may be acknowledged."""
+        """Accept a client's reply, once; return when it is durable and can be acknowledged."""
         item = self._by_node.get(node_id, {}).get(reply.instruction_id)
         if item is None:
-            return  # answered before, or too late: acknowledged so that the client moves on
+            return  # answered before, or too late: acknowledged, so that the client drops it
         self._spool.count(item.step.run_id, received=packed_bytes_in(reply.envelope))
-        # Once begun it is carried through: the client may hang up while it is written down.
+        # Shielded from cancellation: the client may disconnect while the reply is written.
         task = asyncio.create_task(self._accept(item, reply))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
         await asyncio.shield(task)
 
     async def _accept(self, item: Pending, reply: pb.Reply) -> None:
-        """Take a reply; of those that are in files, which may be large, one at a time."""
+        """Accept a reply; those in files may be large, so only one at a time."""
         if not reply.HasField("file"):
             await self._answer(item, accepted(item, reply, self._spool, now_s=self._clock()))
             return
@@ -386,7 +390,7 @@ class Dispatcher:
             await self._answer(item, envelope)
 
     def refused(self, run_id: int, group_id: str, node_id: int) -> None:
-        """The worker has found an update unusable: it does not count towards the quorum."""
+        """Exclude an update that the worker has refused from the quorum."""
         step = self._steps.get((run_id, f"{group_id}/train/0"))
         if step is not None and node_id not in step.refused:
             step.refused.add(node_id)
@@ -394,7 +398,7 @@ class Dispatcher:
             step.changed.set()
 
     async def give_up(self, node_id: int, reason: str) -> None:
-        """A client will not answer any more: whatever it owes has failed."""
+        """Fail all pending instructions of a client that will not answer any more."""
         for item in list(self._by_node.get(node_id, {}).values()):
             envelope = addressed(item, failed(NODE_UNAVAILABLE, reason), now_s=self._clock())
             await self._answer(item, envelope)
@@ -405,7 +409,7 @@ class Dispatcher:
             ends = (step.run_id, step.key) if step.pending.keys() == {id_} else None
             try:
                 taken = await self._thread(self._journal.steps.answer, id_, body, ends=ends)
-            except DamageError as error:  # asking this client again does not help
+            except DamageError as error:  # a retry by this client does not help
                 return self._fail(step.run_id, error)
             if not taken:
                 return

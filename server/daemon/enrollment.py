@@ -1,4 +1,4 @@
-"""The enrolment listener: a one-time token and a signing request for a certificate."""
+"""The enrolment listener: issues a certificate for a one-time token and a signing request."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .threads import JournalThread
 __all__ = ["CertificateIssuer", "EnrollmentService"]
 
 STRANGERS_MAX = 256
-"""So many calls at once that have not shown a token."""
+"""Bound of concurrent calls that have not sent a token yet."""
 TOKEN_WAIT_S = 5.0
 GUESS_S = 1.0
-"""After some refusals, an address waits this long for each of the next."""
+"""After some refusals, each further call of an address waits this long."""
 
 
 class CertificateIssuer:
-    """Signs clients' requests and writes down which certificate is theirs."""
+    """Signs clients' requests and records each client's certificate in the journal."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class CertificateIssuer:
         self.fleet_address = ""
 
     async def enroll(self, token: str, csr_pem: bytes) -> pb.Certificate:
-        """Issue a first certificate to whom a token was made for, and use the token up: both or nothing.
+        """Issue the first certificate of a token's client and use up the token, atomically.
 
         Raises:
-            IdentityError: as `hash_token`, `SiteTable.redeem` and `certify`.
+            IdentityError: see `hash_token`, `SiteTable.redeem` and `certify`.
         """
         token_hash, now_s = hash_token(token), self._clock()
 
@@ -75,13 +75,13 @@ class CertificateIssuer:
     async def certify(
         self, name: str, csr_pem: bytes, *, shown: str | None = None
     ) -> pb.Certificate:
-        """Issue a short-lived certificate to `name`, for the key of its signing request.
+        """Issue a short-lived certificate to `name` for the key of its signing request.
 
-        `shown` is the serial of the certificate that it has now, which stays good until the new
-        one is replaced in its turn: the answer to this call may be lost.
+        `shown` is the serial of the client's present certificate. It stays valid until the new
+        one is replaced, as the answer to this call may be lost.
 
         Raises:
-            IdentityError: the request is malformed, or its key is not of the kind in use.
+            IdentityError: the request is malformed, or its key is not ECDSA on P-256.
         """
         return await self._issue(lambda: name, csr_pem, shown=shown)
 
@@ -114,10 +114,10 @@ class CertificateIssuer:
 
 
 class EnrollmentService:
-    """Takes a token once and answers with a certificate.
+    """Redeems a one-time token for a certificate.
 
-    Whoever calls is a stranger until a token is shown: the wait for it is short, and where many are waited
-    for, the address that has most of them loses its oldest. An honest request is there at once.
+    A caller is unknown until it sends a token. So the wait for it is short, and when too many calls
+    wait, the oldest of the address with the most is ended. An honest request arrives at once.
     """
 
     def __init__(self, issuer: CertificateIssuer, denials: Denials) -> None:
@@ -142,7 +142,7 @@ class EnrollmentService:
     async def _redeem(
         self, request: pb.EnrollRequest, address: str, context: Context
     ) -> pb.Certificate:
-        requested_key(request.csr_pem)  # what is wrong with it is told, and with the token is not
+        requested_key(request.csr_pem)  # its error is reported in full; a token's is not
         try:
             return await self._issuer.enroll(request.token, request.csr_pem)
         except IdentityError as error:

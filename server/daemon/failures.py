@@ -1,8 +1,7 @@
-"""What is answered to a call that fails: one place for every call of every service.
+"""Turns the errors of all calls into a gRPC status and a sentence.
 
-A handler raises, and here it becomes a gRPC status and a sentence. The administrator is told what of the
-server's folder failed; clients and strangers only that it did, as paths are none of their business. What nobody
-expected is in the log with its trace, and its text is told to nobody.
+Only the administrator gets the paths of the server's folder in an error of the disk; other callers
+get a general sentence. An unexpected error is logged with its traceback; no caller gets its text.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Answer = tuple[grpc.StatusCode, str]
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _SERVERS_DISK: Final = "the server cannot use its disk at present; try again later"
-_DEFECT: Final = "the server failed at this call, by a defect of its own: its log says how"
+_DEFECT: Final = "the server failed at this call because of a defect; its log has the details"
 _CODES: Final[dict[type[MeadowError], grpc.StatusCode]] = {
     LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AppError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -49,11 +48,11 @@ _CODES: Final[dict[type[MeadowError], grpc.StatusCode]] = {
     UnreachableError: grpc.StatusCode.UNAVAILABLE,
     MeadowError: grpc.StatusCode.FAILED_PRECONDITION,
 }
-"""The first that an error is one of counts."""
+"""The first class that an error is an instance of decides."""
 
 
 def service_of(name: str, handlers: Mapping[str, Handler], *, for_admin: bool = False) -> Service:
-    """Return a service whose calls, however they fail, end with a status and a sentence."""
+    """Return a service whose failed calls end with a status and a sentence."""
     return grpc.method_handlers_generic_handler(
         f"meadow.v1.{name}",
         {
@@ -64,7 +63,7 @@ def service_of(name: str, handlers: Mapping[str, Handler], *, for_admin: bool = 
 
 
 def answer_of(error: Exception, call: str, *, for_admin: bool = False) -> Answer:
-    """Return what a caller is told of an error, and write down what it is not told."""
+    """Return an error's status and sentence for the caller; log the details that it omits."""
     stored = isinstance(error, StoreError | sqlite3.Error) or (
         isinstance(error, OSError) and error.errno is not None
     )
@@ -88,13 +87,13 @@ def _of_a_disk(error: Exception) -> Answer:
     if _is_full(error):
         hint = "make room on the server's disk, then try again"
         return grpc.StatusCode.RESOURCE_EXHAUSTED, f"{text}; {hint}"
-    if isinstance(error, StoreError) and error.__cause__ is None:  # it says what to do
+    if isinstance(error, StoreError) and error.__cause__ is None:  # its text has the remedy
         return grpc.StatusCode.INTERNAL, text
-    return grpc.StatusCode.INTERNAL, f"{text}; look at the server's disk and its folder's rights"
+    return grpc.StatusCode.INTERNAL, f"{text}; check the server's disk and its folder's permissions"
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether an error, or what it was made of, says that there is no room."""
+    """Return whether an error, or a cause of it, is a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             return True
@@ -105,13 +104,13 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def _answering(handler: Any, call: str, for_admin: bool) -> Handler:
-    """Return a handler that answers whatever its behaviour raises; what it takes and gives stays."""
-    assert handler.request_streaming, f"{call} would have gRPC wait for its message"
+    """Return a handler that answers the errors of its behaviour with `answer_of`."""
+    assert handler.request_streaming, f"{call} would let gRPC wait for its message"
     kind = "stream_stream" if handler.response_streaming else "stream_unary"
     behaviour = getattr(handler, kind)
 
     async def end(error: Exception, context: Context) -> NoReturn:
-        if isinstance(error, grpc.aio.BaseError):  # the call has ended, with a status or without
+        if isinstance(error, grpc.aio.BaseError):  # the call has already ended
             raise error
         await context.abort(*answer_of(error, call, for_admin=for_admin))
         raise AssertionError("abort always raises")

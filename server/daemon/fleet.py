@@ -1,4 +1,4 @@
-"""The fleet listener: what enrolled agents may call, and who they are."""
+"""The fleet listener: the calls of enrolled agents."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ __all__ = ["RENEWALS_MAX", "FleetService"]
 
 LOG = logging.getLogger("meadow.server")
 RENEWALS_MAX = 8
-"""So many renewals of one client's certificate at once; agents renew once in some days."""
+"""Renewals of one client's certificate at once; agents renew every few days."""
 RENEWAL_EVERY_S = 900.0
-"""And then one in this time."""
+"""After those, one renewal in this time."""
 
 
 class Issuer(Protocol):
@@ -44,7 +44,7 @@ class Issuer(Protocol):
 
 
 class FleetService:
-    """Serves agents: one stream of instructions and replies each, and blobs beside it."""
+    """Serves each agent's stream of instructions and replies, and renews certificates."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class FleetService:
     async def connect(
         self, requests: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[pb.ServerMessage]:
-        """One agent's stream: hello, then instructions out, progress and replies in."""
-        known = await self._callers.site(context)
-        hello = await self._hello(known.node_id, requests, context)
+        """Serve an agent's stream: hello, then instructions out, progress and replies in."""
+        site = await self._callers.site(context)
+        hello = await self._hello(site.node_id, requests, context)
         site = await self._callers.site(context, claimed=hello.client)
         now_s = self._clock()
         await self._thread(
@@ -143,11 +143,13 @@ class FleetService:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
         first = parse(pb.AgentMessage, data)
         if not first.HasField("hello"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message is no hello")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "the first message is not a hello"
+            )
         if first.hello.protocol != PROTOCOL_VERSION:
             text = (
-                f"protocol {first.hello.protocol} is not spoken here, only {PROTOCOL_VERSION}: client "
-                f"and server need the same version of Meadow, and this server has {__version__}"
+                f"the client speaks protocol {first.hello.protocol}, not {PROTOCOL_VERSION}: both "
+                f"sides need the same version of Meadow, and this server has {__version__}"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         return first.hello
@@ -179,10 +181,10 @@ class FleetService:
     # ------------------------------------------------------------------ certificates
 
     async def renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
-        """Issue the next certificate to a client that shows its present one."""
+        """Issue the next certificate to a client that presents a valid one."""
         site = await self._callers.site(context)
         if not self._renewals.take(site.node_id):
-            text = f"{RENEWALS_MAX} certificates were asked for lately; try again in an hour"
+            text = f"{RENEWALS_MAX} certificates were renewed lately; try again in an hour"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         shown = caller(context, role="client").serial
         return await self._issuer.certify(site.name, request.csr_pem, shown=shown)

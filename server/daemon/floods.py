@@ -1,8 +1,8 @@
-"""Connections that bring bytes and nothing in them: frames that gRPC answers, and nobody here sees.
+"""Ends connections that flood the server with HTTP/2 frames that never reach a handler.
 
-gRPC ends most of them by itself; not those that send priorities, settings or calls of methods that
-there are not. So what each connection has received, which the system counts, is compared with what has
-come of it in messages that were wanted. Where the system does not say (TCP_INFO of Linux), none is ended.
+gRPC ends most of them, except those that send priorities, settings or calls of unknown methods. So
+the bytes that each connection has received, which the system counts, are compared with the bytes
+of its useful messages. Where the system has no count (Linux's TCP_INFO), none is ended.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from urllib.parse import unquote
 __all__ = ["FRUITLESS_BYTES_PER_S_MAX", "EndedConnection", "Floods"]
 
 FRUITLESS_BYTES_PER_S_MAX = 64 << 10
-"""So much more than its bound may come of a connection each second without any use."""
+"""Useless bytes that a connection may bring per second, in addition to its bound."""
 OVERHEAD = 1.05
 OVERHEAD_BYTES = 128
-"""Of a message: its frames and TLS, which are less."""
+"""Upper bound of the frames and TLS records of a message, in bytes."""
 _RECEIVED = struct.Struct("128xQ")
-"""Where `struct tcp_info` has the bytes received."""
+"""The offset of the received bytes in `struct tcp_info`."""
 
 Peer = tuple[str, int]
 
@@ -38,7 +38,7 @@ class EndedConnection(NamedTuple):
 
     address: str
     port: int
-    """Ours, that it had called."""
+    """The server's port."""
     fruitless_bytes: int
 
 
@@ -49,7 +49,7 @@ class _Known:
 
 
 class Floods:
-    """Counts what is of use, and ends the connections that bring too much else. Threads may share it."""
+    """Counts useful bytes, and ends connections that bring too many others. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,12 +58,15 @@ class Floods:
         self._scanned_at_s: float | None = None
 
     def useful(self, peer: str, size: int) -> None:
-        """So many bytes of a wanted message have come; `peer` is gRPC's name of the sender."""
+        """Count `size` bytes of a useful message; `peer` is gRPC's name of the sender."""
         with self._lock:
             self._useful[_parsed(peer)] += OVERHEAD * size + OVERHEAD_BYTES
 
     def end_fruitless(self, bounds: Mapping[int, int], *, now_s: float) -> list[EndedConnection]:
-        """End the connections to these ports of ours that have brought more of no use than the port's bound."""
+        """End the connections that exceed the bound of useless bytes of their port; return them.
+
+        `bounds` has a bound, in bytes, for each of the server's ports.
+        """
         if not sys.platform.startswith("linux"):
             return []
         with self._lock:
@@ -72,19 +75,19 @@ class Floods:
         self._scanned_at_s = now_s
         ended, present = [], {}
         for sock, inode in _accepted(bounds):
-            with suppress(OSError):  # it is closed meanwhile
+            with suppress(OSError):  # the connection was closed meanwhile
                 peer = _peer_of(sock)
                 (received,) = _RECEIVED.unpack_from(
                     sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 )
-                known = self._known.get((peer, inode)) or _Known(0)
-                known.fruitless += received - known.received - useful[peer]
-                known.fruitless -= FRUITLESS_BYTES_PER_S_MAX * passed_s
-                known.fruitless, known.received = max(0.0, known.fruitless), received
-                present[peer, inode] = known
+                count = self._known.get((peer, inode)) or _Known(0)
+                count.fruitless += received - count.received - useful[peer]
+                count.fruitless -= FRUITLESS_BYTES_PER_S_MAX * passed_s
+                count.fruitless, count.received = max(0.0, count.fruitless), received
+                present[peer, inode] = count
                 own_port = sock.getsockname()[1]
-                if known.fruitless > bounds[own_port]:
-                    ended.append(EndedConnection(peer[0], own_port, int(known.fruitless)))
+                if count.fruitless > bounds[own_port]:
+                    ended.append(EndedConnection(peer[0], own_port, int(count.fruitless)))
                     sock.shutdown(socket.SHUT_RDWR)
         self._known = present
         return ended
@@ -93,12 +96,12 @@ class Floods:
 def _accepted(ports: Collection[int]) -> Iterator[tuple[socket.socket, int]]:
     """Yield this process's connections to these ports, and the inode of each.
 
-    They are gRPC's, and are lent, not copied: to close a copy of another file, should the number be that by then,
-    would let go of the locks that SQLite has on it.
+    The sockets are gRPC's descriptors, not duplicates: a number may be reused for an SQLite file
+    meanwhile, and closing a duplicate of that would release SQLite's locks.
     """
     try:
         names = os.listdir("/proc/self/fd")
-    except OSError:  # this system does not show it
+    except OSError:  # the system has no /proc
         return
     for name in names:
         with suppress(OSError):

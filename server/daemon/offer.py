@@ -1,4 +1,4 @@
-"""What a run's instructions offer: its app's files, for owners who have not this version."""
+"""The offer of a run's app to clients that do not have its version."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ OFFER_FOLDER = "offer"
 
 
 def pack_offer(app_dir: Path, folder: Path, run: RunRow) -> pb.App:
-    """Write an app's archive into `folder`; return what instructions say of it.
+    """Write an app's archive into `folder`; return its description for instructions.
 
     Raises:
-        AppError: the app's files cannot be packed any more.
+        AppError: the app's files cannot be packed.
     """
     try:
         data = pack(app_dir)
@@ -30,7 +30,7 @@ def pack_offer(app_dir: Path, folder: Path, run: RunRow) -> pb.App:
         make_folder(folder)
         write_file(blob_path(folder, archive.id), data, fsync=False)
         signature = folder / SIGNATURE_FILE
-        said = signature.read_bytes() if signature.exists() else b""
+        signed = signature.read_bytes() if signature.exists() else b""
     except OSError as error:
         raise AppError(f"{folder}: {error.strerror or error}") from error
-    return pb.App(name=run.app, sha256=run.sha256, archive=archive, signature=said)
+    return pb.App(name=run.app, sha256=run.sha256, archive=archive, signature=signed)

@@ -1,4 +1,4 @@
-"""Who is calling: certificates that the TLS handshake has verified, and what they may do."""
+"""Authenticates and admits callers by the certificates that the TLS handshake has verified."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ REPLACED = (
 
 
 def caller(context: Context, *, role: Role) -> Identity:
-    """Return who is calling.
+    """Return the identity in the caller's certificate.
 
     Raises:
-        IdentityError: there is no certificate, or it was issued for another role.
+        IdentityError: the caller has no certificate, or one of another role.
     """
     identity = peer_identity(context.auth_context())
     if identity.role != role:
-        raise IdentityError(f"{identity.name} is {identity.role!r}, not {role!r}")
+        raise IdentityError(f"{identity.name} has the role {identity.role!r}, not {role!r}")
     return identity
 
 
 class Callers:
-    """Admits enrolled clients and the administrator, and writes down who was turned away."""
+    """Admits enrolled clients and the administrator, and records refused callers."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class Callers:
         admin_serial: Callable[[], str],
         clock: Callable[[], float],
     ) -> None:
-        """`admin_serial` says at every call which administrator's certificate counts."""
+        """`admin_serial` returns the serial of the administrator's valid certificate."""
         self._agents = agents
         self._denials = denials
         self._admin_serial = admin_serial
         self._clock = clock
 
     async def site(self, context: Context, *, claimed: str | None = None) -> SiteRow:
-        """Return the caller's site; end the call if it may not be here.
+        """Return the caller's site; abort the call if it is not admitted.
 
-        A connection may outlive its certificate, so this is asked at every call.
+        A connection may outlive its certificate, so every call is checked.
         """
         try:
             identity = caller(context, role="client")
@@ -65,14 +65,14 @@ class Callers:
         site = self._agents.site(identity.name)
         problem = _problem(site, identity, claimed, self._clock())
         if site is None or problem:
-            said = None if claimed is None else claimed[:80]
-            detail = {"client": identity.name, "claimed": said, "reason": problem}
+            name = None if claimed is None else claimed[:80]
+            detail = {"client": identity.name, "claimed": name, "reason": problem}
             await self._denials.record(detail, caller=identity.name)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem or "unknown client")
         return site
 
     async def admin(self, context: Context) -> str:
-        """End the call unless an administrator makes it; returns who that is."""
+        """Return the serial of the administrator's certificate; abort the call of anybody else."""
         try:
             identity = caller(context, role="admin")
             if identity.serial != self._admin_serial():
@@ -89,7 +89,7 @@ def _problem(
     if site is None:
         return f"client {identity.name!r} is not enrolled here"
     if claimed is not None and claimed != identity.name:
-        return f"the certificate is {identity.name!r}, not {claimed[:80]!r}"
+        return f"the certificate is for {identity.name!r}, not for {claimed[:80]!r}"
     if site.revoked_at_s is not None:
         return REVOKED
     if identity.serial not in (site.serial, site.previous_serial):

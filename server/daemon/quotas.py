@@ -1,7 +1,6 @@
-"""How much of the disk clients' replies may take up: each of them, those of a client, and all.
+"""Disk quotas of clients' replies: of one reply, of one client, and of all together.
 
-What counts is what was declared, from its first byte until it is forgotten: what has arrived of it
-yet says nothing.
+A blob counts with its declared size, from its first byte until it is deleted.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from ...transport.blobs import blobs_of, packed_bytes_in
 __all__ = ["REPLY_TIMES_MAX", "Quotas", "tensor_bytes_of"]
 
 REPLY_TIMES_MAX = 8
-"""A reply may be so many times as large as the tensors that were sent: a byte a value is the least that
-is sent, and the words of a secure sum, the largest answer, have eight."""
+"""Bound of a reply's size, relative to the tensors sent to the client: these have at least one byte
+per value, and a secure sum, the largest reply, has eight."""
 
 
 def tensor_bytes_of(envelope: pb.Envelope) -> int:
-    """Return how large the files of tensors of a message are, in files and inside."""
+    """Return the size of a message's tensors, in files and inside the message, in bytes."""
     return sum(blob.size_bytes for blob in blobs_of(envelope)) + packed_bytes_in(envelope)
 
 
@@ -35,7 +34,7 @@ class _Room:
 
 
 class Quotas:
-    """What the blobs of each reply take up; a reply is known by its folder. Threads may share it."""
+    """Counts the bytes of each reply's blobs; a reply is identified by its folder. Thread-safe."""
 
     def __init__(self, *, client_bytes_max: int, bytes_max: int) -> None:
         self._client_bytes_max = client_bytes_max
@@ -50,18 +49,20 @@ class Quotas:
         blob: pb.Blob,
         *,
         node_id: int,
-        there: Mapping[str, int],
+        stored: Mapping[str, int],
         reply_bytes_max: int,
     ) -> None:
-        """Count one more blob of a reply of which `there` is on the disk already, by id.
+        """Reserve space for one more blob of a reply.
+
+        `stored` has the sizes of the reply's blobs that are on disk already, by id, in bytes.
 
         Raises:
-            LimitError: the reply would be too large, or no client may have as much.
-            UnreachableError: there is no room now; there will be when other replies are forgotten.
+            LimitError: the reply would exceed its own bound or a client's quota.
+            UnreachableError: a quota is used up until other replies are deleted.
         """
         with self._lock:
             room = self._rooms.get(folder) or _Room(node_id)
-            sizes = {**there, **room.sizes, blob.id: blob.size_bytes}
+            sizes = {**stored, **room.sizes, blob.id: blob.size_bytes}
             reply = sum(sizes.values())
             if reply > reply_bytes_max:
                 raise LimitError(f"a reply of {reply} bytes exceeds {reply_bytes_max}")
@@ -77,7 +78,7 @@ class Quotas:
             self._clients[room.node_id] += more
 
     def keep_only(self, folder: Path, blob_ids: Collection[str]) -> None:
-        """Of a reply, only these blobs still count."""
+        """Release the space of all blobs of a reply except these."""
         with self._lock:
             room = self._rooms.get(folder)
             if room is None:
@@ -91,12 +92,12 @@ class Quotas:
                 del self._rooms[folder]
 
     def drop(self, folder: Path, blob_id: str) -> None:
-        """A blob of a reply no longer counts."""
+        """Release the space of one blob of a reply."""
         room = self._rooms.get(folder)
         if room is not None:
             self.keep_only(folder, set(room.sizes) - {blob_id})
 
     def folders(self) -> list[Path]:
-        """Return the folders of all replies that count."""
+        """Return the folders of all replies with reserved space."""
         with self._lock:
             return list(self._rooms)

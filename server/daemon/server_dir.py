@@ -1,10 +1,10 @@
-"""The server's folder: what lies where, and how it is laid out the first time.
+"""The server's folder: its files, and how they are created.
 
 server.toml      ports, limits, lifetimes            ca/            the authority (secret key)
-admin.json       the administrator's identity        journal.sqlite what must not be forgotten
-ca/admin-serial  its certificate, the one in force
-spool/           tensors on their way                runs/<id>/     one run folder each
-privacy.sqlite   what all runs asked clients for
+admin.json       the administrator's identity        journal.sqlite the server's durable state
+ca/admin-serial  the serial of its valid certificate
+spool/           tensors in transit                  runs/<id>/     the folder of a run
+privacy.sqlite   the privacy ledger of all runs
 listening.json   the addresses in use while running  server.lock    one daemon at a time
 """
 
@@ -45,7 +45,7 @@ LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminIdentity:
-    """How an administrator reaches a server: its address and a certificate with its key."""
+    """A server's address, and the certificate and key of its administrator."""
 
     address: str
     ca_pem: bytes
@@ -57,7 +57,7 @@ class AdminIdentity:
         """Read an admin file.
 
         Raises:
-            IdentityError: it is missing or no admin file.
+            IdentityError: the file is missing or malformed.
         """
         try:
             fields = json.loads(path.read_text())
@@ -78,10 +78,10 @@ class ServerFolder:
     def __init__(
         self, folder: Path, *, fleet_port: int | None = None, enroll_port: int | None = None
     ) -> None:
-        """Read a server's folder; ports that are given count more than server.toml's.
+        """Read a server's folder; the arguments override the ports of server.toml.
 
         Raises:
-            ConfigError: it is none, or its server.toml is wrong.
+            ConfigError: it is not a server's folder, or its server.toml is invalid.
             IdentityError: the authority's files are missing.
         """
         self.folder = folder.resolve()
@@ -108,13 +108,13 @@ class ServerFolder:
 
     @classmethod
     def create(cls, folder: Path, *, host: str, now: datetime) -> ServerFolder:
-        """Lay out a new server: authority, journal, admin identity, server.toml.
+        """Create a new server's folder: authority, journal, admin identity, server.toml.
 
         Raises:
-            ConfigError: there is a server already, or `host` is no name or address.
+            ConfigError: the folder has a server already, or `host` is not a name or address.
         """
         if (folder / "server.toml").exists():
-            raise ConfigError(f"{folder} holds a server already; nothing was changed")
+            raise ConfigError(f"{folder} is a server's folder already; nothing was changed")
         values: dict[str, object] = {"hosts": [host]}
         if (listen := LOOPBACK.get(host.strip("[]"))) is not None:
             values["listen"] = listen
@@ -132,10 +132,10 @@ class ServerFolder:
         return cls(folder)
 
     def _require_authority(self) -> None:
-        """Pass if the authority's files are whole and belong together.
+        """Check that the authority's files are intact and belong together.
 
         Raises:
-            IdentityError: they do not: no client would believe this server.
+            IdentityError: they do not, so that no client would accept this server.
         """
         key = read_key(self.authority.key_pem).public_key()
         try:
@@ -150,14 +150,14 @@ class ServerFolder:
             ) from None
 
     def renew_admin(self, now: datetime) -> Path:
-        """Make an admin file with a new key, and let no other count from now on; returns it."""
+        """Write an admin file with a new key, which replaces the old one; return its path."""
         path = _make_admin(self.folder, self.authority, self.config, now)
         with closing(Journal(self.folder / "journal.sqlite")) as journal:
             journal.events.record(0, "admin_renewed", "{}", now_s=now.timestamp())
         return path
 
     def admin_serial(self) -> str:
-        """Return the serial number of the administrator's certificate that counts.
+        """Return the serial number of the administrator's valid certificate.
 
         Raises:
             StoreError: the file is missing or cannot be read.
@@ -167,14 +167,14 @@ class ServerFolder:
             return path.read_text()
         except OSError as error:
             raise StoreError(
-                f"{path} cannot be read ({error.strerror}); `meadow server renew-admin` makes it, "
-                "and admin.json, anew"
+                f"{path} cannot be read ({error.strerror}); `meadow server renew-admin` writes it "
+                "and admin.json again"
             ) from error
 
     def invite(self, client: str, *, hours: float, now_s: float) -> tuple[str, int]:
-        """Make a one-time token for a client; returns it and the client's node id.
+        """Create a one-time token for a client; return it and the client's node id.
 
-        The client's older tokens are void from now on.
+        The client's older tokens become void.
         """
         token, token_hash = create_token()
         with closing(Journal(self.folder / "journal.sqlite")) as journal:
@@ -184,22 +184,22 @@ class ServerFolder:
         return token, node_id
 
     def tokens(self) -> list[TokenRow]:
-        """Return the tokens that were neither redeemed nor revoked, by client."""
+        """Return the tokens that were neither redeemed nor revoked, ordered by client."""
         with closing(Journal(self.folder / "journal.sqlite")) as journal:
             return journal.sites.tokens()
 
     def revoke_token(self, client: str, *, now_s: float) -> bool:
-        """Void a client's token. False if it has none."""
+        """Revoke a client's token. False if it has none."""
         with closing(Journal(self.folder / "journal.sqlite")) as journal:
             return journal.sites.revoke_token(client, now_s=now_s)
 
     def events(self) -> list[sqlite3.Row]:
-        """Return what happened on the server, the oldest first: (id, at_s, kind, json)."""
+        """Return the server's events (id, at_s, kind, json), the oldest first."""
         with closing(Journal(self.folder / "journal.sqlite")) as journal:
             return journal.events.after(0)
 
     def admin(self) -> AdminIdentity:
-        """Return the administrator's identity, at the address in use now."""
+        """Return the administrator's identity, with the address that is in use now."""
         identity = AdminIdentity.read(self.folder / "admin.json")
         listening = self.listening()
         return replace(identity, address=listening["fleet"]) if listening else identity
@@ -212,29 +212,29 @@ class ServerFolder:
             return {}
 
     def enroll_advertised(self) -> str:
-        """Return where clients are told to enrol: at the port in use, if a daemon runs."""
+        """Return the address for enrolment, with the port of a running daemon."""
         listening, config = self.listening(), self.config
         if "enroll" in listening and not config.enroll_address:
             return listening["enroll"]
         return config.enroll_advertised(config.enroll_port)
 
     def announce(self, addresses: dict[str, str]) -> None:
-        """Write down the addresses in use."""
+        """Write the addresses in use to listening.json."""
         write_file(self.folder / "listening.json", json.dumps(addresses).encode(), fsync=False)
 
     def retract(self) -> None:
-        """The daemon is ending."""
+        """Delete listening.json, as the daemon is ending."""
         (self.folder / "listening.json").unlink(missing_ok=True)
 
     def server_pair(self, now: datetime) -> KeyPair:
-        """Return a fresh key and certificate for the listeners."""
+        """Return a new key and certificate for the listeners."""
         return self.authority.issue_server(self.config.names, days=SERVER_DAYS, now=now)
 
     def lock(self) -> Callable[[], None]:
-        """Make sure that this is the only daemon of the folder; returns how to unlock it.
+        """Lock the folder for this daemon; return a function that unlocks it.
 
         Raises:
-            StoreError: another daemon runs here.
+            StoreError: another daemon runs in this folder.
         """
         fd = os.open(self.folder / "server.lock", os.O_CREAT | os.O_RDWR, 0o600)
         try:
@@ -247,7 +247,7 @@ class ServerFolder:
 
 def _make_admin(folder: Path, authority: Authority, config: ServerConfig, now: datetime) -> Path:
     key_path, path = folder / "admin-key.pem", folder / "admin.json"
-    key_path.unlink(missing_ok=True)  # of an attempt that was killed
+    key_path.unlink(missing_ok=True)  # left by a killed attempt
     request = create_request("admin", key_path)
     pem = authority.issue_client(request, name="admin", role="admin", now=now, days=ADMIN_DAYS)
     fields = {

@@ -1,8 +1,8 @@
-"""The spool: files of tensors on their way, in folders that only the server names.
+"""The spool: files of tensors in transit, in folders that only the server names.
 
-spool/<run>/down/               what clients fetch, written by the run worker
-spool/<run>/up/<instruction>/   what clients sent, complete or in parts
-spool/spare/                    what clients sent and nobody needs any more: the next is written over it
+spool/<run>/down/               blobs for clients, written by the run worker
+spool/<run>/up/<instruction>/   blobs from clients, complete or in parts
+spool/spare/                    unneeded blobs from clients, to be overwritten by later ones
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["ABANDONED_S", "BLOBS_PER_REPLY_MAX", "Spool"]
 
 BLOBS_PER_REPLY_MAX = 64
 ABANDONED_S = 3600.0
-"""An upload that was broken off and has not gone on for so long is deleted."""
+"""Age after which an interrupted upload is deleted."""
 
 
 class Spool:
-    """Where blobs of tensors lie between the daemon and the run workers."""
+    """The folder of blobs of tensors, shared by the daemon and the run workers."""
 
     def __init__(
         self,
@@ -53,20 +53,22 @@ class Spool:
         self._received: dict[int, int] = {}
 
     def outgoing(self, run_id: int) -> Path:
-        """Return the folder of what clients fetch."""
+        """Return the folder of a run's blobs for clients."""
         return self._folder / str(run_id) / "down"
 
     def replies(self, run_id: int, instruction_id: str) -> Path:
-        """Return the folder of what one client sent for one instruction.
+        """Return the folder of one client's reply to one instruction.
 
         Raises:
-            ProtocolError: the id is no name that a server gives.
+            ProtocolError: the id is malformed.
         """
         return self._folder / str(run_id) / "up" / check_blob_id(instruction_id)
 
     def reply_bytes_max(self, sent_bytes: int) -> int:
-        """Return how large a reply may be where so much of tensors was sent; of nothing, nothing is
-        known."""
+        """Return the bound of a reply's size, for `sent_bytes` of tensors sent to the client.
+
+        Where no tensors were sent, only `blob_bytes_max` bounds it.
+        """
         if sent_bytes == 0:
             return self.blob_bytes_max
         needed = max(self._reply_bytes_min, REPLY_TIMES_MAX * sent_bytes)
@@ -81,30 +83,30 @@ class Spool:
         node_id: int = 0,
         sent_bytes: int = 0,
     ) -> Path:
-        """Return the folder for one more blob of a client's reply to one who was sent so much.
+        """Reserve space for one more blob of a client's reply, and return the reply's folder.
 
         Raises:
-            LimitError: with it the reply would be too many blobs, or too many bytes.
-            UnreachableError: a quota is used up, for now.
-            ProtocolError: an id is none.
+            LimitError: the reply would have too many blobs, or too many bytes.
+            UnreachableError: a quota is used up at present.
+            ProtocolError: an id is malformed.
         """
         folder = self.replies(run_id, instruction_id)
         own = check_blob_id(blob.id)
         make_folder(folder)
         others = [path for path in folder.iterdir() if path.name.split(".")[0] != own]
-        if len(others) > BLOBS_PER_REPLY_MAX:  # one may be the reply itself
+        if len(others) > BLOBS_PER_REPLY_MAX:  # one more may be the reply's envelope
             raise LimitError(f"a reply may have at most {BLOBS_PER_REPLY_MAX} blobs")
         self._quotas.take(
             folder,
             blob,
             node_id=node_id,
-            there={path.name.split(".")[0]: path.stat().st_size for path in others},
+            stored={path.name.split(".")[0]: path.stat().st_size for path in others},
             reply_bytes_max=self.reply_bytes_max(sent_bytes),
         )
         return folder
 
     def settle(self, run_id: int, instruction_id: str, named: Collection[str]) -> None:
-        """An instruction needs no answer any more: of what was sent for it, keep these blobs."""
+        """Keep only the `named` blobs of an instruction that is answered or closed."""
         folder = self.replies(run_id, instruction_id)
         self._quotas.keep_only(folder, named)
         with suppress(FileNotFoundError):
@@ -113,7 +115,7 @@ class Spool:
                     path.unlink(missing_ok=True)
 
     def give_up(self, run_id: int, instruction_id: str, blob_id: str) -> None:
-        """Delete a blob whose upload went on when its answer, or its run, was forgotten already."""
+        """Delete a blob whose upload ended after its instruction was closed."""
         folder = self.replies(run_id, instruction_id)
         self._quotas.drop(folder, blob_id)
         for path in folder.glob(f"{check_blob_id(blob_id)}.*"):
@@ -122,7 +124,7 @@ class Spool:
             shutil.rmtree(self._folder / str(run_id), ignore_errors=True)
 
     def drop_abandoned(self) -> None:
-        """Delete the parts of uploads that were broken off and do not go on."""
+        """Delete the parts of uploads that were interrupted more than `ABANDONED_S` ago."""
         for folder in self._quotas.folders():
             for path in list(folder.glob("*.part")) + list(folder.glob("*.over")):
                 with suppress(FileNotFoundError):
@@ -131,7 +133,7 @@ class Spool:
                         self._quotas.drop(folder, path.name.split(".")[0])
 
     def check(self, run_id: int, instruction_id: str, envelope: pb.Envelope) -> None:
-        """Make sure that every blob that a reply names has arrived in full.
+        """Check that every blob that a reply names has arrived in full.
 
         Raises:
             LimitError: the reply names too many blobs.
@@ -150,7 +152,8 @@ class Spool:
         """Return the envelope of a reply that was uploaded as a file.
 
         Raises:
-            ProtocolError: it is none, too large (LimitError), or was not uploaded.
+            LimitError: the envelope is too large.
+            ProtocolError: it is malformed, or was not uploaded.
         """
         if blob.size_bytes > ENVELOPE_BYTES_MAX:
             raise LimitError(f"a reply of {blob.size_bytes} bytes exceeds {ENVELOPE_BYTES_MAX}")
@@ -161,14 +164,14 @@ class Spool:
             text = f"the reply is in the file {blob.id!r}, which was not uploaded"
             raise ProtocolError(text) from None
         except DecodeError as error:
-            raise ProtocolError(f"the file of a reply holds none: {error}") from None
+            raise ProtocolError(f"the file of a reply is malformed: {error}") from None
 
     def tidy(self, run_id: int, *, blobs: Collection[str], instructions: Collection[str]) -> None:
-        """Delete all but these blobs for clients, and replies to all but these instructions."""
-        kept = {blob_path(self.outgoing(run_id), blob_id).name for blob_id in blobs}
+        """Delete all blobs for clients but these, and the replies to all instructions but these."""
+        needed = {blob_path(self.outgoing(run_id), blob_id).name for blob_id in blobs}
         make_folder(self.outgoing(run_id))
         for path in self.outgoing(run_id).iterdir():
-            if path.name not in kept:
+            if path.name not in needed:
                 path.unlink(missing_ok=True)
         for folder in (self._folder / str(run_id) / "up").glob("*"):
             if folder.name not in instructions:
@@ -182,11 +185,10 @@ class Spool:
         *,
         everything: bool,
     ) -> None:
-        """Delete what clients sent for these instructions, and these blobs for clients; or all
-        files of the run.
+        """Delete the replies to these instructions and these blobs for clients, or everything.
 
         Raises:
-            ProtocolError: an id is none.
+            ProtocolError: an id is malformed.
         """
         gone = [self.replies(run_id, id_) for id_ in instruction_ids]
         if everything:
@@ -200,7 +202,7 @@ class Spool:
             return
         for folder in gone:
             self.file_pool.keep_all(folder)
-        for id_ in blob_ids:  # perhaps a checkpoint too, which people copy: not to be written over
+        for id_ in blob_ids:  # may be linked as a checkpoint: deleted, not overwritten
             blob_path(self.outgoing(run_id), id_).unlink(missing_ok=True)
 
     def count(self, run_id: int, *, sent: int = 0, received: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Open steps: instructions that wait for an answer, and the answers as a run worker may see them."""
+"""Open steps: their pending instructions, and the replies to them as passed to a run worker."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ REASON_CHARS_MAX = 500
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """An instruction that was given and not answered yet."""
+    """An instruction that a client has not answered yet."""
 
     instruction: pb.Instruction
     node_id: int
     step: OpenStep
     lease_until_s: float
     uploads: set[asyncio.Task[Any]] = field(default_factory=set)
-    """What is being received for its answer, and ends with it."""
+    """The uploads for its answer that are under way; they are cancelled when it is answered."""
     named: frozenset[str] = frozenset()
-    """The blobs of its answer, once there is one."""
+    """The blobs of its answer, once it is answered."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenStep:
-    """One batch of instructions, and who still owes an answer."""
+    """One batch of instructions, and those of it that are pending."""
 
     run_id: int
     key: str
@@ -56,7 +56,7 @@ class OpenStep:
     deadline_at_s: float
     pending: dict[str, Pending] = field(default_factory=dict)
     updates: int = 0
-    """Answers that are no errors, less those that the worker has refused."""
+    """Replies that are not errors, except those that the worker has refused."""
     refused: set[int] = field(default_factory=set)
     attached: bool = False
     ended: bool = False
@@ -72,9 +72,11 @@ class OpenStep:
         return {blob.id for item in pending for blob in blobs_of(item.instruction.envelope)}
 
     def next_check_s(self, now_s: float) -> float | None:
-        """Return when to look again, or None if the step is over now: everybody has answered; or
-        its quorum is met, and its deadline has passed or nobody who is missing shows a sign of
-        life; or both of these, and then the quorum cannot be met."""
+        """Return the time of the next check, or None if the step is over.
+
+        It is over when all clients have answered; when its quorum is met, and its deadline has
+        passed or all missing clients are silent; or when both have happened without a quorum.
+        """
         if not self.pending:
             return None
         late, silent = now_s >= self.deadline_at_s, self.is_silent(now_s)
@@ -84,7 +86,7 @@ class OpenStep:
         return min(future, default=now_s + 3600.0)
 
     def is_silent(self, now_s: float) -> bool:
-        """Return whether all who have not answered have let their leases lapse."""
+        """Return whether the leases of all pending instructions have lapsed."""
         return now_s >= self._lease_until_s()
 
     def _lease_until_s(self) -> float:
@@ -100,8 +102,10 @@ def instruction_of(
     sites: PackedSites,
     app: pb.App | None = None,
 ) -> pb.Instruction:
-    """Return what a client is told: one of `clients` in this step, of the run's `sites`;
-    where who was drawn is a secret, of the cohort that is configured."""
+    """Return the instruction for one of `clients` in this step, with the run's `sites`.
+
+    Where the sample is secret, it announces the configured cohort instead of `clients`.
+    """
     return pb.Instruction(
         id=row.id,
         run_id=run.id,
@@ -118,7 +122,7 @@ def instruction_of(
 
 
 def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> pb.Envelope:
-    """Return the reply as the worker may see it; what is wrong with it becomes its error."""
+    """Return the reply for the worker; a reply with a fault becomes an error reply."""
     if reply.WhichOneof("kind") not in ("envelope", "file"):
         text = f"refused by its owner: {reply.refused}"
         return addressed(item, failed(NODE_UNAVAILABLE, text), now_s=now_s)
@@ -138,7 +142,7 @@ def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> p
 
 
 def addressed(item: Pending, envelope: pb.Envelope, *, now_s: float) -> pb.Envelope:
-    """Return a reply with the metadata that belong to it, whatever its sender wrote there."""
+    """Return a reply with the metadata of its instruction, in place of the sender's."""
     asked = item.instruction.envelope.metadata
     envelope.metadata.CopyFrom(
         pb.Metadata(
@@ -157,5 +161,5 @@ def addressed(item: Pending, envelope: pb.Envelope, *, now_s: float) -> pb.Envel
 
 
 def failed(code: int, reason: str) -> pb.Envelope:
-    """Return a reply that says why there is none."""
+    """Return an error reply with this reason."""
     return pb.Envelope(error=pb.AppError(code=code, reason=reason[:REASON_CHARS_MAX]))

@@ -1,9 +1,9 @@
-"""A bound on how many streams hold chunks in memory, however many there are.
+"""Bounds the number of streams that hold chunks in memory.
 
-A stream takes a slot for one step (the next chunk in, or out) and gives it back. A peer that is
-slow does not keep it: after a moment its step goes on without a slot, among a bounded number of slow ones.
-Where there are more of those, the client that has most of them loses its oldest: it comes back
-with smaller chunks.
+A stream holds a slot for one step (the next chunk in, or out). A slow peer does not keep its slot:
+after `PATIENCE_S`, its step continues as one of a bounded number of slow steps. Beyond that bound,
+the oldest step of the client with the most slow steps is ended; its agent retries with smaller
+chunks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ __all__ = ["SLOW_STEPS_MAX", "STEP_S_MAX", "Slots", "Waits"]
 
 PATIENCE_S = 0.5
 SLOW_STEPS_MAX = 128
-"""Each holds a chunk at most."""
+"""Bound of the slow steps; each holds at most one chunk."""
 STEP_S_MAX = 60.0
 T = TypeVar("T")
 
 
 class Waits:
-    """A bounded number of waits, and of each one's: beyond them, whoever has most of them loses the
-    oldest."""
+    """Bounds the number of waits, of all callers and of each caller.
+
+    Beyond a bound, the oldest wait of the caller with the most waits is ended.
+    """
 
     def __init__(self, count_max: int, each_max: int | None = None) -> None:
         self._count_max = count_max
@@ -35,7 +37,7 @@ class Waits:
         self._counts: Counter[Hashable] = Counter()
 
     def add(self, limit: asyncio.Timeout, whose: Hashable) -> None:
-        """Begin a wait, which `limit` can end."""
+        """Register a caller's wait; it can be ended by rescheduling `limit`."""
         self._whose[limit] = whose
         self._counts[whose] += 1
         greediest = whose
@@ -48,7 +50,7 @@ class Waits:
         oldest.reschedule(asyncio.get_running_loop().time())
 
     def remove(self, limit: asyncio.Timeout) -> None:
-        """A wait is over."""
+        """Remove a wait that is over."""
         if limit in self._whose:
             whose = self._whose.pop(limit)
             self._counts[whose] -= 1
@@ -57,17 +59,17 @@ class Waits:
 
 
 class Slots:
-    """So many steps at once, and a bounded number of slow ones beside them."""
+    """Allows `count` steps at once, and a bounded number of slow ones in addition."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
         self._slow = Waits(SLOW_STEPS_MAX)
 
     async def step(self, caller: int, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Begin `work` when there is a slot, and return what it gives.
+        """Run `work` as soon as a slot is free, and return its result.
 
         Raises:
-            UnreachableError: it took too long, or too many others are as slow.
+            UnreachableError: it took too long, or there are too many slow steps.
         """
         await self._free.acquire()
         slot = [self._free]

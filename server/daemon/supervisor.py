@@ -1,4 +1,4 @@
-"""Run workers: one process a run, started again from the journal whenever it dies."""
+"""Run workers: one process per run, restarted from the journal when it dies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DEATHS_MAX = 5
 STOP_WAIT_S = 15.0
 STOPPED = "stopped by the administrator"
 PENDING_MAX = 64
-"""How much of what a worker has told may be on its way to the journal."""
+"""Bound of a worker's messages that are not yet in the journal."""
 LOG = logging.getLogger("meadow.server")
 
 WorkerPipe = AsyncPipe[pb.WorkerMessage, pb.DaemonMessage]
@@ -69,7 +69,7 @@ class Supervisor:
         self._watchers: dict[int, set[asyncio.Event]] = {}
         self._ending: dict[int, str] = {}
         self._failures: dict[int, MeadowError] = {}
-        """Why runs cannot go on, found elsewhere than in their own tasks."""
+        """By run: the error that ends it, reported from outside its own task."""
         dispatcher.observer = self
 
     def run_dir(self, run_id: int) -> Path:
@@ -77,17 +77,19 @@ class Supervisor:
         return self._folder / "runs" / str(run_id)
 
     async def restore(self) -> list[int]:
-        """Take up the steps of every run that was under way, before any agent connects; returns
-        the runs, which are to begin then."""
+        """Reopen the steps of all runs under way, before any agent connects.
+
+        Returns the runs that are to begin afterwards.
+        """
         for run in await self._thread(self._journal.runs.all, "arriving"):
             await asyncio.to_thread(shutil.rmtree, self.run_dir(run.id), ignore_errors=True)
-            await self._status(run.id, "failed", "its app had not arrived; submit it anew")
+            await self._status(run.id, "failed", "its app did not arrive; submit it again")
         runs = await self._thread(self._journal.runs.all, "queued", "running")
         for run in runs:
             try:
                 await self._offer(run)
                 await self._dispatcher.restore(run)
-            except StoreError as error:  # of this run's rows: the others go on
+            except StoreError as error:  # damage to this run's rows; the other runs go on
                 self.fail(run.id, error)
         return [run.id for run in runs]
 
@@ -96,30 +98,30 @@ class Supervisor:
         self._tasks[run_id] = asyncio.create_task(self._supervise(run_id))
 
     async def go_on(self, run_id: int) -> None:
-        """Begin a run once more that was over: it goes on after its last committed round."""
-        if (task := self._tasks.get(run_id)) is not None:  # it has ended, and tidies up
+        """Resume an ended run after its last committed round."""
+        if (task := self._tasks.get(run_id)) is not None:  # the ended run is being cleaned up
             await asyncio.wait([task])
         self._stopping.discard(run_id)
         self._failures.pop(run_id, None)
-        (self.run_dir(run_id) / "summary.json").unlink(missing_ok=True)  # it says how it ended
+        (self.run_dir(run_id) / "summary.json").unlink(missing_ok=True)  # of the earlier end
         self.begin(run_id)
 
     async def _offer(self, run: RunRow) -> None:
-        """Have a run's instructions offer its app to owners who have not this version."""
+        """Add a run's app to its instructions, for clients that do not have its version."""
         folder = self.run_dir(run.id) / OFFER_FOLDER
-        with suppress(AppError):  # it was damaged: the worker says so
+        with suppress(AppError):  # a damaged app is reported by the worker
             app = await asyncio.to_thread(pack_offer, self.run_dir(run.id) / "app", folder, run)
             self._dispatcher.offer(run.id, app, folder)
 
     async def stop(self, run_id: int) -> None:
-        """Ask a run to end where it is; a worker that does not within 15 s is killed.
+        """Stop a run at once; its worker is killed if it has not ended after `STOP_WAIT_S` seconds.
 
         Raises:
-            StoreError: it has ended, and the disk has no room to write that down.
+            StoreError: the run has ended, but its end cannot be recorded, as the disk is full.
         """
         self._stopping.add(run_id)
         task = self._tasks.get(run_id)
-        if task is None:  # nobody looks after it, though the journal says that it is under way
+        if task is None:  # unsupervised, though the journal has it as under way
             task = asyncio.create_task(self._end(run_id, "stopped", STOPPED))
             self._tasks[run_id] = task
         pipe = self._pipes.get(run_id)
@@ -133,12 +135,11 @@ class Supervisor:
             raise StoreError(self.ending(run_id) or f"run {run_id} does not end")
 
     def ending(self, run_id: int) -> str | None:
-        """Return what to say of a run that is over, and the disk does not take that; None if there
-        is none."""
+        """Return a sentence for a run whose end cannot be recorded yet, None for any other run."""
         how = self._ending.get(run_id)
         return how and (
-            f"run {run_id} has {how}, and the server cannot write that down: its disk is full or "
-            "fails; it is written as soon as there is room"
+            f"run {run_id} has {how}, but the server cannot record that: its disk is full or "
+            "fails; make room, and the server goes on by itself"
         )
 
     def fail(self, run_id: int, error: MeadowError) -> None:
@@ -151,7 +152,7 @@ class Supervisor:
         await self.record(run_id, kind, json.dumps(detail))
 
     async def close(self) -> None:
-        """End all workers; their runs go on when the daemon is started again."""
+        """End all workers; their runs are resumed when the daemon starts again."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -164,7 +165,7 @@ class Supervisor:
     # ------------------------------------------------------------------ events for people
 
     def watch(self, run_id: int) -> asyncio.Event:
-        """Return an event that is set whenever something of the run is recorded."""
+        """Return an event that is set whenever an event of the run is recorded."""
         event = asyncio.Event()
         self._watchers.setdefault(run_id, set()).add(event)
         return event
@@ -174,7 +175,7 @@ class Supervisor:
         self._watchers.get(run_id, set()).discard(event)
 
     async def record(self, run_id: int, kind: str, detail: str) -> None:
-        """Write down an event of a run and wake whoever watches it."""
+        """Record an event of a run and wake its watchers."""
         round_ = json.loads(detail).get("round", 0) if kind == "round_committed" else 0
         await self._thread.patiently(
             self._journal.events.record, run_id, kind, detail, now_s=self._clock(), round=round_
@@ -202,7 +203,7 @@ class Supervisor:
     async def _supervise(self, run_id: int) -> None:
         try:
             status, cause = await self._keep_alive(run_id)
-        except DamageError as error:  # it is forgotten with the round
+        except DamageError as error:  # the damaged rows are deleted when the round is repeated
             hint = f"`meadow run resume {run_id}` repeats the round"
             status, cause = "failed", f"{error}; {hint}"
         except MeadowError as error:
@@ -216,7 +217,7 @@ class Supervisor:
         await self._end(run_id, status, cause)
 
     async def _end(self, run_id: int, status: str, cause: str) -> None:
-        """Write down that a run is over, however long the disk has no room for that."""
+        """Record the end of a run, retried while the disk is full."""
 
         def waits() -> None:
             self._ending[run_id] = {"stopped": "been stopped"}.get(status, status)
@@ -226,14 +227,14 @@ class Supervisor:
             self._ending.pop(run_id, None)
             await self._dispatcher.forget(run_id)
         except MeadowError:
-            LOG.exception("run %d has %s (%s), which cannot be written down", run_id, status, cause)
+            LOG.exception("run %d has %s (%s), which cannot be recorded", run_id, status, cause)
         finally:
             self._ending.pop(run_id, None)
             self._failures.pop(run_id, None)
             self._tasks.pop(run_id, None)
 
     async def _keep_alive(self, run_id: int) -> tuple[str, str]:
-        """Start workers until the run is over; returns its status and the cause."""
+        """Start workers until the run is over; return its status and the cause."""
         deaths = 0
         if (run := await self._thread(self._journal.runs.get, run_id)) is not None:
             await self._offer(run)
@@ -255,7 +256,7 @@ class Supervisor:
                 )
 
     async def _conclude(self, run_id: int, status: str, cause: str) -> None:
-        """Write down how a run ended; the worker has left a summary unless it was killed."""
+        """Record how a run ended, with a summary if its worker was killed before it wrote one."""
         path = self.run_dir(run_id) / "summary.json"
         if not path.exists():
             summary = {"status": status, "cause": cause, "rounds": await self._round(run_id)}
@@ -268,7 +269,7 @@ class Supervisor:
         return run.round if run else 0
 
     async def _one_worker(self, run_id: int) -> tuple[pb.Finished | None, str]:
-        """Run one worker process to its end; returns its last word and how it ended."""
+        """Run one worker process to its end; return its last message and how it ended."""
         self._raise_failure(run_id)
         await self._dispatcher.tidy(run_id)
         ours, theirs = socket.socketpair()
@@ -281,11 +282,11 @@ class Supervisor:
         pipe: WorkerPipe = await AsyncPipe.open(ours, pb.WorkerMessage)
         self._pipes[run_id], self._processes[run_id] = pipe, process
         finished, ready = None, asyncio.get_running_loop().create_future()
-        nodes = asyncio.create_task(self._tell_nodes(pipe, ready))
+        nodes = asyncio.create_task(self._send_nodes(pipe, ready))
         try:
             await self._greet(run_id, pipe)
             finished = await self._pump(run_id, pipe, ready)
-        except StoreError:  # the next worker would find the same
+        except StoreError:  # the next worker would fail in the same way
             self._kill(run_id)
             raise
         except MeadowError as error:
@@ -323,8 +324,8 @@ class Supervisor:
             await _send(pipe, pb.DaemonMessage(stop=pb.Empty()))
         self._dispatcher.attach(run_id, lambda message: _send(pipe, message))
 
-    async def _tell_nodes(self, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]) -> None:
-        """Tell a worker which clients are there, of those that it wants."""
+    async def _send_nodes(self, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]) -> None:
+        """Send a worker the available clients with its tags, whenever they change."""
         tags, changed = (await ready).tags, asyncio.Event()
         changed.set()
         unsubscribe = self._agents.on_change(changed.set)
@@ -341,16 +342,16 @@ class Supervisor:
     async def _pump(
         self, run_id: int, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]
     ) -> pb.Finished | None:
-        told = Background(PENDING_MAX)
+        notes = Background(PENDING_MAX)
         while (message := await pipe.receive()) is not None:
             kind = message.WhichOneof("kind")
             if kind == "finished":
-                await told.finish()
+                await notes.finish()
                 return message.finished
             if kind == "step":
                 await self._dispatcher.open_step(run_id, message.step)
             elif kind == "note":
-                await told.begin(self.record(run_id, message.note.kind, message.note.json))
+                await notes.begin(self.record(run_id, message.note.kind, message.note.json))
                 if message.note.kind == "update_refused":
                     detail = json.loads(message.note.json)
                     self._dispatcher.refused(run_id, str(detail["round"]), detail["client"])
@@ -365,18 +366,18 @@ class Supervisor:
                 await self.record(run_id, "ready", json.dumps({"rounds": rounds}))
             elif kind == "forget":
                 group_id, blobs = message.forget.group_id, message.forget.blob_ids
-                await told.begin(self._dispatcher.forget(run_id, group_id, blobs))
-        await told.finish()
+                await notes.begin(self._dispatcher.forget(run_id, group_id, blobs))
+        await notes.finish()
         return None
 
 
 async def _send(pipe: WorkerPipe, message: pb.DaemonMessage) -> None:
-    with suppress(ConnectionError):  # the worker is gone: that is handled where it is read
+    with suppress(ConnectionError):  # a dead worker is handled by the reader
         await pipe.send(message)
 
 
 async def _reap(process: asyncio.subprocess.Process) -> int:
-    """Wait for a worker that has lost its pipe; it ends by itself, or is killed."""
+    """Wait for a worker whose pipe is closed; kill it if it does not end by itself."""
     try:
         async with asyncio.timeout(STOP_WAIT_S):
             return await process.wait()

@@ -1,4 +1,4 @@
-"""One thread for the journal, so that a slow disk never stalls the event loop."""
+"""Runs journal calls in one thread, so that a slow disk never stalls the event loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Call:
             self.error = error
 
     def settle(self) -> None:
-        if self.done.done():  # whoever waited was cancelled
+        if self.done.done():  # the waiting task was cancelled
             return
         if self.error is None:
             self.done.set_result(self.value)
@@ -49,8 +49,8 @@ class _Call:
 class JournalThread:
     """Runs journal calls one after another, off the event loop: `await thread(method, ...)`.
 
-    Calls that have come while the disk was busy become durable together: a round's replies from
-    hundreds of clients cost a few waits for it, not hundreds.
+    Calls that arrive while the disk is busy become durable in one transaction: the replies of
+    hundreds of clients take a few syncs instead of hundreds.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -60,9 +60,9 @@ class JournalThread:
         self._thread.start()
 
     async def __call__(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the method returns, once it is durable.
+        """Return the method's result, once its writes are durable.
 
-        It is carried through even if whoever waits for it is cancelled.
+        The method runs to its end even if the waiting task is cancelled.
 
         Raises:
             StoreError: the disk is full or fails.
@@ -72,15 +72,15 @@ class JournalThread:
         return await done
 
     async def patiently(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As a call; while the disk is full or fails it is tried again, until it is done.
+        """Like a call, but retried while the disk is full or fails.
 
         Raises:
-            DamageError: the journal is damaged: waiting does not help.
+            DamageError: the journal is damaged, so a retry cannot help.
         """
         return await until_written(lambda: self(method, *args, **kwargs))
 
     def close(self) -> None:
-        """Finish what was begun and stop."""
+        """Finish the queued calls and end the thread."""
         self._calls.put(None)
         self._thread.join()
 
@@ -89,7 +89,7 @@ class JournalThread:
             self._execute(batch)
 
     def _next_batch(self) -> list[_Call]:
-        """Wait for a call, and return it with those that came meanwhile; nothing at the end."""
+        """Wait for a call, and return all queued calls; an empty list at the end."""
         batch: list[_Call] = []
         while (call := self._calls.get()) is not None:
             batch.append(call)
@@ -104,23 +104,22 @@ class JournalThread:
             with self._journal.together():
                 for call in batch:
                     call.run()
-        except Exception as error:  # none of it is there
+        except Exception as error:  # the whole transaction was lost
             for call in batch:
                 call.error = call.error or error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so no task waits
             batch[0].done.get_loop().call_soon_threadsafe(_settle, batch)
 
 
 async def until_written(
     write: Callable[[], Awaitable[T]], waits: Callable[[], object] = lambda: None
 ) -> T:
-    """Return what `write` returns, tried again while the disk is full or fails.
+    """Return the result of `write`, retried while the disk is full or fails.
 
-    `waits` is called each time that it has to be tried again. The log says so once when it begins
-    to wait, and once when it goes on.
+    `waits` is called before each retry. The first failure and the recovery are logged.
 
     Raises:
-        DamageError: what is on disk is damaged: waiting does not help.
+        DamageError: the file is damaged, so a retry cannot help.
     """
     pause_s = RETRY_S
     while True:

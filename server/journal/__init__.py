@@ -1,1 +1,1 @@
-"""The journal: what the server must not forget, table by table."""
+"""The journal: the server's durable state, table by table."""

@@ -1,4 +1,4 @@
-"""The journal's file: SQLite in WAL mode, every transaction durable before it returns."""
+"""The journal's file: SQLite in WAL mode; a transaction is durable when it returns."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ JOURNAL_LAYOUT: Final = TableLayout(
         "instructions": ("id",),
     },
     remedy=(
-        "stop the server: `meadow server check --dir DIR` says what can be saved, and with --repair "
-        "saves it; or restore the file from a backup"
+        "stop the server; `meadow server check --dir DIR` shows what is intact, and --repair "
+        "saves it in a new journal; or restore the file from a backup"
     ),
 )
 
 
 class JournalDatabase(database.Database):
-    """The journal; its transactions can be made durable together."""
+    """The journal's database; several transactions can be made durable together."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, JOURNAL_LAYOUT)
@@ -74,10 +74,10 @@ class JournalDatabase(database.Database):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Make one of the block's transactions: durable at its end, all those that did not fail.
+        """Make all successful transactions of the block durable together, at its end.
 
         Raises:
-            StoreError: none of them is there: the disk is full or fails.
+            StoreError: the disk is full or fails; none of them is written.
         """
         with self._lock:
             self._together, self._lost = True, False
@@ -96,7 +96,7 @@ class JournalDatabase(database.Database):
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """As the base class's; part of a larger one inside of `together`."""
+        """Like the base class's; inside `together`, a part of the larger transaction."""
         with self._lock, nullcontext() if self._together else self.together(), self._typed():
             self._refuse_if_lost()
             if not self._db.in_transaction:
@@ -106,7 +106,7 @@ class JournalDatabase(database.Database):
                 yield self._db
                 self._db.execute("RELEASE part")
             except BaseException:
-                self._lost = not self._db.in_transaction  # the disk failed, and took the rest along
+                self._lost = not self._db.in_transaction  # the disk failed: all parts are lost
                 if not self._lost:
                     self._db.execute("ROLLBACK TO part")
                     self._db.execute("RELEASE part")
@@ -114,4 +114,4 @@ class JournalDatabase(database.Database):
 
     def _refuse_if_lost(self) -> None:
         if self._lost:
-            raise StoreError("the journal could not be written: see the first error")
+            raise StoreError("the journal could not be written; see the first error")

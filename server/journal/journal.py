@@ -1,7 +1,7 @@
-"""The journal: what the server knows and must not forget.
+"""The journal: the server's durable state.
 
-Tensors are files in the spool; the journal says which of them count. Its methods block: call them
-off the event loop.
+Tensors are files in the spool; the journal records which of them are valid. Its methods block, so
+call them off the event loop.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["EVENTS_PER_RUN_MAX", "EventTable", "Journal"]
 
 
 class Journal:
-    """All of the server's durable facts, by kind."""
+    """The tables of the server's durable state."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or lay it out.
+        """Open the file, or create it.
 
         Raises:
-            StoreError: it is no journal, is damaged or of a newer version, or cannot be opened.
+            StoreError: it is not a journal, is damaged or of a newer version, or cannot be opened.
         """
         self._db = JournalDatabase(path)
         self.sites = SiteTable(self._db)
@@ -38,17 +38,17 @@ class Journal:
         self.events = EventTable(self._db)
 
     def together(self) -> AbstractContextManager[None]:
-        """As `JournalDatabase.together`."""
+        """See `JournalDatabase.together`."""
         return self._db.together()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Make one of what is written in the block: all of it is there afterwards, or nothing."""
+        """Run the block as one transaction: all of its writes take effect, or none."""
         with self._db.transaction():
             yield
 
     def check(self) -> None:
-        """As `JournalDatabase.check`; what is wrong with a run's steps is for that run to find.
+        """Check all tables except the steps, whose damage ends only their own run.
 
         Raises:
             DamageError: the journal is damaged.
@@ -56,12 +56,14 @@ class Journal:
         self._db.check(besides=("steps", "instructions"))
 
     def problems(self) -> list[str]:
-        """As `JournalDatabase.problems`."""
+        """See `JournalDatabase.problems`."""
         return self._db.problems()
 
     def take_over(self, table: str, saved: Salvage, *, numbers: Iterable[int] = ()) -> None:
-        """Write what was saved of another journal's table. The numbers of what is lost, and these
-        `numbers`, are not given again."""
+        """Insert the rows that were saved from another journal's table.
+
+        The ids of its lost rows, and `numbers`, are not assigned again.
+        """
         self._db.take_over(table, saved.rows)
         taken = max([0, *numbers, *(int(name) for name in saved.lost if name.isdecimal())])
         with self._db.transaction() as db:
@@ -75,7 +77,7 @@ class Journal:
             )
 
     def close(self) -> None:
-        """Close the file; the last committed transaction stays."""
+        """Close the file."""
         self._db.close()
 
 
@@ -89,13 +91,13 @@ TEXT_CHARS_MAX = 400
 
 
 class EventTable:
-    """What people are told, in order; the oldest of a run are dropped beyond a bound."""
+    """Events in their order; beyond `EVENTS_PER_RUN_MAX`, the oldest of a run are dropped."""
 
     def __init__(self, db: JournalDatabase) -> None:
         self._db = db
 
     def record(self, run_id: int, kind: str, json: str, *, now_s: float, round: int = 0) -> int:
-        """Append an event (run 0: the server's own) and return its number."""
+        """Append an event (run 0 is the server itself) and return its number."""
         with self._db.transaction() as db:
             cursor = db.execute(
                 "INSERT INTO events (at_s, run_id, kind, json) VALUES (?, ?, ?, ?)",
@@ -118,26 +120,26 @@ class EventTable:
 
 
 def _log(run_id: int, kind: str, json: str, round: int) -> None:
-    """Write an event to the log too, as a line: level, run and round, what it is."""
+    """Write an event to the log, as one line with its level, run, round and details."""
     level = logging.WARNING if any(word in kind for word in TROUBLE) else logging.INFO
     if not LOG.isEnabledFor(level):
         return
-    said = json_module.loads(json)
-    said = said if isinstance(said, dict) else {}
-    number = said.pop("round", None) or round
+    detail = json_module.loads(json)
+    detail = detail if isinstance(detail, dict) else {}
+    number = detail.pop("round", None) or round
     where = "".join(
         [f"run {run_id}, " if run_id else "", f"round {number}, " if number and run_id else ""]
     )
-    if said.get("status") == "failed":
+    if detail.get("status") == "failed":
         level = logging.WARNING
-    words = [f"{key} {_short(value)}" for key, value in said.items() if _says(value)]
+    words = [f"{key} {_short(value)}" for key, value in detail.items() if _is_shown(value)]
     text = f"{where.removesuffix(', ')}{': ' if where else ''}{kind.replace('_', ' ')}"
     text = f"{text}: {', '.join(words)}" if words else text
     shown = "".join(mark if mark.isprintable() else "?" for mark in text[:TEXT_CHARS_MAX])
     LOG.log(level, "%s", shown)
 
 
-def _says(value: object) -> bool:
+def _is_shown(value: object) -> bool:
     return value not in ("", None) and isinstance(value, str | int | float | bool)
 
 

@@ -1,4 +1,4 @@
-"""Runs in the journal: what was submitted, and how far it is."""
+"""The table of runs: each run's app, status and progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["RunRow", "RunTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """One run; `ready` is the worker's serialised `WorkerReady`, once it has one."""
+    """One run; `ready` is its worker's serialised `WorkerReady`, None before that arrives."""
 
     id: int
     app: str
@@ -62,17 +62,17 @@ class RunTable:
         asked: Collection[int],
         by_sampling: bool = False,
     ) -> list[int]:
-        """Return the node ids of a run's sites; a site's index in the run is its place in the list.
+        """Return the node ids of a run's sites; a site's position in the list is its index.
 
-        The first call draws the list up: all that are enrolled and not revoked, with all of these
-        tags, by node id. It does not change any more, except that sites which joined later and
-        are `asked` for the first time are put at its end. Where `by_sampling` who is asked is a secret,
-        which the list must not tell: all that have joined are put there, asked or not.
+        The first call stores the list: all sites that are enrolled, not revoked and have all of
+        these tags, by node id. Later calls append sites of `asked` that have joined since. Where
+        `by_sampling`, the cohort is secret, and the list must not reveal it: then all sites that
+        have joined are appended.
         """
         with self._db.transaction() as db:
-            known = self._db.sealed("run_sites", "WHERE run_id = ?", (run_id,))
-            before: list[int] = json.loads(known[0]["node_ids"]) if known else []
-            enrolled = [] if known and not by_sampling else _enrolled(db, tags)
+            stored = self._db.sealed("run_sites", "WHERE run_id = ?", (run_id,))
+            before: list[int] = json.loads(stored[0]["node_ids"]) if stored else []
+            enrolled = [] if stored and not by_sampling else _enrolled(db, tags)
             joined = sorted({*enrolled, *asked} - {*before})
             if joined:
                 db.execute(
@@ -82,7 +82,7 @@ class RunTable:
         return [*before, *joined]
 
     def requeue(self, run_id: int) -> bool:
-        """Queue a run again that has failed or was stopped; returns whether it was one."""
+        """Queue a failed or stopped run again; return False if it is neither."""
         with self._db.transaction() as db:
             cursor = db.execute(
                 "UPDATE runs SET status = 'queued', cause = '', finished_at_s = NULL"
@@ -102,7 +102,7 @@ class RunTable:
             )
 
     def ready(self, run_id: int, *, rounds: int, ready: bytes) -> None:
-        """Record what the worker found in the app."""
+        """Record the app's rounds and terms, as reported by the worker."""
         with self._db.transaction() as db:
             db.execute(
                 "UPDATE runs SET rounds = ?, ready = ? WHERE id = ?", (rounds, ready, run_id)
@@ -115,7 +115,7 @@ class RunTable:
         return [RunRow(**row) for row in self._db.sealed("runs", f"{where} ORDER BY id", statuses)]
 
     def get(self, run_id: int) -> RunRow | None:
-        """Return one run."""
+        """Return a run, None if there is no such run."""
         rows = self._db.sealed("runs", "WHERE id = ?", (run_id,))
         return RunRow(**rows[0]) if rows else None
 

@@ -1,4 +1,4 @@
-"""Sites in the journal: who was invited, who is enrolled, who was revoked."""
+"""The table of sites: invited, enrolled and revoked clients, and their tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SiteRow:
     revoked_at_s: float | None
     version: str
     tags: frozenset[str] = frozenset()
-    """What the administrator calls it by beside its name: a run may ask for some of them."""
+    """The administrator's tags of the site; a run may select sites by tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,15 @@ _SITES = (
 
 
 class SiteTable:
-    """Clients by name and node id, and the tokens that were made for them."""
+    """Clients by name and node id, and their enrolment tokens."""
 
     def __init__(self, db: JournalDatabase) -> None:
         self._db = db
 
     def invite(self, name: str, token_hash: str, *, now_s: float, expires_at_s: float) -> int:
-        """Store a one-time token for `name` and return its node id, which stays the same.
+        """Store a one-time token for `name` and return its node id, which never changes.
 
-        The client's older tokens are void from now on.
+        The client's older tokens become void.
         """
         with self._db.transaction() as db:
             db.execute("INSERT OR IGNORE INTO sites (name) VALUES (?)", (name,))
@@ -65,11 +65,11 @@ class SiteTable:
         return int(row["node_id"])
 
     def redeem(self, token_hash: str, *, now_s: float) -> SiteRow:
-        """Use up a token and return the site that it was made for.
+        """Use up a token and return its site.
 
         Raises:
-            IdentityError: the token is unknown, used, void or expired. All of these read the same
-                to the peer; the text is for the server's own log.
+            IdentityError: the token is unknown, used, void or expired. The peer gets the same
+                text for all of these; this one is for the server's log.
         """
         with self._db.transaction() as db:
             row = db.execute("SELECT * FROM tokens WHERE hash = ?", (token_hash,)).fetchone()
@@ -77,12 +77,11 @@ class SiteTable:
                 raise IdentityError("the enrolment token is unknown")
             if row["used_at_s"] is not None:
                 raise IdentityError(
-                    f"the enrolment token of {row['name']} was already used, or is void: a newer one "
-                    "was made, or it was revoked"
+                    f"the enrolment token of {row['name']} was used, revoked or replaced"
                 )
             if row["expires_at_s"] < now_s:
                 raise IdentityError(f"the enrolment token of {row['name']} has expired")
-            _void_tokens(db, row["name"], now_s=now_s)  # this one, and what an older journal has
+            _void_tokens(db, row["name"], now_s=now_s)  # also older ones, of an earlier version
             db.execute(
                 "UPDATE sites SET revoked_at_s = NULL, serial = NULL, previous_serial = NULL"
                 " WHERE name = ?",
@@ -92,7 +91,7 @@ class SiteTable:
         return _site(site)
 
     def certify(self, name: str, serial: str, *, shown: str | None, until_s: float) -> None:
-        """Bind a new certificate to a site; beside it only the one that it has shown is good."""
+        """Bind a new certificate to a site; of its older ones, only `shown` stays valid."""
         with self._db.transaction() as db:
             db.execute(
                 "UPDATE sites SET previous_serial = ?, serial = ?, certificate_until_s = ?"
@@ -105,7 +104,7 @@ class SiteTable:
         return [_site(row) for row in self._db.rows(f"{_SITES} ORDER BY node_id")]
 
     def get(self, name: str) -> SiteRow | None:
-        """Return one site by name."""
+        """Return a site by name, None if there is no such site."""
         rows = self._db.rows(f"{_SITES} WHERE name = ?", (name,))
         return _site(rows[0]) if rows else None
 
@@ -119,7 +118,7 @@ class SiteTable:
             )
 
     def tag(self, name: str, tags: Collection[str]) -> SiteRow | None:
-        """Let a site have these tags and no others. None if there is no such site."""
+        """Replace a site's tags. None if there is no such site."""
         if (site := self.get(name)) is None:
             return None
         with self._db.transaction() as db:
@@ -129,7 +128,7 @@ class SiteTable:
         return self.get(name)
 
     def revoke(self, name: str, *, now_s: float) -> bool:
-        """Refuse a site from now on; its unused tokens are void. False if there is none."""
+        """Revoke a site and its unused tokens. False if there is no such site."""
         with self._db.transaction() as db:
             changed = db.execute(
                 "UPDATE sites SET revoked_at_s = ? WHERE name = ?", (now_s, name)
@@ -138,7 +137,7 @@ class SiteTable:
         return changed > 0
 
     def tokens(self) -> list[TokenRow]:
-        """Return the tokens that can still be redeemed, or could until they expired, by client."""
+        """Return the tokens that were neither redeemed nor voided, ordered by client."""
         rows = self._db.rows(
             "SELECT name, max(expires_at_s) AS expires_at_s FROM tokens"
             " WHERE used_at_s IS NULL GROUP BY name ORDER BY name"
@@ -146,7 +145,7 @@ class SiteTable:
         return [TokenRow(**row) for row in rows]
 
     def revoke_token(self, name: str, *, now_s: float) -> bool:
-        """Void a client's token; what it is enrolled with stays good. False if it has none."""
+        """Void a client's token; its certificates stay valid. False if it has no token."""
         with self._db.transaction() as db:
             return _void_tokens(db, name, now_s=now_s)
 

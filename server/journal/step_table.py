@@ -1,4 +1,4 @@
-"""Steps in the journal: instructions, and the replies that count."""
+"""The table of steps: their instructions, and the accepted replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["InstructionRow", "StepTable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionRow:
-    """One instruction and, when answered, its reply (serialised envelopes)."""
+    """One instruction and, once it is answered, its reply, as serialised envelopes."""
 
     id: str
     run_id: int
@@ -26,8 +26,8 @@ class InstructionRow:
 
 
 class StepTable:
-    """A reply is taken at most once: its instruction's row changes from pending to answered in the
-    transaction that stores the reply."""
+    """Steps and instructions; the transaction that stores a reply also marks its instruction as
+    answered, so that a reply is accepted at most once."""
 
     def __init__(self, db: JournalDatabase) -> None:
         self._db = db
@@ -42,10 +42,10 @@ class StepTable:
         deadline_s: float,
         instructions: Sequence[tuple[str, int, bytes]],
     ) -> list[InstructionRow]:
-        """Record a step and its instructions (id, node, envelope), and return them as they are.
+        """Record a step and its instructions (id, node, envelope); return them as recorded.
 
-        If the step is there already nothing changes: a restarted worker repeats itself, and what
-        was recorded first counts.
+        If the step exists, nothing changes: a restarted worker repeats its steps, and the first
+        record is valid.
         """
         with self._db.transaction() as db:
             fresh = db.execute(
@@ -62,14 +62,14 @@ class StepTable:
         return self.instructions(run_id, key)
 
     def instructions(self, run_id: int, step_key: str) -> list[InstructionRow]:
-        """Return a step's instructions in the order in which they were given."""
+        """Return a step's instructions in the order of `open`."""
         rows = self._db.sealed(
             "instructions", "WHERE run_id = ? AND step_key = ? ORDER BY rowid", (run_id, step_key)
         )
         return [InstructionRow(**row) for row in rows]
 
     def instruction_ids(self, run_id: int) -> set[str]:
-        """Return the ids of all instructions of a run that are not forgotten."""
+        """Return the ids of all recorded instructions of a run."""
         found = self._db.rows("SELECT id FROM instructions WHERE run_id = ?", (run_id,))
         return {row["id"] for row in found}
 
@@ -79,11 +79,11 @@ class StepTable:
         return bool(rows and rows[0]["ended"])
 
     def unfinished(self, run_id: int) -> list[dict[str, Any]]:
-        """Return the steps of a run that are not over (key, quorum, deadline_s)."""
+        """Return the rows of a run's steps that are not over."""
         return self._db.sealed("steps", "WHERE run_id = ? AND ended = 0", (run_id,))
 
     def cohorts(self, run_id: int) -> dict[str, list[int]]:
-        """Return who was drawn for the rounds that are not durable yet, by group."""
+        """Return the cohorts of the rounds that are not committed yet, by group."""
         rows = self._db.rows(
             "SELECT DISTINCT group_id, node_id FROM instructions JOIN steps"
             " ON steps.run_id = instructions.run_id AND steps.key = step_key"
@@ -97,9 +97,9 @@ class StepTable:
         return cohorts
 
     def answer(self, instruction_id: str, reply: bytes, *, ends: tuple[int, str] | None) -> bool:
-        """Take a reply. False if this instruction needs none (any more): nothing changes.
+        """Store a reply. False, without a change, if the instruction is not pending.
 
-        `ends` is the step (run and key) that is over with it.
+        `ends` is the step (run and key) that this reply completes.
         """
         with self._db.transaction() as db:
             changed = db.execute(
@@ -112,7 +112,7 @@ class StepTable:
         return changed > 0
 
     def end(self, run_id: int, key: str) -> list[str]:
-        """End a step: what was not answered is pruned. Returns the pruned instructions' ids."""
+        """End a step and prune its pending instructions; return their ids."""
         with self._db.transaction() as db:
             db.execute("UPDATE steps SET ended = 1 WHERE run_id = ? AND key = ?", (run_id, key))
             pruned = db.execute(
@@ -123,7 +123,7 @@ class StepTable:
         return [row["id"] for row in pruned]
 
     def forget(self, run_id: int, group_id: str | None) -> list[str]:
-        """Drop a group's steps (or all of the run's) and return their instructions' ids."""
+        """Delete a group's steps, or all of the run's, and return their instructions' ids."""
         chosen = "SELECT key FROM steps WHERE run_id = ? AND (? IS NULL OR group_id = ?)"
         values = (run_id, group_id, group_id)
         with self._db.transaction() as db:

@@ -17,10 +17,10 @@ DAEMON_GONE = 70
 
 
 class Channel:
-    """Sends what the worker wants and sorts what the daemon says; one reader thread.
+    """Sends the worker's messages, and sorts the daemon's messages in one reader thread.
 
-    When the daemon dies, so does this process, at once: everything durable is durable already,
-    and the next daemon starts a new worker from it.
+    When the daemon dies, this process exits at once: the next daemon starts a new worker from the
+    durable state.
     """
 
     def __init__(self, pipe: Pipe[pb.DaemonMessage, pb.WorkerMessage]) -> None:
@@ -33,14 +33,14 @@ class Channel:
         self._steps: dict[str, queue.SimpleQueue[pb.StepReply | pb.StepEnd]] = {}
 
     def start(self) -> pb.WorkerStart:
-        """Wait for the first message and begin to read in the background.
+        """Return the first message, and begin to read in the background.
 
         Raises:
-            MeadowError: the daemon said something else, or nothing.
+            MeadowError: the first message is of another kind, or the daemon is gone.
         """
         first = self._pipe.receive()
         if first is None or not first.HasField("start"):
-            raise MeadowError("the daemon did not say which run this worker is for")
+            raise MeadowError("the daemon did not send the run of this worker")
         threading.Thread(target=self._read, name="daemon", daemon=True).start()
         return first.start
 
@@ -80,11 +80,11 @@ class Channel:
             return list(self._nodes)
 
     def name_of(self, client: int) -> str | None:
-        """Return a client's name, None if it has not been there since this worker began."""
+        """Return a client's name, None if it was not available since this worker began."""
         return self._names.get(client) or None
 
     def wait_for_nodes(self, count: int) -> list[int]:
-        """Wait until that many clients are there and return them.
+        """Wait until `count` clients are available and return all available clients.
 
         Raises:
             RunStoppedError: the run was stopped meanwhile.
@@ -96,7 +96,7 @@ class Channel:
             return list(self._nodes)
 
     def send(self, message: pb.WorkerMessage) -> None:
-        """Tell the daemon something."""
+        """Send a message to the daemon."""
         try:
             self._pipe.send(message)
         except ConnectionError:
@@ -114,7 +114,7 @@ class Channel:
         return item
 
     def wait_for_any(self, keys: Iterable[str]) -> None:
-        """Wait until one of these steps has a reply or an end, or clients have come or gone.
+        """Wait until one of these steps has a reply or an end, or the available clients change.
 
         Raises:
             RunStoppedError: the run was stopped meanwhile.
@@ -133,7 +133,7 @@ class Channel:
             raise RunStoppedError("stopped by the administrator")
 
     def ready_of(self, key: str) -> pb.StepReply | pb.StepEnd | None:
-        """Return a step's next reply or end if it is there already.
+        """Return a step's next reply or end, None if neither has arrived.
 
         Raises:
             RunStoppedError: the run was stopped meanwhile.
@@ -146,5 +146,5 @@ class Channel:
             return None
 
     def close_step(self, key: str) -> None:
-        """Forget a step that is over."""
+        """Drop the queue of a step that is over."""
         self._steps.pop(key, None)

@@ -1,8 +1,8 @@
-"""`FleetGrid`: Flower's Grid over Meadow's daemon, used inside a run worker.
+"""`FleetGrid`: Flower's Grid over Meadow's daemon, for a run worker.
 
-Every batch of messages is a step with a key that a restarted worker computes again: (group,
-message type, how often so far). So a worker that repeats itself gets the recorded replies, and an
-app that never commits a round (a plain Flower app) is replayed from its first message on.
+Every batch of messages is a step. Its key (group, message type, number of earlier batches of both)
+is the same in a restarted worker, which therefore gets the recorded replies. An app that never
+commits a round (a plain Flower app) is replayed from its first message on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPLY_UNREADABLE = 4
 """Flower's code for a reply that is not available. Source: flwr 1.41, ErrorCode."""
 REASON_CHARS_MAX = 500
 PACKED_TOGETHER_MAX = 1 << 20
-"""A small model travels in the messages of a step while all of them take no more than this."""
+"""Bound of the tensors inside the messages of one step, in bytes; others travel as files."""
 
 
 class FleetGrid(RunGrid):
@@ -47,8 +47,8 @@ class FleetGrid(RunGrid):
         tags: Sequence[str] = (),
         announced_cohort: int = 0,
     ) -> None:
-        """Send through `channel`; `announced_cohort` is how many clients a cohort has, as clients are told,
-        where who was drawn is a secret, and else 0."""
+        """Send through `channel`; where the sample is secret, `announced_cohort` is the cohort's
+        size that instructions announce, and otherwise 0."""
         self._channel = channel
         self._announced_cohort = announced_cohort
         super().__init__(run_id)
@@ -61,10 +61,10 @@ class FleetGrid(RunGrid):
         self._cohorts = cohorts
         self._secret = secret
         self.tags = tuple(tags)
-        """Whom the daemon tells of: clients that have all of them."""
+        """The daemon reports only clients that have all of these tags."""
         self._pushes: Counter[tuple[str, str]] = Counter()
         self._pushed: dict[str, dict[str, Message]] = {}
-        """The steps of pushed messages that are not over: who has not answered, without content."""
+        """The open steps of pushed messages: by step, the unanswered messages without content."""
         self._arrived: dict[str, Message] = {}
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -72,7 +72,7 @@ class FleetGrid(RunGrid):
     # ------------------------------------------------------------------ Flower's interface
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the clients that are there, or will be back within their lease."""
+        """Return the clients that are connected or within their lease."""
         return self._channel.nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -91,7 +91,7 @@ class FleetGrid(RunGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that have arrived to these messages, each once.
 
-        No answer within a message's time to live, or its client's lease, is an error reply.
+        A message whose time to live, or whose client's lease, has passed gets an error reply.
         """
         for key in list(self._pushed):
             while (item := self._channel.ready_of(key)) is not None:
@@ -103,7 +103,7 @@ class FleetGrid(RunGrid):
         return [self._arrived.pop(id_) for id_ in message_ids if id_ in self._arrived]
 
     def wait_for_replies(self, message_ids: Iterable[str]) -> None:
-        """Wait, without polling, until one may have come, or clients have come or gone."""
+        """Wait, without polling, until a reply may have arrived or the available clients change."""
         if not any(id_ in self._arrived for id_ in message_ids):
             self._channel.wait_for_any(self._pushed)
 
@@ -112,8 +112,8 @@ class FleetGrid(RunGrid):
     ) -> Iterator[Message]:
         """Send messages now and return an iterator over the replies, in order of arrival.
 
-        The iterator ends when everybody has answered, or when the quorum is met and `timeout`
-        seconds have passed (or nobody who is missing shows a sign of life).
+        The iterator ends when all clients have answered, or when the quorum is met and `timeout`
+        seconds, or the leases of all missing clients, have passed.
         """
         batch = list(messages)
         if not batch:
@@ -126,7 +126,7 @@ class FleetGrid(RunGrid):
     # ------------------------------------------------------------------ beyond Flower's
 
     def wait_for_nodes(self, count: int) -> list[int]:
-        """Wait, without polling, until `count` clients are there."""
+        """Wait, without polling, until `count` clients are available; return all of them."""
         return self._channel.wait_for_nodes(count)
 
     def name_of(self, client: int) -> str | None:
@@ -134,15 +134,15 @@ class FleetGrid(RunGrid):
         return self._channel.name_of(client)
 
     def cohort_of(self, group_id: str) -> Sequence[int]:
-        """Return who was drawn for a round that was begun before this worker, if it was."""
+        """Return the cohort of a round that an earlier worker began, empty for any other round."""
         return self._cohorts.get(group_id, ())
 
     def is_stopping(self) -> bool:
-        """Whether the run is to end."""
+        """Return whether the run is to end."""
         return self._channel.stopping
 
     def forget(self, group_id: str) -> None:
-        """A group's messages, replies and files are no longer needed; who works on them stops."""
+        """Drop a group's messages, replies and files; clients stop working on them."""
         for key in [key for key in self._pushed if key.startswith(f"{group_id}/")]:
             self._channel.close_step(key)
             del self._pushed[key]
@@ -171,7 +171,7 @@ class FleetGrid(RunGrid):
         for index, message in enumerate(batch):
             set_message_id(message, self._id_of(key, index))
             envelope = encode(message, self._writer)
-            # messages are made one after another: when would tell how many are in between
+            # each message's own time would reveal its position in the cohort
             envelope.metadata.created_at_s = head.created_at
             envelopes.append(envelope)
             ids.append(message.metadata.message_id)
@@ -181,9 +181,9 @@ class FleetGrid(RunGrid):
         return key, ids
 
     def _id_of(self, key: str, index: int) -> str:
-        """Return a message's id: the same for a restarted worker, and for nobody else of any use.
+        """Return a message's id, which is the same in a restarted worker.
 
-        A client that could tell its place in the cohort from it would learn who else was drawn.
+        It is a keyed hash, as its position in the cohort would tell a client about the others.
         """
         made = hmac.digest(self._secret, f"{key}/{index}".encode(), "sha256")
         return f"{self._run.run_id}-{made[:16].hex()}"
@@ -199,11 +199,11 @@ class FleetGrid(RunGrid):
         self._arrived[id_] = reply
 
     def _end(self, key: str, item: pb.StepEnd) -> None:
-        """A step of pushed messages is over: who has not answered by now will not."""
+        """End a step of pushed messages: those without an answer get an error reply."""
         self.bytes_sent, self.bytes_received = item.bytes_sent, item.bytes_received
-        for id_, asked in self._pushed.pop(key).items():
-            reason = f"no answer within {asked.metadata.ttl:g} s, or no sign of life"
-            reply = Message(Error(REPLY_UNREADABLE, reason), reply_to=asked)
+        for id_, message in self._pushed.pop(key).items():
+            reason = f"no answer within {message.metadata.ttl:g} s, or no sign of life"
+            reply = Message(Error(REPLY_UNREADABLE, reason), reply_to=message)
             set_message_id(reply, f"{id_}-r")
             self._arrived[id_] = reply
         self._channel.close_step(key)
@@ -215,7 +215,7 @@ class FleetGrid(RunGrid):
         self._channel.close_step(key)
 
     def _decode(self, item: pb.StepReply) -> Message:
-        """Return a client's reply; if it is malformed, that is the client's failure."""
+        """Return a client's reply; a malformed one becomes an error reply."""
         folder = Path(item.blob_dir)
 
         def path_of(blob: pb.Blob) -> Path:
@@ -226,7 +226,7 @@ class FleetGrid(RunGrid):
                 require_intact(path_of(blob), blob)
             return decode(item.envelope, path_of)
         except Exception as error:
-            # Whatever a peer's bytes bring about, the run goes on.
+            # No reply of a client may end the run.
             text = f"the reply cannot be read: {error}"[:REASON_CHARS_MAX]
             failure = pb.AppError(code=REPLY_UNREADABLE, reason=text)
             return decode(pb.Envelope(metadata=item.envelope.metadata, error=failure), path_of)

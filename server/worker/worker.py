@@ -1,7 +1,7 @@
-"""The run worker: `python -m meadow.server.worker.worker FD`, one process a run.
+"""The run worker: `python -m meadow.server.worker.worker FD`, one process per run.
 
-It executes the run's ServerApp on a `FleetGrid` and leaves the run folder. Killed at any point
-and started again, it goes on from the last committed round.
+It executes the run's ServerApp on a `FleetGrid` and writes the run folder. A restarted worker
+continues after the last committed round.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SECRET_BYTES = 32
 
 
 def main(fd: int) -> int:
-    """Run one worker to its end; returns the exit code."""
+    """Run one worker to its end; return the exit code."""
     keep_freed_memory()
     allow_many_files()
     channel = Channel(Pipe.inherited(fd, pb.DaemonMessage))
@@ -89,20 +89,20 @@ def main(fd: int) -> int:
 
 
 def _about(name: str | None) -> dict[str, str]:
-    """Return what events say of a client beside its number."""
+    """Return the details of a client for its events: its site and its log."""
     return {"log": SITE_LOG} if name is None else {"site": name, "log": SITE_LOG}
 
 
 def _require_same(app: App, sha256: str) -> None:
-    """Pass if an app is what was submitted.
+    """Check that an app is the submitted version.
 
     Raises:
-        DamageError: it is not.
+        DamageError: it has another hash.
     """
     if app.sha256 != sha256:
         raise DamageError(
             f"{app.folder} is not what was submitted: its SHA-256 is {app.sha256[:12]}..., not "
-            f"{sha256[:12]}...; submit the app anew"
+            f"{sha256[:12]}...; submit the app again"
         )
 
 
@@ -120,7 +120,7 @@ def _introduce(channel: Channel, app: App) -> None:
 
 
 def _is_sampled(app: App) -> bool:
-    """Say whether who takes part is a secret that amplifies privacy."""
+    """Return whether cohorts are secret Poisson samples, which amplifies privacy."""
     private = app.config.privacy.differential_privacy if app.config else None
     return bool(
         private and private.enabled and private.unit == "client" and private.sampling == "poisson"
@@ -128,9 +128,9 @@ def _is_sampled(app: App) -> bool:
 
 
 def announced_cohort_of(app: App) -> int:
-    """Return the size of a cohort as clients are told, 0 for as many as there are.
+    """Return the cohort's size that instructions announce, 0 for its true size.
 
-    How many were drawn by coins is as secret as who they are.
+    The true size of a Poisson sample is as secret as its clients.
     """
     if not _is_sampled(app):
         return 0
@@ -139,7 +139,7 @@ def announced_cohort_of(app: App) -> int:
 
 
 def _secret_in(folder: Path) -> bytes:
-    """Return what the ids of a run's messages are made from; it is made when it is first needed."""
+    """Return the key of a run's message ids, which is created at the first call."""
     file = folder / SECRET_FILE
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)

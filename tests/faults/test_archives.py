@@ -142,7 +142,7 @@ def test_size(server: LiveServer) -> None:
     """An archive is no larger than it says, and says no more than the limit."""
     with refused(EXHAUSTED, match="at most"):
         submit(server, b"", size=1 << 40)
-    with refused(EXHAUSTED, match="larger than was declared"):
+    with refused(EXHAUSTED, match="larger than its declared size"):
         submit(server, b"x" * (2 << 20), size=10)
 
 

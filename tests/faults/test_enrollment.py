@@ -54,7 +54,10 @@ def test_reused(server: LiveServer, stub: EnrollmentStub, request_pem: bytes) ->
     assert enroll(stub, token, request_pem).client == "once"
     with refused(DENIED, match="not valid: unknown, used or expired"):
         enroll(stub, token, request_pem)
-    assert "of once was already used" in server.events(kind="enrollment_refused")[-1]["reason"]
+    assert (
+        "of once was used, revoked or replaced"
+        in server.events(kind="enrollment_refused")[-1]["reason"]
+    )
 
 
 def test_replaced(server: LiveServer, stub: EnrollmentStub, request_pem: bytes) -> None:

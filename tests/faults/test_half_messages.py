@@ -110,7 +110,7 @@ def test_a_reply_in_no_file(arena: Arena, mallory: RawClient, data: bytes | None
         assert client.stream.next("ack").instruction_id == instruction.id
 
     told = arena.play((mallory, act)).told("client_failed")
-    assert ("was not uploaded" if data is None else "holds none") in told["reason"]
+    assert ("was not uploaded" if data is None else "is malformed") in told["reason"]
 
 
 def test_an_upload_that_another_replaces(arena: Arena, mallory: RawClient) -> None:

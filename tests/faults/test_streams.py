@@ -147,7 +147,7 @@ def test_first_message(client: RawClient) -> None:
     for first, code, text in (
         (progress, grpc.StatusCode.INVALID_ARGUMENT, "no hello"),
         (pb.AgentMessage(), grpc.StatusCode.INVALID_ARGUMENT, "no hello"),
-        (foreign, grpc.StatusCode.FAILED_PRECONDITION, "protocol 99 is not spoken"),
+        (foreign, grpc.StatusCode.FAILED_PRECONDITION, "speaks protocol 99"),
     ):
         error = Stream(client.stub, first).ended()
         assert error.code() == code and text in error.details()

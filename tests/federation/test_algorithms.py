@@ -93,4 +93,4 @@ def test_a_run_asks_those_with_its_tags(fleet: Federation) -> None:
     assert fleet.wait_for_end(run)["status"] == "finished"
     assert [row["clients"] for row in fleet.rounds(run)] == [1]
     refused = meadow("site", "tag", "client-0", "No Tag", *admin, code=2)
-    assert "is no tag" in refused["stderr"]
+    assert "is not a tag" in refused["stderr"]

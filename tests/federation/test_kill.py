@@ -130,7 +130,7 @@ def test_a_stopped_run_goes_on(fleet: Federation) -> None:
     run = fleet.submit(*LONGER)
     for rounds in (8, 22):
         fleet.wait_for_round(run, rounds)
-        with pytest.raises(MeadowError, match="is running; only one that failed or was stopped"):
+        with pytest.raises(MeadowError, match="is running; only a failed or stopped run"):
             ask("Resume")
         assert ask("Stop").status == "stopped"
         assert fleet.wait_for_end(run)["status"] == "stopped"

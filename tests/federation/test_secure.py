@@ -154,4 +154,4 @@ def test_a_stopped_secure_run_does_not_go_on(fleet: Federation) -> None:
     fleet.wait_for_round(run, 1)
     assert meadow("run", "stop", str(run), *place)["status"] == "stopped"
     refused = meadow("run", "resume", str(run), *place, code=1)
-    assert "answer no round twice; submit it anew" in refused["stderr"]
+    assert "answer a round only once; submit the app again" in refused["stderr"]

@@ -46,15 +46,15 @@ CASES = {
         f"{SECRET}/app: No space left on device; make room",
     ),
     "a quota": (OSError(errno.EDQUOT, "quota exceeded", SECRET), Code.RESOURCE_EXHAUSTED, "room"),
-    "SQLite's own": (sqlite3.OperationalError("disk I/O error"), Code.INTERNAL, "look at the server's"),
+    "SQLite's own": (sqlite3.OperationalError("disk I/O error"), Code.INTERNAL, "check the server's"),
     "no rights": (
         PermissionError(errno.EACCES, "Permission denied", SECRET),
         Code.INTERNAL,
-        f"{SECRET}: Permission denied; look at the server's disk and its folder's rights",
+        f"{SECRET}: Permission denied; check the server's disk and its folder's permissions",
     ),
     "damage": (DamageError(f"{SECRET} is damaged; restore it"), Code.DATA_LOSS, "restore it"),
-    "a defect": (RuntimeError(f"{SECRET} and no more"), Code.INTERNAL, "its log says how"),
-    "a defect in time": (TimeoutError(SECRET), Code.INTERNAL, "its log says how"),
+    "a defect": (RuntimeError(f"{SECRET} and no more"), Code.INTERNAL, "its log has the details"),
+    "a defect in time": (TimeoutError(SECRET), Code.INTERNAL, "its log has the details"),
 }  # fmt: skip
 
 
@@ -160,7 +160,7 @@ def test_a_submission_that_a_kill_cut_short(tmp_path: Path) -> None:
 
     async def scenario(house: House) -> None:
         run = (await house.daemon._thread(house.daemon._journal.runs.all))[-1]
-        assert (run.status, run.cause) == ("failed", "its app had not arrived; submit it anew")
+        assert (run.status, run.cause) == ("failed", "its app did not arrive; submit it again")
 
     in_a_house(tmp_path / "server", scenario, status="arriving")
 

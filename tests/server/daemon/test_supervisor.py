@@ -130,10 +130,10 @@ def test_an_end_on_a_full_disk_is_written_when_there_is_room(
         while "database or disk is full; the server waits" not in caplog.text:
             await asyncio.sleep(0.001)
         assert house.status() == ("running", "")
-        said = rf"run 1 has {status}, and the server cannot write that down: its disk is full"
+        said = rf"run 1 has {status}, but the server cannot record that: its disk is full"
         with pytest.raises(StoreError, match=said):
             await house.supervisor.stop(house.run_id)
-        assert "cannot write that down" in (house.supervisor.ending(house.run_id) or "")
+        assert "cannot record that" in (house.supervisor.ending(house.run_id) or "")
         house.full = False
         await house.over()
         assert house.status()[0] == status and cause in house.status()[1]
