@@ -52,6 +52,7 @@ class RunLedger:
         self._times = Counter(
             int(row["round"]) for row in self._db.rows("SELECT round FROM releases")
         )
+        self._count, self._repeated = self._times.total(), _repeated(self._times)
 
     def write(self, round_number: int, event: Event) -> None:
         """Record a release; call this before it is made."""
@@ -59,19 +60,22 @@ class RunLedger:
             rows.execute(
                 "INSERT INTO releases (round, event) VALUES (?, ?)", (round_number, repr(event))
             )
+        self._repeated = self.repeated(round_number)
         self._times[round_number] += 1
+        self._count += 1
 
     def count(self) -> int:
         """Return the number of releases, including repeated ones."""
-        return self._times.total()
+        return self._count
 
     def repeated(self, besides: int | None = None) -> tuple[int, ...]:
         """Return the number of releases of each round that has more than one.
 
         `besides` is a round whose next release is counted too.
         """
-        times = self._times if besides is None else self._times + Counter([besides])
-        return tuple(sorted(count for count in times.values() if count > 1))
+        if besides not in self._times:
+            return self._repeated
+        return _repeated(self._times + Counter([besides]))
 
     def drawn(self, round_number: int) -> list[int] | None:
         """Return the clients sampled for a round, None if no sample was recorded."""
@@ -105,3 +109,7 @@ class RunLedger:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+
+def _repeated(times: Counter[int]) -> tuple[int, ...]:
+    return tuple(sorted(count for count in times.values() if count > 1))
