@@ -64,6 +64,8 @@ class PrivateRun:
 
         A repeated round has the clients of its recorded sample that are present.
         """
+        if not self.by_sampling:
+            return None
         recorded = self._ledger.drawn(round_number)
         if recorded is not None:
             return sorted(set(recorded) & set(present))
