@@ -9,6 +9,7 @@ lower it.
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,9 @@ from ..privacy.dp.accounting.events import (
     LaplaceEvent,
     PoissonEvent,
 )
+from ..randomness.entropy import system_entropy
 from ..transport.database import Database, TableLayout
+from ..transport.ledger_mark import LedgerMark
 
 __all__ = [
     "POPULATION_LAYOUT",
@@ -36,6 +39,7 @@ __all__ = [
 
 Unit = Literal["client", "record"]
 
+ID_BYTES = 16
 _VERSION_1: Final = """
 CREATE TABLE asked (
     run_id INTEGER NOT NULL,
@@ -49,9 +53,21 @@ CREATE TABLE asked (
 );
 """
 
+_VERSION_2: Final = """
+CREATE TABLE ledger (
+    id TEXT PRIMARY KEY,             -- one row: what the mark beside the file must say, too
+    number INTEGER NOT NULL          -- of the latest change
+);
+"""
+
+
+def _name(db: sqlite3.Connection) -> None:
+    db.execute("INSERT INTO ledger VALUES (?, 0)", (system_entropy(ID_BYTES).hex(),))
+
+
 POPULATION_LAYOUT: Final = TableLayout(
-    versions=((_VERSION_1,),),
-    sealed={"asked": ("run_id", "place")},
+    versions=((_VERSION_1,), (_VERSION_2, _name)),
+    sealed={"asked": ("run_id", "place"), "ledger": ("id",)},
     remedy="restore it from a backup that has all runs",
 )
 LAWS: Mapping[str, type[GaussianEvent | ConcentratedEvent | LaplaceEvent]] = {
@@ -61,6 +77,7 @@ LAWS: Mapping[str, type[GaussianEvent | ConcentratedEvent | LaplaceEvent]] = {
 }
 NAMES = {law: name for name, law in LAWS.items()}
 FILE = "privacy.sqlite"
+MARK_FILE = "ledger"
 NOBODY = "nobody"
 KEYS: Mapping[Unit, str] = {"client": "epsilon_max", "record": "record_epsilon_max"}
 
@@ -101,8 +118,16 @@ class PopulationLedger:
     ) -> None:
         self.delta = delta
         self._bounds = bounds or {}
+        self._mark = LedgerMark(path.parent / MARK_FILE)
+        if not path.exists():  # opening it makes it
+            self._require_marked(path, None)
         self._db = Database(path, POPULATION_LAYOUT)
-        self._db.check()
+        try:
+            self._db.check()
+            self._require_marked(path, self._latest())
+        except BaseException:
+            self._db.close()
+            raise
 
     def rows(self) -> list[AskedReleases]:
         """Return the releases of all runs, planned or made."""
@@ -135,14 +160,26 @@ class PopulationLedger:
             others = [row for row in before if row.run_id != run_id]
             self._require_within(run_id, others, asked)  # takes a while, so the file is not locked
             with self._db.transaction():
-                if self.rows() == before:
-                    self._replace(run_id, asked)
-                    return
+                if self.rows() != before:
+                    continue
+                self._replace(run_id, asked)
+            if unit is not None or self._mark.exists:
+                self._mark.advance(*self._latest())
+            return
 
     def settle(self, run_id: int, unit: Unit | None, releases: Releases) -> None:
         """Record the releases that a finished run made."""
         with self._db.transaction():
             self._replace(run_id, _rows_of(run_id, unit, releases))
+
+    def _require_marked(self, path: Path, found: tuple[str, int] | None) -> None:
+        what = "and what runs asked of clients is not known; restore it from a backup, or delete"
+        remedy = f"{what} {self._mark.file} to count from nothing"
+        self._mark.require(str(path), found, kind="changes", remedy=remedy)
+
+    def _latest(self) -> tuple[str, int]:
+        (row,) = self._db.sealed("ledger", "")
+        return str(row["id"]), int(row["number"])
 
     def close(self) -> None:
         """Close the file."""
@@ -150,6 +187,7 @@ class PopulationLedger:
 
     def _replace(self, run_id: int, asked: list[AskedReleases]) -> None:
         """Replace a run's rows; call it within a transaction."""
+        self._db.rows("UPDATE ledger SET number = number + 1")
         self._db.rows("DELETE FROM asked WHERE run_id = ?", (run_id,))
         for place, row in enumerate(asked):
             values: tuple[Any, ...] = (row.noise_multiplier, row.probability, row.count)

@@ -73,7 +73,7 @@ class RunLedger:
 
         `besides` is a round whose next release is counted too.
         """
-        if besides not in self._times:
+        if besides is None or besides not in self._times:
             return self._repeated
         return _repeated(self._times + Counter([besides]))
 

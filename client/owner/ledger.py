@@ -11,8 +11,8 @@ from ...errors import RefusedError, StoreError
 from ...privacy.dp.accounting.events import GaussianEvent, StepsEvent
 from ...privacy.dp.noise_terms import NoiseTerms
 from ...randomness.entropy import system_entropy
-from ...transport.durable import write_file
 from ...transport.fleet_pb2 import Instruction
+from ...transport.ledger_mark import LedgerMark
 from .budget import Spending
 from .database import AgentDatabase
 from .example_budget import Release, steps_of
@@ -22,6 +22,7 @@ __all__ = ["REFUSALS_MAX", "Ledger", "content_of"]
 REFUSALS_MAX = 10_000
 APP_CHARS_MAX = 100
 LEDGER_FILE = "ledger"
+REMEDY = "and what was spent on this data is not known; restore it from a backup"
 ID_BYTES = 16
 
 
@@ -30,6 +31,7 @@ class Ledger:
 
     def __init__(self, database: AgentDatabase) -> None:
         self._database = database
+        self._mark: LedgerMark | None = None
 
     def claim(self, identity: Path) -> None:
         """Bind the ledger to the identity in a folder, if neither is bound yet.
@@ -37,38 +39,45 @@ class Ledger:
         Raises:
             StoreError: as `require`.
         """
-        file = identity / LEDGER_FILE
-        if not file.exists():
+        self._mark = mark = LedgerMark(identity / LEDGER_FILE)
+        if not mark.exists:
             with self._database.transaction() as rows:
                 known = rows.execute("SELECT id FROM ledger").fetchone()
-                id_ = known[0] if known else system_entropy(ID_BYTES).hex()
                 if not known:
-                    rows.execute("INSERT INTO ledger VALUES (?)", (id_,))
-            write_file(file, id_.encode(), mode=0o600)
+                    rows.execute("INSERT INTO ledger VALUES (?)", (system_entropy(ID_BYTES).hex(),))
+            self._advance(mark)
         self.require(identity)
 
     def require(self, identity: Path) -> None:
         """Return if this is the whole ledger of the identity in a folder, or it has none yet.
 
-        Edge cases: a copy of the database of an earlier day is not noticed.
+        Edge cases: a copy of an earlier day is not noticed where the identity is of that day, too.
         Raises:
             StoreError: the ledger is another one, or rows of it are gone: what was spent is not
                 known.
         """
-        file, found = identity / LEDGER_FILE, self._database.rows("SELECT id FROM ledger")
-        if file.exists() and [file.read_text()] != [str(id_) for (id_,) in found]:
+        mark = LedgerMark(identity / LEDGER_FILE)
+        id_, counted = self._latest()
+        found = None if id_ is None else (id_, counted)
+        mark.require("agent.sqlite", found, kind="rounds", remedy=REMEDY)
+        (row,) = self._database.rows("SELECT count(*) FROM spent")
+        if row[0] != counted:
             raise StoreError(
-                f"agent.sqlite is not the ledger that {file} names: it was deleted, emptied or "
-                "replaced, and what was spent on this data is not known; restore it from a backup"
+                f"agent.sqlite has {row[0]} of the {counted} rounds that it counted: the others were "
+                f"deleted, {REMEDY}"
             )
+
+    def _advance(self, mark: LedgerMark) -> None:
+        id_, counted = self._latest()
+        assert id_ is not None
+        mark.advance(id_, counted)
+
+    def _latest(self) -> tuple[str | None, int]:
+        """Return the ledger's id, if it has one, and how many rounds it has counted."""
         (row,) = self._database.rows(
-            "SELECT count(*), (SELECT seq FROM sqlite_sequence WHERE name = 'spent') FROM spent"
+            "SELECT (SELECT id FROM ledger), (SELECT seq FROM sqlite_sequence WHERE name = 'spent')"
         )
-        if row[0] != (row[1] or 0):
-            raise StoreError(
-                f"agent.sqlite has {row[0]} of the {row[1]} rounds that it counted: the others were "
-                "deleted, and what was spent on this data is not known; restore it from a backup"
-            )
+        return row[0], int(row[1] or 0)
 
     def participate(
         self,
@@ -106,6 +115,8 @@ class Ledger:
                     None if steps is None else steps.steps,
                 ),
             )
+        if self._mark is not None:
+            self._advance(self._mark)
 
     def require_unanswered(self, instruction: Instruction) -> None:
         """Return unless an instruction was answered before: to execute it again is to release

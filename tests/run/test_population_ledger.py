@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +231,48 @@ def test_a_changed_row_is_not_believed(tmp_path: Path) -> None:
         file.execute("UPDATE asked SET noise_multiplier = 400.0")
     with pytest.raises(StoreError, match="not as it was written"):
         books(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied", "replaced", "older"])
+def test_a_ledger_that_lacks_runs_is_refused(tmp_path: Path, how: str) -> None:
+    """A server whose ledger is gone does not count from nothing, unless it is told to."""
+    file = tmp_path / "privacy.sqlite"
+    ledger = books(tmp_path)
+    begun(ledger, 1)
+    ledger.close()
+    copy = file.read_bytes()
+    ledger = books(tmp_path)
+    begun(ledger, 2)
+    ledger.close()
+    books(tmp_path).close()
+    for each in tmp_path.glob("privacy.sqlite*"):
+        each.unlink()
+    if how == "emptied":
+        file.write_bytes(b"")
+    elif how == "replaced":
+        (tmp_path / "other").mkdir()
+        other = books(tmp_path / "other")
+        begun(other, 1)
+        other.close()
+        shutil.copy(tmp_path / "other" / "privacy.sqlite", file)
+    elif how == "older":
+        file.write_bytes(copy)
+    remedy = "restore it from a backup, or delete .*ledger to count from nothing"
+    for _ in range(2):
+        with pytest.raises(StoreError, match=remedy):
+            books(tmp_path)
+    (tmp_path / "ledger").unlink()
+    books(tmp_path).close()
+
+
+def test_a_server_without_private_runs_may_lose_its_ledger(tmp_path: Path) -> None:
+    """There is nothing in it that a bound needs."""
+    ledger = books(tmp_path)
+    ledger.ask(1, None, ())
+    ledger.close()
+    for each in tmp_path.glob("privacy.sqlite*"):
+        each.unlink()
+    begun(books(tmp_path), 2)
 
 
 def test_the_command_prints_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
