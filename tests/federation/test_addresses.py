@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from strange_listeners import ConnectProxy, listener
 
-from .processes import Process, free_port, meadow, wait_until
+from .processes import PATIENCE_S, Process, free_port, meadow, wait_until
 
 NAME = "fl.example.test"
 
@@ -105,15 +105,16 @@ def test_behind_nat_and_through_a_proxy(
 def test_a_port_that_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the port, its key and its option; gRPC says nothing beside it."""
     monkeypatch.delenv("GRPC_VERBOSITY", raising=False)  # flwr sets it in this process
-    folder = str(tmp_path / "server")
+    folder, log = str(tmp_path / "server"), tmp_path / "server.log"
     meadow("server", "init", "--dir", folder, "--host", "localhost")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        said = meadow(
-            "server", "start", "--dir", folder, "--fleet-port", str(port), "--enroll-port", "0",
-            code=1,
-        )["stderr"]  # fmt: skip
-    assert f"127.0.0.1:{port} is taken" in said and "--fleet-port" in said
-    assert len(said.splitlines()) == 1, said
+        command = ["server", "start", "--dir", folder]
+        server = Process([*command, "--fleet-port", str(port), "--enroll-port", "0"], log)
+        server.start()
+        assert server.popen is not None and server.popen.wait(PATIENCE_S) == 1
+    said = log.read_text().splitlines()
+    assert len(said) == 2, said  # for programs and for people
+    assert all(f"127.0.0.1:{port} is taken" in line and "--fleet-port" in line for line in said)

@@ -13,7 +13,7 @@ from .processes import Federation, federation, kill_9, meadow, wait_until
 
 pytestmark = pytest.mark.fleet
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).parents[1] / "shared" / "digits"
 CLIENTS = 2
 SETTINGS = ("run.rounds=2", f"simulation.clients={CLIENTS}", "evaluation.every=0")
 

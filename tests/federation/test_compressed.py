@@ -11,7 +11,7 @@ from .processes import Federation, federation, meadow
 
 pytestmark = pytest.mark.fleet
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).parents[1] / "shared" / "digits"
 CLIENTS = 3
 SETTINGS = (f"run.min_clients={CLIENTS}", f"simulation.clients={CLIENTS}", "run.rounds=3")
 TABLES = {

@@ -14,7 +14,7 @@ from .processes import Federation, federation, kill_9, meadow, wait_until
 
 pytestmark = pytest.mark.fleet
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).parents[1] / "shared" / "digits"
 CLIENTS = 3
 SECTION = "privacy.differential_privacy"
 PRIVATE = (

@@ -125,15 +125,20 @@ def test_the_server_may_see_sums_alone(
 
 
 def test_one_client_of_each_form(tmp_path: Path) -> None:
-    """Clients whose ranks hold copies, parts of the params, or some layers, and one with two copies of
-    a pipeline, make the model of plain ones."""
+    """Clients whose ranks hold parts of the params or of the layers, and one with two copies of a
+    pipeline, make the model of plain ones; those whose ranks hold copies are above."""
     app = tmp_path / "scans"
     shutil.copytree(SCANS, app)
     (app / "sequence").write_text("also for the server, which has a copy of the app\n")
     grid = '"hybrid"\ncopies = 2\ncopy_parallel = "pipeline"'
-    forms = ('"ddp"', '"fsdp"', '"tensor"', '"pipeline"', grid)
+    forms = ('"fsdp"', '"tensor"', grid)
     count = len(forms)
-    settings = (*SETTINGS, f"run.min_clients={count}", f"simulation.clients={count}")
+    settings = (
+        *SETTINGS,
+        "run.rounds=2",
+        f"run.min_clients={count}",
+        f"simulation.clients={count}",
+    )
     with federation(tmp_path, app, clients=count) as fleet:
         for index, form in enumerate(forms):
             file = fleet.client_dir(index) / "client.toml"
@@ -144,7 +149,7 @@ def test_one_client_of_each_form(tmp_path: Path) -> None:
         run = fleet.submit(*settings)
         assert fleet.wait_for_end(run)["status"] == "finished"
         rows = fleet.rounds(run)
-        assert [(row["clients"], row["failures"]) for row in rows] == [(count, 0)] * 3, rows
+        assert [(row["clients"], row["failures"]) for row in rows] == [(count, 0)] * 2, rows
         made = model(fleet.run_dir(run) / "model.safetensors")
     options = [part for setting in settings for part in ("--set", setting)]
     arguments = ("--executor", "sequential", "--out", str(tmp_path / "plain"), *options)

@@ -17,7 +17,7 @@ from .processes import Federation, federation, kill_9, meadow, wait_until
 
 pytestmark = pytest.mark.fleet
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+DIGITS = Path(__file__).parents[1] / "shared" / "digits"
 CLIENTS = 4
 SETTINGS = (f"run.min_clients={CLIENTS}", f"simulation.clients={CLIENTS}")
 SECURE = (*SETTINGS, "privacy.secure_aggregation.enabled=true")

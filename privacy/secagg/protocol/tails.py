@@ -2,7 +2,8 @@
 
 Server and clients compute their parameters separately and must agree to the last bit, so there
 are no floating-point numbers here. H(population, marked, drawn) is how many of `drawn` clients,
-drawn without replacement, are marked.
+drawn without replacement, are marked. Of each count of marked ones, the ways to draw follow from those of the
+count beside it.
 """
 
 from __future__ import annotations
@@ -16,23 +17,29 @@ __all__ = ["disconnects", "largest_rarely_below", "smallest_rarely_above"]
 def smallest_rarely_above(population: int, marked: int, drawn: int, *, bound: Fraction) -> int:
     """Return the smallest x with P[H > x] <= bound."""
     room = comb(population, drawn) * bound.numerator // bound.denominator
-    tail = 0
-    for count in range(min(marked, drawn), 0, -1):
-        tail += comb(marked, count) * comb(population - marked, drawn - count)
-        if tail > room:
-            return count
-    return 0
+    count = min(marked, drawn)
+    ways = comb(marked, count) * comb(population - marked, drawn - count)
+    tail = ways
+    while count and tail <= room:
+        ways *= count * (population - marked - drawn + count)
+        ways //= (marked - count + 1) * (drawn - count + 1)
+        tail += ways
+        count -= 1
+    return count
 
 
 def largest_rarely_below(population: int, marked: int, drawn: int, *, bound: Fraction) -> int:
     """Return the largest t <= `drawn` with P[H < t] <= bound."""
     room = comb(population, drawn) * bound.numerator // bound.denominator
-    tail = 0
-    for count in range(drawn):
-        tail += comb(marked, count) * comb(population - marked, drawn - count)
-        if tail > room:
-            return count
-    return drawn
+    count = max(0, drawn - (population - marked))  # fewer are impossible
+    ways = comb(marked, count) * comb(population - marked, drawn - count)
+    tail = ways
+    while count < drawn and tail <= room:
+        ways *= (marked - count) * (drawn - count)
+        ways //= (count + 1) * (population - marked - drawn + count + 1)
+        tail += ways
+        count += 1
+    return count
 
 
 def disconnects(clients: int, missing: int, neighbours: int) -> Fraction:

@@ -37,7 +37,9 @@ def test_the_reference_table(clients, bad, honest, malicious):
 
 
 @pytest.mark.parametrize("bound", [Fraction(1, 1000), Fraction(1, 20), Fraction(1, 2)])
-@pytest.mark.parametrize(("population", "marked", "drawn"), [(9, 3, 4), (10, 8, 5), (8, 0, 3)])
+@pytest.mark.parametrize(
+    ("population", "marked", "drawn"), [(9, 3, 4), (10, 8, 5), (8, 0, 3), (9, 7, 6), (7, 7, 4)]
+)
 def test_tails_by_enumeration(population, marked, drawn, bound):
     """Against every way to draw."""
     draws = [sum(c < marked for c in chosen) for chosen in combinations(range(population), drawn)]
