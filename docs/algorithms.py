@@ -82,7 +82,7 @@ def table() -> str:
 
 
 def kinds_of(entry: Entry) -> list[str]:
-    """Return the kinds of auxiliary of an algorithm; clusters are one kind here."""
+    """Return the kinds of auxiliary tensors of an algorithm; clusters are one kind here."""
     kinds = entry.builder(**entry.example).auxiliary
     return list(dict.fromkeys(re.sub(r"-\d+$", "s", kind) for kind in kinds))
 

@@ -25,8 +25,8 @@ class LocalRound:
         learned: those of them that gradients moved.
         owners: for each name on the wire the one that training knows it by: tied weights have
             several names.
-        shared: the auxiliary that came with the params.
-        client_state: what the client kept of the rounds before, by the names of auxiliary.
+        shared: the auxiliary tensors that came with the params.
+        client_state: what the client kept of the rounds before, by the names of auxiliary tensors.
         steps: how many steps were made.
         losses: the mean loss on the client's data before the round, if the algorithm needs it.
         momentum: the optimizer's first slot, by name, if it has one.
@@ -52,7 +52,7 @@ class LocalRound:
         return tensor.is_floating_point() or tensor.is_complex()
 
     def scaled(self, factor: torch.Tensor, *, names: frozenset[str] | None = None) -> Tensors:
-        """Return the tensors with their changes times a factor a client.
+        """Return the tensors with their deltas times a factor a client.
 
         Without `names` it is for all that are floating-point numbers.
         """

@@ -123,7 +123,7 @@ RULES: tuple[Rule[Config], ...] = (
         "enough for all cohorts with `min_separation` or `participations_max`",
         _too_few_for_turns,
         "= {simulation.clients} must be {found} for {run.rounds} rounds of {run.cohort} clients that "
-        "take part by turns; raise it, or lower run.cohort or selection.min_separation, or raise "
+        "take part with min-separation; raise it, or lower run.cohort or selection.min_separation, or raise "
         "selection.participations_max",
     ),
 )

@@ -107,7 +107,7 @@ RULES: tuple[Rule[Config], ...] = (
     ),
     Rule(
         (f"{SECTION}.sampling", *TURNS),
-        '"fixed" where clients take part by turns, or noise is correlated',
+        '"fixed" where clients take part with min-separation, or noise is correlated',
         _client(_turns),
     ),
     Rule(

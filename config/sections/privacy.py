@@ -110,7 +110,7 @@ class DifferentialPrivacyConfig:
     )
     clip: float = setting(
         1.0,
-        "the largest L2 norm of a client's change of the params, with adaptive clipping at first; "
+        "the largest L2 norm of a client's delta, with adaptive clipping at first; "
         "with records as the unit, of a record's gradient",
         above=0,
         at_most=1e6,
@@ -139,7 +139,7 @@ class DifferentialPrivacyConfig:
     ] = setting(
         "server",
         "who adds it, and where: the server, to the sum; distributed: the clients, within secure "
-        "sums, Skellam or discrete Gaussian; local: each client, to its own change",
+        "sums, Skellam or discrete Gaussian; local: each client, to its own delta",
         only=_CLIENT,
     )
     sampling: Literal["poisson", "fixed"] = setting(

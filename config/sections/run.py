@@ -91,7 +91,7 @@ class RunConfig:
     )
     early_stopping: EarlyStoppingConfig | None = None
     update_norm_max: float | None = setting(
-        None, "the largest L2 norm of a client's change of the params", above=0
+        None, "the largest L2 norm of a client's delta", above=0
     )
     update_norm_policy: Literal["reject", "clip"] = setting(
         "reject",

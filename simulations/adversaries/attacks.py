@@ -1,7 +1,7 @@
 """What adversaries who know every honest update send instead of their own.
 
 All of them send the same (but for `gaussian`). Shapes: `honest` is (clients, values), the honest
-clients' changes of the params; the result is (values,).
+clients' deltas; the result is (values,).
 
 Sources: Allen-Zhu, Ebrahimianghazani, Li, Alistarh, "Byzantine-resilient non-convex stochastic
 gradient descent" (2021): sign flip; Xie, Koyejo, Gupta, "Fall of empires: breaking Byzantine-tolerant

@@ -30,8 +30,8 @@ def afl(*, mixture_learning_rate: float = 0.1) -> Algorithm:
     """Minimise the largest sum of lambda_k F_k over all mixtures lambda of the clients.
 
     A client keeps s_k, the sum of its losses before training times the rate, and answers with its
-    start plus w_k times its change, where w_k = exp(s_k - z), and with z + w_k. The new params are
-    the old ones plus sum w_k change_k / sum w_k. z is the log of what the weights were normalised
+    start plus w_k times its delta, where w_k = exp(s_k - z), and with z + w_k. The new params are
+    the old ones plus sum w_k delta_k / sum w_k. z is the log of what the weights were normalised
     by so far: it keeps the w_k around 1 and cancels.
 
     Edge cases: the mixture that a run begins with is that of the examples; a round's is normalised

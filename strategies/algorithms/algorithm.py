@@ -106,7 +106,7 @@ class Algorithm:
     evaluate_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     """As `client_config`, for evaluations: of an algorithm with personal params."""
     auxiliary: tuple[str, ...] = ()
-    """The kinds of auxiliary among what is sent: "control" for names as control/weight."""
+    """The kinds of auxiliary tensors among what is sent: "control" for names as control/weight."""
     linear: bool = True
     """False if it needs every single update: then nothing may add updates up on the way."""
     of_model: bool = True

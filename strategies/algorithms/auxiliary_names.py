@@ -1,7 +1,7 @@
-"""Companions: tensors that travel beside the params, in the same record, under names of their own.
+"""Auxiliary tensors: those that travel beside the params, in the same record, under names of their own.
 
 An algorithm that needs more than the params sends `kind/name` too; a reply has the same names as
-the instruction. So auxiliary add up like params do: in any executor, in a relay, in a secure sum.
+the instruction. So they add up like params do: in any executor, in a relay, in a secure sum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEPARATOR = "/"
 
 
 def auxiliary_name(kind: str, name: str) -> str:
-    """Return the name on the wire of the auxiliary_name that belongs to a tensor."""
+    """Return the name on the wire of the auxiliary tensor that belongs to a tensor."""
     return f"{kind}{SEPARATOR}{name}"
 
 
@@ -33,7 +33,7 @@ def kind_of(name: str, kinds: Collection[str]) -> str | None:
 
 
 def of_kind(kind: str, tensors: Mapping[str, T]) -> dict[str, T]:
-    """Return the auxiliary of a kind, by the names of the tensors that they belong to."""
+    """Return the auxiliary tensors of a kind, by the names of the tensors that they belong to."""
     prefix = auxiliary_name(kind, "")
     return {
         name.removeprefix(prefix): tensor
@@ -43,7 +43,7 @@ def of_kind(kind: str, tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def refuse_clashes(names: Iterable[str], kinds: Collection[str], *, algorithm: str) -> None:
-    """Check that no tensor of a model has the name of a auxiliary_name.
+    """Check that no tensor of a model has the name of an auxiliary tensor.
 
     Raises:
         ConfigError: one does.

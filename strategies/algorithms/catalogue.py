@@ -95,7 +95,7 @@ CATALOGUE: Mapping[str, Entry] = {
     "fednova": Entry(
         builder=fednova,
         arguments=_same("server_learning_rate"),
-        client="divides its change by its steps, and counts them",
+        client="divides its delta by its steps, and counts them",
         optimizer="sgd",
         clippable=False,
     ),

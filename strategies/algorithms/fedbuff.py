@@ -4,7 +4,7 @@ Any algorithm's server optimizer makes that step. With as many clients at work a
 all equally fast, its rounds are the synchronous ones.
 
 Source: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated learning with buffered
-asynchronous aggregation" (2022), algorithm 1; a client's change counts by its number of examples.
+asynchronous aggregation" (2022), algorithm 1; a client's delta counts by its number of examples.
 """
 
 from __future__ import annotations

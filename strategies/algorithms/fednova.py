@@ -24,10 +24,10 @@ STEPS = "steps"
 
 @builder
 def fednova(*, server_learning_rate: float | None = None) -> Algorithm:
-    """Average the clients' changes a step, and go the mean number of steps in that direction.
+    """Average the clients' deltas a step, and go the mean number of steps in that direction.
 
-    A client answers with its start plus its change divided by a_i, and with a_i: the L1 norm of
-    what its steps count in the change, which is their number for plain SGD. Then the new params are
+    A client answers with its start plus its delta divided by a_i, and with a_i: the L1 norm of
+    what its steps count in the delta, which is their number for plain SGD. Then the new params are
     the old ones plus (sum p_i a_i) (sum p_i change_i / a_i), with weights p_i by examples. Each
     tensor has an a_i of its own: 1 where no gradient moves it, as a running mean.
 

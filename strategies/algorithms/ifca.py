@@ -24,7 +24,7 @@ MEMBERS = "members"
 
 
 def cluster_kind(number: int) -> str:
-    """Return the kind of auxiliary that a cluster's params are."""
+    """Return the kind of auxiliary tensors that a cluster's params are."""
     return f"cluster-{number}"
 
 

@@ -77,7 +77,7 @@ class ScaledDelta:
     """A `FlatTensor`: an old tensor's scaled change to a new one, added to a third (or the old).
 
     It is of the new one's dtype, or `exact`: in float64 (complex128), where it is not rounded so
-    that a bound of the change would not hold any more.
+    that a bound of the delta would not hold any more.
     """
 
     def __init__(

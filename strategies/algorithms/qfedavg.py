@@ -24,7 +24,7 @@ CURVATURE = auxiliary_name("curvature", "mean")
 def qfedavg(*, q: float = 0.2) -> Algorithm:
     """Minimise sum p_k F_k^(q + 1) / (q + 1), with weights p_k by examples.
 
-    A client answers with its start plus F_k^q times its change, where F_k is its loss before it
+    A client answers with its start plus F_k^q times its delta, where F_k is its loss before it
     trains, and with h_k / L = q F_k^(q - 1) L |change|^2 + F_k^q, where L is 1 / learning rate. The
     new params are the old ones plus the sum of the former divided by the sum of the latter.
 

@@ -33,7 +33,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobustAggregator:
-    """Computes what a rule makes of the clients' changes of the params, each counting the same.
+    """Computes what a rule makes of the clients' deltas, each counting the same.
 
     A client says itself how many examples it has; so nothing here depends on that.
 

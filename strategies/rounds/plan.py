@@ -27,14 +27,14 @@ class RoundPlan:
         evaluate_every: rounds between evaluations, federated and central; 0 is never. The last
             round is always evaluated, unless this is 0.
         early_stopping: when to stop before the last round.
-        update_norm_max: the largest L2 norm of a client's change of the params (floating-point
+        update_norm_max: the largest L2 norm of a client's delta (floating-point
             tensors only); None is no limit.
         selection: how the cohort is drawn among the clients that are there.
         asynchronous: who works when without waiting for each other; None: rounds are synchronous.
             Then `cohort` and `selection` mean nothing, `min_clients` must be connected before the
             first instruction, `deadline_s` is each client's own, and clients evaluate at the end.
         update_norm_policy: what happens to an update beyond it: "reject" refuses it, "clip"
-            scales the change down to the limit.
+            scales the delta down to the limit.
     """
 
     cohort: float | int = 1.0

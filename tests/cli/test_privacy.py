@@ -116,7 +116,7 @@ def test_an_owner_sees_what_was_spent(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_noise_that_clients_add_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    """Within secure sums hardly more than the server's, on every client's own change far more."""
+    """Within secure sums hardly more than the server's, on every client's own delta far more."""
     options = ["--rounds", "20", "--epsilon", "2", "--sampling", "fixed", "--format", "json"]
     planned = {}
     options += ["--corrupt-fraction", "0", "--dropout-fraction", "0"]

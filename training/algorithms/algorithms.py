@@ -32,8 +32,8 @@ class LocalAlgorithm:
     """A client's half of an algorithm; this one adds nothing to training.
 
     Attributes:
-        auxiliary: the kinds of auxiliary that come for every tensor; the answer has them too.
-        total: the name of the one auxiliary_name that comes for all tensors together, likewise.
+        auxiliary: the kinds of auxiliary tensors that come for every tensor; the answer has them too.
+        total: the name of the one auxiliary tensor that comes for all tensors together, likewise.
         steers: which of the kinds corrects every step; its tensors are like the params.
         slot: which of the kinds the optimizer's slot begins with.
         keeps: the kind of what a client keeps for every learned tensor; zeros before its first
@@ -100,7 +100,7 @@ class Scaffold(LocalAlgorithm):
 
 
 class FedNova(LocalAlgorithm):
-    """Divides its change by what its steps count in it."""
+    """Divides its delta by what its steps count in it."""
 
     auxiliary = (STEPS,)
 
@@ -114,7 +114,7 @@ class FedNova(LocalAlgorithm):
         return Answer(params=end.scaled(1 / counts, names=end.learned), auxiliary=steps)
 
     def _counts(self, steps: Tensor) -> Tensor:
-        """Return the change that gradients of one would make, in units of the learning rate.
+        """Return the delta that gradients of one would make, in units of the learning rate.
 
         It is the L1 norm of the paper's a_i, with momentum and a proximal term or without.
         """
@@ -159,7 +159,7 @@ class FedDyn(LocalAlgorithm):
 
 
 class QFedAvg(LocalAlgorithm):
-    """Lets its change count by a power of its loss."""
+    """Lets its delta count by a power of its loss."""
 
     total = CURVATURE
     needs_losses = True
@@ -172,7 +172,7 @@ class QFedAvg(LocalAlgorithm):
 
 
 class Afl(LocalAlgorithm):
-    """Lets its change count by a weight that grows with its loss."""
+    """Lets its delta count by a weight that grows with its loss."""
 
     total = MIXTURE
     keeps_score = True

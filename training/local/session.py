@@ -47,7 +47,7 @@ class LocalSession:
         """Begin with a module that has its params, the instruction's arrays and what is kept.
 
         Raises:
-            ProtocolError: a auxiliary_name that the algorithm needs is missing, or of another shape.
+            ProtocolError: an auxiliary tensor that the algorithm needs is missing, or of another shape.
         """
         self._algorithm = algorithm
         self._module = module

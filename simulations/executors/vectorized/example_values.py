@@ -31,7 +31,7 @@ class Trained(Protocol):
     def means(self) -> Means: ...
 
     def deltas(self, good: list[int] | None, weights: Weights) -> Tensors:
-        """Return the weighted sum of the changes of params and buffers, by name, of the clients
+        """Return the weighted sum of the deltas of params and buffers, by name, of the clients
         `good` (None: of all); `weights` are theirs."""
 
     def each(self, low: int, high: int) -> Tensors:

@@ -8,7 +8,7 @@ its rows belong to different clients. Each makes its own SGD step while the loss
 - The first layer sees the samples themselves. It keeps no weight per client but, for each sample,
   what the steps so far add to the weight along that sample: with step size r, errors e and samples
   x, W = W0 - r sum e x', so W x = W0 x - r sum e (x' x). The products x' x of a client's samples
-  with each other are fewer than its weights; W0 x, and the change of all clients together, are one
+  with each other are fewer than its weights; W0 x, and the sum of all clients' deltas, are one
   matrix product each.
 """
 
@@ -82,7 +82,7 @@ class ClientLinear(nn.Module):
         raise NotImplementedError
 
     def bias_deltas(self) -> torch.Tensor:
-        """Return every client's change of the bias."""
+        """Return every client's delta of the bias."""
         assert self.bias_before is not None
         if self._bias is None:
             return torch.zeros_like(self.bias_before).expand(self.clients, -1)
@@ -145,7 +145,7 @@ class InnerLinear(ClientLinear):
         return self._deltas()[low:high]
 
     def _deltas(self) -> torch.Tensor:
-        """Return every client's change, once its training is over: it takes the weights' place."""
+        """Return every client's delta, once its training is over: it takes the weights' place."""
         if self._change is None:
             if self._weight is None:
                 self._change = torch.zeros_like(self.before).expand(self.clients, -1, -1)

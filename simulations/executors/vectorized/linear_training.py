@@ -32,7 +32,7 @@ First = type[FirstOnce] | type[FirstRepeated] | None
 STEPS_ONCE_MAX = 8
 """`FirstOnce` looks back at every step before, one by one."""
 CACHED_BYTES = 2 << 20
-"""Weights that stay in a core's cache: their changes' norms are cheaper than those of changes that
+"""Weights that stay in a core's cache: their deltas' norms are cheaper than those of deltas that
 were never made."""
 
 
@@ -131,7 +131,7 @@ class LinearModules:
     ) -> LinearModule:
         """Return the module for this chunk.
 
-        With `norms`, those of the clients' changes will be asked for.
+        With `norms`, those of the clients' deltas will be asked for.
         """
         kind: First = None
         if self._first is not None:
@@ -228,7 +228,7 @@ class LinearTrained:
         self.means = means
 
     def deltas(self, good: list[int] | None, weights: Weights) -> Tensors:
-        """Return the weighted sum of the clients' changes."""
+        """Return the weighted sum of the clients' deltas."""
         made: Tensors = {}
         for weight, bias, layer in self._layers:
             made[weight] = layer.weight_delta(good, weights(weight))

@@ -31,14 +31,14 @@ __all__ = ["CohortReplies"]
 class CohortReplies:
     """Takes a cohort's training chunk by chunk.
 
-    The combined params are those before the round plus the mean change, weighted by the clients'
+    The combined params are those before the round plus the mean delta, weighted by the clients'
     numbers of examples and summed in float64 over chunks; and so are an algorithm's auxiliary.
 
     Attributes:
         order: what the clients were asked.
         arrays: what the clients were sent.
         config: what they were told.
-        clipping: how their changes are bounded, if they are.
+        clipping: how their deltas are bounded, if they are.
     """
 
     def __init__(
@@ -196,12 +196,12 @@ class CohortReplies:
 
 
 def _mean(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[Any]:
-    """Return params after the mean change, in float64."""
+    """Return params after the mean delta, in float64."""
     return np.asarray(values.astype(np.float64) + delta.cpu().numpy() / total)
 
 
 def _moved(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[Any]:
-    """Return params after the mean change, in their own dtype."""
+    """Return params after the mean delta, in their own dtype."""
     mean = _mean(values, delta, total)
     if values.dtype.kind in "iu":
         np.rint(mean, out=mean)

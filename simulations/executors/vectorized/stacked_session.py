@@ -30,7 +30,7 @@ class StackedSession:
     `keep` scatters it once it is known whose training counts.
 
     Attributes:
-        starts: the auxiliary that came with the params, by their names on the wire.
+        starts: the auxiliary tensors that came with the params, by their names on the wire.
         slots: what the optimizer begins with, a row a client; None: with new ones.
     """
 
@@ -45,7 +45,7 @@ class StackedSession:
         """Begin with the clients' node ids, in the order of the rows.
 
         Raises:
-            ProtocolError: a auxiliary_name that the algorithm needs is missing.
+            ProtocolError: an auxiliary tensor that the algorithm needs is missing.
         """
         self._algorithm, self._stacked = algorithm, stacked
         self._clients, self._population = clients, population
@@ -77,7 +77,7 @@ class StackedSession:
         return made
 
     def answer(self, rows: Tensors, *, steps: torch.Tensor, losses: torch.Tensor) -> Tensors:
-        """Return the rows of params, buffers and auxiliary that the clients answer with.
+        """Return the rows of params, buffers and auxiliary tensors that the clients answer with.
 
         Shapes: `steps` and `losses`, before the round, are (clients,).
         """

@@ -42,7 +42,7 @@ class StackedTrained:
     means: Means
 
     def deltas(self, good: list[int] | None, weights: Weights) -> Tensors:
-        """Return the weighted sum of the clients' changes."""
+        """Return the weighted sum of the clients' deltas."""
         return {
             name: _weighted(rows if good is None else rows[good], self.starts[name], weights(name))
             for name, rows in self.rows.items()

@@ -130,7 +130,7 @@ def test_scaffold_by_hand(kit: Any) -> None:
 
 
 def test_a_part_of_the_clients_moves_scaffolds_control_by_its_share() -> None:
-    """c moves by |S| / N times the mean change."""
+    """c moves by |S| / N times the mean delta."""
     algorithm = scaffold(participation=0.25)
     state = algorithm.init({"at": START})
     mean = {"at": START, "control/at": np.full(3, 2.0)}

@@ -397,7 +397,7 @@ def test_stale_work_is_stopped(kit):
 
 
 def test_a_large_change_is_refused_or_cut(kit):
-    """run.update_norm_max is about a client's own change, however old its params are."""
+    """run.update_norm_max is about a client's own delta, however old its params are."""
     recorder = kit.Recorder()
     plan = {"update_norm_max": 5.0, "update_norm_policy": "clip"}
     result = run(

@@ -1,4 +1,4 @@
-"""Clients that take part by turns: whatever happens, nobody is drawn sooner or more often."""
+"""Clients that take part with min-separation: whatever happens, nobody is drawn sooner or more often."""
 
 from __future__ import annotations
 

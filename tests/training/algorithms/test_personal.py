@@ -192,7 +192,7 @@ def test_tuning_measures_and_keeps_nothing() -> None:
 
 
 def test_ditto_trains_the_common_params_as_fedavg_does() -> None:
-    """What is the client's own changes nothing for the others."""
+    """What is the client's own deltas nothing for the others."""
     common, own = Federation("feature").run(fedavg(), 3), Federation("feature").run(ditto(), 3)
     for name, array in common.arrays.items():
         assert np.array_equal(array.numpy(), own.arrays[name].numpy())

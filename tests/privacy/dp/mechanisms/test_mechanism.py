@@ -60,7 +60,7 @@ def norm_of(params: Params, old: Params) -> float:
 @given(scale=st.floats(1e-6, 1e6), seed=st.integers(0, 2**31))
 @settings(max_examples=40, deadline=None)
 def test_no_client_exceeds_the_clip(kind: ClippingKind, scale: float, seed: int) -> None:
-    """Whatever a client's change is, the clipped one has at most the norm, tensor by tensor too."""
+    """Whatever a client's delta is, the clipped one has at most the norm, tensor by tensor too."""
     draw = np.random.default_rng(seed)
     old = {"a": draw.normal(size=(3, 2)), "b": draw.normal(size=5)}
     new = {name: values + scale * draw.normal(size=values.shape) for name, values in old.items()}

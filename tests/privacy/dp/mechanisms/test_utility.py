@@ -25,7 +25,7 @@ def gradient(weights: Reals, images: Reals, labels: NDArray[np.int64]) -> Reals:
 
 
 def accuracy(multiplier: float, *, law: Law | None, seed: int) -> float:
-    """Return what digits are told apart by after noisy sums of the clients' changes; without a law
+    """Return what digits are told apart by after noisy sums of the clients' deltas; without a law
     the server adds the noise."""
     digits = pytest.importorskip("sklearn.datasets").load_digits()
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""The layer that keeps no weight per client: its clients' changes."""
+"""The layer that keeps no weight per client: its clients' deltas."""
 
 from __future__ import annotations
 

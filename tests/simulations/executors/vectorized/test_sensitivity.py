@@ -52,7 +52,7 @@ def large(site: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def task_of(records: Records, dtype: torch.dtype) -> meadow.Task:
-    """A client's change is the negative sum of its targets times its inputs."""
+    """A client's delta is the negative sum of its targets times its inputs."""
 
     def load(site: meadow.Site) -> meadow.ClientData:
         inputs, targets = records(site.index)
