@@ -141,7 +141,7 @@ def test_records_are_protected_as_on_the_cpu() -> None:
         settings = TrainingSettings(batch_size=8, epochs=1, learning_rate=0.1, seed=5)
         train_dp_sgd(
             task_of(plain_cnn), module, images(), settings, terms, client=1, device=device,
-            coins=coins,
+            sampling=coins,
         )  # fmt: skip
         made.append({name: each.cpu() for name, each in module.state_dict().items()})
     for name, values in made[1].items():
