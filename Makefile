@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
-FLEET_TESTS := tests/client tests/faults tests/federation
+PATIENT_TESTS := tests/client tests/faults tests/simulations
 
 .PHONY: help demo test fuzz soak check format bench proto docs changelog clean
 .NOTPARALLEL:
@@ -33,11 +33,11 @@ help:
 demo: $(READY)
 	@$(BIN)/meadow demo$(if $(SECURE), --secure)
 
-test: $(READY) # in three parts at once: those of a fleet mostly wait for its processes
-	@$(PYTEST) --durations=5 $(FLEET_TESTS:%=--ignore=%) & others=$$!; \
-	$(PYTEST) --durations=5 tests/federation & federation=$$!; \
-	$(PYTEST) --durations=5 $(filter-out tests/federation,$(FLEET_TESTS)); fleet=$$?; \
-	wait $$federation || fleet=1; wait $$others && exit $$fleet
+test: $(READY) # in three parts at once, of the same length: many tests wait for processes
+	@$(PYTEST) --durations=5 tests/federation & federation=$$!; \
+	$(PYTEST) --durations=5 $(PATIENT_TESTS) & patient=$$!; \
+	$(PYTEST) --durations=5 $(patsubst %,--ignore=%,tests/federation $(PATIENT_TESTS)); others=$$?; \
+	wait $$federation || others=1; wait $$patient || others=1; exit $$others
 
 soak: SECONDS ?= 600
 soak: SEED ?= 1

@@ -87,7 +87,9 @@ def test_an_interrupted_sweep_goes_on(
     assert [run["status"] for run in again.events("summary")[0]["runs"]] == ["finished"] * 2
     first = next(each for each in again.objects if each["event"] == "round_committed")
     assert (first["run"], first["round"]) == ("seed=1", ended["rounds"] + 1)
-    assert meadow(*asked, "--out", "whole").code == 0
+    for seed in (1, 2):
+        out = ("--set", f"run.seed={seed}", "--out", f"whole/seed={seed}")
+        assert meadow("simulate", "my_app", *fixed, *out).code == 0
     assert models("sweep") == models("whole") and len(models("whole")) == 2
 
 

@@ -34,19 +34,20 @@ PATHS = (
 )
 
 
-def hold(address: str, pair, path: str, declared: int, count: int) -> list[RawHttp2]:
-    """Begin messages on every stream of some connections, and end none; the server may end them."""
+def hold(address: str, pair, path: str, declared: list[int]) -> list[RawHttp2]:
+    """Begin messages of so many bytes on every stream of a connection each, and end none; the server
+    may end them."""
 
-    def begin(hostile: RawHttp2) -> None:
+    def begin(hostile: RawHttp2, size: int) -> None:
         with suppress(OSError):
-            begin_all(hostile)
+            for stream in [hostile.open(path) for _ in range(STREAMS)]:
+                hostile.begin(stream, size, size - 10, 0.2)
 
-    def begin_all(hostile: RawHttp2) -> None:
-        for stream in [hostile.open(path) for _ in range(STREAMS)]:
-            hostile.begin(stream, declared, declared - 10, 0.2)
-
-    held = [RawHttp2(address, pair) for _ in range(count)]
-    threads = [threading.Thread(target=begin, args=(each,), daemon=True) for each in held]
+    held = [RawHttp2(address, pair) for _ in declared]
+    threads = [
+        threading.Thread(target=begin, args=each, daemon=True)
+        for each in zip(held, declared, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -54,13 +55,12 @@ def hold(address: str, pair, path: str, declared: int, count: int) -> list[RawHt
     return held
 
 
-@pytest.mark.parametrize("declared", [HALF, 15 << 20])
 @pytest.mark.parametrize("path", PATHS)
-def test_with_a_certificate(server: LiveServer, tmp_path: Path, path: str, declared: int) -> None:
+def test_with_a_certificate(server: LiveServer, tmp_path: Path, path: str) -> None:
     """An enrolled client's half messages are bounded, whatever they call, and however long."""
     pair = server.enroll("half", tmp_path)
     before = server.resident_bytes()
-    held = hold(server.fleet, pair, path, declared, CONNECTIONS)
+    held = hold(server.fleet, pair, path, [HALF, 15 << 20] * CONNECTIONS)
     assert server.resident_bytes() - before < MEMORY_BYTES_MAX
     server.serves(pair)
     for hostile in held:
@@ -70,7 +70,7 @@ def test_with_a_certificate(server: LiveServer, tmp_path: Path, path: str, decla
 def test_without_a_certificate(server: LiveServer, tmp_path: Path) -> None:
     """Strangers who hold every stream of many connections keep nobody from enrolling."""
     path, before = "/meadow.v1.Enrollment/Enroll", server.resident_bytes()
-    held = hold(server.enroll_address, None, path, 60 << 10, 3 * CONNECTIONS)
+    held = hold(server.enroll_address, None, path, [60 << 10] * 3 * CONNECTIONS)
     request = pb.EnrollRequest(
         token=server.token("patient"), csr_pem=create_request("new", tmp_path / "key.pem")
     )

@@ -83,11 +83,19 @@ def has_begun(fleet: Federation, run: int, number: int, kind: str) -> bool:
         journal.close()
 
 
+@pytest.fixture(scope="module")
+def plain(fleet: Federation) -> int:
+    """A run of four rounds without secure sums."""
+    run = fleet.submit(*SETTINGS, "run.rounds=4", "evaluation.every=0")
+    assert fleet.wait_for_end(run)["status"] == "finished"
+    return run
+
+
 @pytest.mark.parametrize("who", ["worker", "daemon"])
-def test_the_server_dies_between_the_vectors_and_the_sum(fleet: Federation, who: str) -> None:
+def test_the_server_dies_between_the_vectors_and_the_sum(
+    fleet: Federation, plain: int, who: str
+) -> None:
     """In each of R2 to R4: the session goes on or ends, and no model is of another sum."""
-    plain = fleet.submit(*SETTINGS, "run.rounds=4", "evaluation.every=0")
-    assert fleet.wait_for_end(plain)["status"] == "finished"
     run = fleet.submit(*SECURE, "run.rounds=4", "evaluation.every=0")
     for number, step in enumerate(("vector", "confirm", "unmask"), 1):
         kind = f"query.secure_{step}"

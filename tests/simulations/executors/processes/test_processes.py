@@ -27,11 +27,13 @@ WAIT_S = 60
 Events = list[tuple[str, Mapping[str, Any]]]
 
 
-def processes(arena: Arena, events: Events, *, combine: bool = True) -> ProcessesExecutor:
+def processes(
+    arena: Arena, events: Events, *, combine: bool = True, workers: int = 2
+) -> ProcessesExecutor:
     sink = EventSink(
         explain=arena.app.explain, event=lambda kind, detail: events.append((kind, detail))
     )
-    return ProcessesExecutor(arena.app, arena.clients, workers=2, combine=combine, sink=sink)
+    return ProcessesExecutor(arena.app, arena.clients, workers=workers, combine=combine, sink=sink)
 
 
 @pytest.fixture
@@ -173,17 +175,17 @@ def test_an_app_that_does_not_load_is_said_so(app: App, tmp_path: Path) -> None:
     (folder / "pyproject.toml").write_text((app.folder / "pyproject.toml").read_text())
     (folder / "app.py").write_text("import no_such_module")
     broken = Arena(app=App.load(folder), clients=arena.clients, params=arena.params)
-    executor = processes(broken, [])
+    executor = processes(broken, [], workers=1)
     with pytest.raises(AppError, match="'no_such_module' installed, or misspelt"):
         list(executor.execute(arena.broadcast("train")))
     executor.close()
     (folder / "app.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    changed = processes(broken, [])
+    changed = processes(broken, [], workers=1)
     with pytest.raises(AppError, match="was changed during the run"):
         list(changed.execute(arena.broadcast("train")))
     changed.close()
     fatal = Arena(app=App.load(folder), clients=arena.clients, params=arena.params)
-    executor = processes(fatal, [])
+    executor = processes(fatal, [], workers=1)
     with pytest.raises(RunError, match="3 times in a row, one was killed by SIGKILL while it load"):
         list(executor.execute(arena.broadcast("train")))
     executor.close()
