@@ -117,6 +117,13 @@ def test_the_page_of_flowers_features_is_new() -> None:
     assert made == (ROOT / "docs" / "flower.md").read_text()
 
 
+def test_the_index_has_every_page() -> None:
+    """docs/README.md leads to each page beside it."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index]
+    assert missing == ["README.md"]
+
+
 PATH = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_]+\.(?:py|proto))?)`")
 
 
