@@ -13,6 +13,7 @@ from .deprecated import install
 
 if TYPE_CHECKING:
     from . import datasets
+    from .api.federation import Federation, RemoteRun, connect
     from .api.run import Comparison, Run, compare, load_run
     from .api.simulate import resume, simulate
     from .api.sweep import sweep
@@ -65,8 +66,10 @@ __all__ = [
     "DifferentialPrivacy",
     "Evaluation",
     "FederatedStrategy",
+    "Federation",
     "MeadowError",
     "Privacy",
+    "RemoteRun",
     "Robust",
     "Run",
     "SecureAggregation",
@@ -80,6 +83,7 @@ __all__ = [
     "analytics",
     "client_app",
     "compare",
+    "connect",
     "cross_entropy",
     "datasets",
     "ditto",
@@ -117,8 +121,10 @@ _HOMES = {
     "DifferentialPrivacy": ".config.sections.privacy:DifferentialPrivacyConfig",
     "Evaluation": ".config.sections.run:EvaluationConfig",
     "FederatedStrategy": ".strategies.rounds.adapter",
+    "Federation": ".api.federation",
     "MeadowError": ".errors",
     "Privacy": ".config.sections.privacy:PrivacyConfig",
+    "RemoteRun": ".api.federation",
     "Robust": ".config.sections.robust:RobustConfig",
     "Run": ".api.run",
     "SecureAggregation": ".config.sections.privacy:SecureAggregationConfig",
@@ -132,6 +138,7 @@ _HOMES = {
     "analytics": ".strategies.algorithms.analytics",
     "client_app": ".training.local.app",
     "compare": ".api.run",
+    "connect": ".api.federation",
     "cross_entropy": ".training.classification",
     "ditto": ".strategies.algorithms.ditto",
     "fedasync": ".strategies.algorithms.fedasync",

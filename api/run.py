@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-__all__ = ["Comparison", "Run", "compare", "load_run"]
+__all__ = ["Comparison", "Run", "compare", "load_run", "table"]
 
 Row = dict[str, Any]
 PARTS = ("train", "evaluate", "server")
@@ -82,13 +82,13 @@ class Run:
 
         A pandas DataFrame where pandas is installed, else a list of dicts.
         """
-        return _as_table([_flat(row) for row in self._rows()])
+        return table([_flat(row) for row in self._rows()])
 
     @property
     def clients(self) -> Any:
         """A row for each round and client that took part: "round", "client", "examples",
         "train.loss" and so on; as `metrics`, a DataFrame or a list of dicts."""
-        return _as_table(list(_client_rows(self.folder / "clients.jsonl")))
+        return table(list(_client_rows(self.folder / "clients.jsonl")))
 
     def params(self) -> dict[str, NDArray[Any]]:
         """Return the params of the last committed round by name.
@@ -197,7 +197,7 @@ class Comparison(Sequence[Run]):
             row: Row = {"run": shown.name, "status": found["status"], "rounds": len(run._rows())}
             row |= {key: shown.record.settings.get(key) for key in differing}
             rows.append(row | _flat(found.get("final") or {}, without=("round",)))
-        return _as_table(rows)
+        return table(rows)
 
     def plot(self, metrics: Sequence[str] | None = None) -> Figure:
         """Return the curves of all runs over rounds as a matplotlib figure; see `Run.plot`."""
@@ -252,7 +252,8 @@ def _chart(runs: Sequence[Run]) -> Iterator[Html]:
         yield Html(figure._repr_html_())
 
 
-def _as_table(rows: list[Row]) -> Any:
+def table(rows: list[Row]) -> Any:
+    """Return rows as a pandas DataFrame, or as they are where pandas is not installed."""
     try:
         pandas = importlib.import_module("pandas")
     except ImportError:

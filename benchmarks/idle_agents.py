@@ -15,8 +15,8 @@ from harness.agents import enroll_many
 from harness.fleet import many_agents, process_of, run_to_end
 from harness.report import report
 
-from meadow.cli.admin import admin_stub
 from meadow.cli.demo import Federation
+from meadow.server.remote.connection import admin_stub
 from meadow.transport import fleet_pb2 as pb
 
 APP = Path(__file__).parent / "apps" / "constant"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..apps.folder import App, pack
-from ..errors import MeadowError, ProtocolError
+from ..apps.folder import App
+from ..errors import MeadowError
+from ..server.remote.connection import admin_stub
+from ..server.remote.runs import events_of, named, site_names
+from ..server.remote.runs import pull as pull_folder
+from ..server.remote.runs import submit as submit_app
 from ..transport import fleet_pb2 as pb
-from ..transport.app_signature import signature_beside
-from .admin import AdminOption, DirOption, admin_stub
+from .admin import AdminOption, DirOption
 from .live import RunView
 from .output import Format, FormatOption, moment, say, show_rows
 from .sentences import sentence_of
@@ -22,7 +24,6 @@ __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Submit, follow, stop and fetch runs.")
 
-ZIP_CHUNK_BYTES = 256 << 10
 COLUMNS = {
     "id": "RUN",
     "app": "APP",
@@ -48,9 +49,8 @@ def submit(
 ) -> None:
     """Send an app to the server and begin a run of it."""
     loaded = App.load(folder, overrides=settings or [])
-    archive = pack(loaded.folder)
     with admin_stub(dir, admin) as stub:
-        run = stub.Submit(_pieces(archive, loaded), timeout=120)
+        run = submit_app(stub, loaded)
         say(
             format,
             f"run {run.id} of {run.app} ({run.sha256[:12]}) is {run.status}",
@@ -61,18 +61,6 @@ def submit(
         )
         if watch:
             _follow(stub, run.id, format)
-
-
-def _pieces(archive: bytes, app: App) -> Iterator[pb.SubmitMessage]:
-    opened = pb.SubmitOpen(
-        size_bytes=len(archive),
-        name=app.name,
-        settings=app.settings,
-        signature=signature_beside(app.folder, name=app.name, sha256=app.sha256),
-    )
-    yield pb.SubmitMessage(open=opened)
-    for start in range(0, len(archive), ZIP_CHUNK_BYTES):
-        yield pb.SubmitMessage(zip=archive[start : start + ZIP_CHUNK_BYTES])
 
 
 @app.command("list")
@@ -96,10 +84,10 @@ def show(
     """Show one run and what happened in it."""
     with admin_stub(dir, admin) as stub:
         detail = stub.ShowRun(pb.RunId(id=run), timeout=10)
-        names = _names(stub)
+        names = site_names(stub)
     row = _row(detail.run)
     events = [
-        {"at": moment(event.at_s), "kind": event.kind, **_named(json.loads(event.json), names)}
+        {"at": moment(event.at_s), "kind": event.kind, **named(json.loads(event.json), names)}
         for event in detail.events
     ]
     if format is Format.JSON:
@@ -125,32 +113,13 @@ def watch(
 
 def _follow(stub: Any, run_id: int, format: Format) -> None:
     with RunView(f"run {run_id}", format=format) as view:
-        names = _names(stub)
-        for event in stub.Watch(pb.RunId(id=run_id)):
-            detail = json.loads(event.json)
-            if detail.get("client", 0) not in names:
-                names = _names(stub) if "client" in detail else names
-            view.show(event.kind, _named(detail, names))
+        for kind, detail in events_of(stub, run_id):
+            view.show(kind, detail)
     final = stub.ShowRun(pb.RunId(id=run_id), timeout=10).run
     if final.status == "failed":
         raise MeadowError(
             f"run {run_id} failed: {final.cause}; `meadow run show {run_id}` tells more"
         )
-
-
-def _names(stub: Any) -> dict[int, str]:
-    sites = stub.Sites(pb.Empty(), timeout=10).sites
-    return {site.node_id: site.name for site in sites}
-
-
-def _named(detail: dict[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
-    """Return an event with the names of the sites that it has by node number."""
-    named = dict(detail)
-    if detail.get("client") in names:
-        named["site"] = names[detail["client"]]
-    if "missing" in detail:
-        named["missing_sites"] = [names.get(node, str(node)) for node in detail["missing"]]
-    return named
 
 
 @app.command()
@@ -193,32 +162,8 @@ def pull(
     if target.exists() and any(target.iterdir()):
         raise MeadowError(f"{target} is not empty; give another folder with --out")
     with admin_stub(dir, admin) as stub:
-        files = _receive(stub.Pull(pb.PullRequest(run_id=run)), target)
+        files = pull_folder(stub, run, target)
     say(format, f"{len(files)} files in {target}", out=str(target), files=files)
-
-
-def _receive(messages: Iterator[pb.PullMessage], target: Path) -> list[str]:
-    names: list[str] = []
-    file = None
-    try:
-        for message in messages:
-            if message.HasField("file"):
-                path = PurePosixPath(message.file)
-                plain = path.parts and message.file.isprintable() and "\\" not in message.file
-                if not plain or path.is_absolute() or ".." in path.parts:
-                    raise ProtocolError(f"the server names {message.file[:200]!r}")
-                if file is not None:
-                    file.close()
-                local = target.joinpath(*path.parts)
-                local.parent.mkdir(parents=True, exist_ok=True)
-                file = local.open("wb")
-                names.append(message.file)
-            elif file is not None:
-                file.write(message.data)
-    finally:
-        if file is not None:
-            file.close()
-    return names
 
 
 def _row(run: pb.Run) -> dict[str, Any]:
@@ -239,9 +184,8 @@ def follow_and_pull(
 ) -> dict[str, Any]:
     """Run an app on a server to its end, fetch the run folder and return its summary."""
     loaded = App.load(folder, overrides=settings)
-    archive = pack(loaded.folder)
     with admin_stub(server_dir, None) as stub:
-        run = stub.Submit(_pieces(archive, loaded), timeout=120)
+        run = submit_app(stub, loaded)
         _follow(stub, run.id, format)
-        _receive(stub.Pull(pb.PullRequest(run_id=run.id)), out)
+        pull_folder(stub, run.id, out)
     return dict(json.loads((out / "summary.json").read_text()))

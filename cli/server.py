@@ -18,9 +18,9 @@ import typer
 from ..errors import MeadowError
 from ..machine.process_limits import allow_many_files, keep_freed_memory
 from ..server.daemon.server_dir import ServerFolder
+from ..server.remote.connection import admin_stub
 from ..transport import fleet_pb2 as pb
 from ..transport.identity import check_client_name, fingerprint_of
-from .admin import admin_stub
 from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
 
 __all__ = ["app"]

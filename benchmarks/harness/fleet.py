@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from meadow.apps.folder import App, pack
-from meadow.cli.admin import admin_stub
+from meadow.server.remote.connection import admin_stub
 from meadow.transport import fleet_pb2 as pb
 
 __all__ = ["many_agents", "process_of", "run_to_end", "status_kb"]

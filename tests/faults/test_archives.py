@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from meadow.cli.run import _receive
 from meadow.errors import ProtocolError
+from meadow.server.remote.runs import _receive
 from meadow.transport import fleet_pb2 as pb
 
 from .arena import Arena

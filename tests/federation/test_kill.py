@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from meadow.cli.admin import admin_stub
 from meadow.errors import MeadowError
+from meadow.server.remote.connection import admin_stub
 from meadow.simulations.run import simulate
 from meadow.transport import fleet_pb2 as pb
 

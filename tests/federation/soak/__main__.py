@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from meadow.cli.admin import admin_stub
 from meadow.errors import MeadowError
+from meadow.server.remote.connection import admin_stub
 from meadow.transport import fleet_pb2 as pb
 
 from ..processes import PATIENCE_S, Federation, Patience, Process
