@@ -20,7 +20,7 @@ from ..errors import AppError, ConfigError, MeadowError
 from ..transport.proxy import bypass_for_this_machine
 from .output import Format, FormatOption, say
 
-__all__ = ["Federation", "demo"]
+__all__ = ["DemoFederation", "demo"]
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 START_S = 60.0
@@ -29,7 +29,7 @@ MARKER = ".meadow-demo"
 """Says that a folder was made by the demo, and may be emptied by the next one."""
 
 
-class Federation:
+class DemoFederation:
     """A server and client agents as processes of this machine, each with a folder of its own."""
 
     def __init__(self, folder: Path, app: Path) -> None:
@@ -157,7 +157,7 @@ def demo(
     settings += ["privacy.secure_aggregation.enabled=true"] if secure else []
     if secure and clients < 3:
         raise ConfigError(f"--secure needs at least 3 clients, got --clients {clients}")
-    with _ending_well(), Federation(out.resolve(), app) as federation:
+    with _ending_well(), DemoFederation(out.resolve(), app) as federation:
         say(format, "starting the server ...", event="server_starting")
         address = federation.start_server()
         say(format, f"server      fleet {address}, mutual TLS", event="server", fleet=address)

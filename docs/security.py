@@ -578,7 +578,8 @@ BESIDES = {
         client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
         server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
-        transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S""",
+        transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S
+        server.remote.runs:CALL_S server.remote.runs:SUBMIT_S""",
     "how much of one's own is done, sent, kept or shown; a peer that wants more of it gets no more": """
         training.local.app:SITES_KEPT_MAX client.agent.connection:LOOKAHEAD_BYTES_MAX client.agent.delivery:DELIVERIES_MAX
         client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:BLOBS_KEPT client.agent.execution:CORRUPT_MAX
@@ -594,7 +595,8 @@ BESIDES = {
         transport.database:PROBLEMS_MAX transport.identity:IDENTITIES_KEPT
         transport.packed:PACKED_BYTES_MAX transport.reach:CHAIN_MAX transport.writer:REMEMBERED_MAX""",
     "a larger bound of gRPC's, below which another one of the table lies": """
-        client.agent.connection:BLOB_BYTES_MAX client.agent.connection:MESSAGE_BYTES_MAX""",
+        client.agent.connection:BLOB_BYTES_MAX client.agent.connection:MESSAGE_BYTES_MAX
+        server.remote.connection:MESSAGE_BYTES_MAX""",
     "it is told beside `FRUITLESS_BYTES_PER_S_MAX`": "server.daemon.daemon:FRUITLESS_BYTES_MAX",
 }
 """Constants that are named like limits and are not in a table, by the reason."""

@@ -235,6 +235,7 @@ def test_class_names_are_one() -> None:
 LINES_MIN = 40
 DOORS = {
     "__main__": "the command",
+    "cli.admin": "the options of commands that speak with a server",
     "config.rules.combinations": "all rules that span sections, in order",
     "config.sections.compression": "a section of meadow.toml",
     "datasets.arrays": "an adapter",

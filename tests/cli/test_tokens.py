@@ -47,5 +47,5 @@ def test_redeeming_one_voids_all_others_of_an_older_journal(tmp_path: Path) -> N
         with db.transaction() as connection:
             connection.execute("UPDATE tokens SET used_at_s = NULL")
         sites.redeem("second", now_s=1.0)
-        with pytest.raises(IdentityError, match="is void"):
+        with pytest.raises(IdentityError, match="was used, revoked or replaced"):
             sites.redeem("first", now_s=2.0)
