@@ -1,7 +1,7 @@
-"""`compressed_app(app)`: a Flower ClientApp that answers compressed where the server asks for it.
+"""`compressed_app(app)`: wraps a Flower ClientApp so that its replies are compressed on request.
 
-Any ClientApp: it gets the params and answers with params, as always. `compression_mod` is the same
-as a Flower mod, `ClientApp(mods=[compression_mod])`.
+It works with any ClientApp, which receives and returns plain params. `compression_mod` does the
+same as a Flower mod: `ClientApp(mods=[compression_mod])`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .terms import RECORD, CompressionTerms, forms_in
 __all__ = ["compressed_app", "compression_mod"]
 
 RESIDUAL = "compression-residual"
-"""In the Context's state: what a client's last reply left out."""
+"""Name of the record in the Context's state that holds the residual of the client's last reply."""
 
 
 def compressed_app(app: ClientApp) -> ClientApp:
-    """Return `app` behind `compression_mod`."""
+    """Return `app` wrapped in `compression_mod`."""
     return _CompressedApp(app)
 
 
 class _CompressedApp(ClientApp):
-    """Hands messages to another app, through the mod."""
+    """Passes messages to another app through the mod."""
 
     def __init__(self, app: ClientApp) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class _CompressedApp(ClientApp):
 
 
 def compression_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Unpack an instruction's params, and pack the change that the reply makes of them.
+    """Unpack an instruction's params, and pack the delta between them and the reply's params.
 
-    Messages without the terms of compression pass through.
+    Messages without compression terms pass through unchanged.
 
     Raises:
-        ProtocolError: the terms or the params cannot be read.
+        ProtocolError: the terms or the params cannot be read, or the reply has other tensors.
     """
     found = message.content.config_records.get(RECORD)
     if found is None:
@@ -64,7 +64,7 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
         message.content[name] = params_to_arrays(sent)
     else:
         sent = arrays_to_params(arrays)
-    sent = {key: np.array(values) for key, values in sent.items()}  # an app may write into its own
+    sent = {key: np.array(values) for key, values in sent.items()}  # the app may modify its copy
     reply = call_next(message, context)
     if terms.upload != "none" and reply.has_content() and reply.content.array_records:
         _pack(reply, message, context, terms, sent)
@@ -77,23 +77,23 @@ def _pack(
     (name,) = reply.content.array_records
     params = arrays_to_params(reply.content.array_records[name])
     if forms_of(params) != forms_of(sent):
-        raise ProtocolError("the app answers with other tensors than it was sent")
+        raise ProtocolError("the app's reply has other tensors than the instruction")
     packer = Packer(forms_of(sent), terms, terms.upload)
     row = packer.row_of(params) - packer.row_of(sent)
     if packer.feeds_back:
         row += _residual(context, len(row))
     seed = upload_seed(terms, message.metadata.group_id, context.node_id)
-    packed, taken_for = packer.pack(row, params, seed)
+    packed, decoded = packer.pack(row, params, seed)
     if packer.feeds_back:
-        context.state[RESIDUAL] = params_to_arrays({"row": row - taken_for})
+        context.state[RESIDUAL] = params_to_arrays({"row": row - decoded})
     reply.content[name] = packed
 
 
 def _residual(context: Context, size: int) -> Row:
-    """Return what earlier replies left out; zeros if there is none of this size."""
-    kept = context.state.get(RESIDUAL)
-    if isinstance(kept, ArrayRecord):
-        row = arrays_to_params(kept)["row"]
+    """Return the residual of the earlier replies; zeros if there is none of this size."""
+    residual = context.state.get(RESIDUAL)
+    if isinstance(residual, ArrayRecord):
+        row = arrays_to_params(residual)["row"]
         if row.shape == (size,):
             return np.asarray(row, np.float32)
     return np.zeros(size, np.float32)

@@ -1,4 +1,4 @@
-"""What a codec is, and all of them by name."""
+"""The interface of codecs, and their lookup by name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Codec", "codec_of"]
 
 
 class Codec(Protocol):
-    """Makes a row of float32 values smaller, and comes near to it again.
+    """Encodes a row of float32 values in fewer bytes; decoding approximates the row.
 
-    Guarantees: what is encoded has `forms`, whatever the row; decoding takes a generator with
-        the same seed as encoding.
+    Guarantees: the encoded parts have the dtypes and counts of `forms` for every row. Decoding
+        needs a generator with the seed of the encoding.
     """
 
     feeds_back: bool
-    """Whether what is lost must be added to the next row."""
+    """Whether the encoding error must be added to the client's next row (error feedback)."""
     forms: Sequence[Form]
 
     def encode(self, row: Row, generator: np.random.Generator) -> list[NDArray[Any]]: ...
@@ -32,7 +32,7 @@ class Codec(Protocol):
 
 
 def codec_of(kind: str, shapes: Sequence[tuple[int, ...]], *, fraction: float, rank: int) -> Codec:
-    """Return the codec of that name for a row of tensors of these shapes."""
+    """Return the codec named `kind` for the row of tensors of these shapes."""
     size = sum(math.prod(shape) for shape in shapes)
     if kind in ("fp16", "bf16"):
         return Halves(size, brain=kind == "bf16")

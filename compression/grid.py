@@ -1,9 +1,9 @@
-"""`CompressionGrid`: any Flower grid, what travels through it compressed.
+"""`CompressionGrid`: wraps any Flower grid and compresses the params in its messages.
 
     strategy.start(CompressionGrid(grid, CompressionTerms(upload="int8")), arrays)
 
-The strategy sends and gets params as always. Clients are told with every instruction how to
-answer (`meadow.compression.client`); one that answers plainly is understood too.
+The strategy sends and receives plain params. Every instruction has the terms by which clients
+compress their replies (`meadow.compression.client`); uncompressed replies are accepted too.
 """
 
 from __future__ import annotations
@@ -32,38 +32,40 @@ UNREADABLE = 4
 
 
 class CompressionGrid(WrappedGrid):
-    """A Grid over another one, between which params are compressed.
+    """A Grid that wraps another one and compresses the params in its messages.
 
-    Params are what the strategy sent, plus what the client says it changed: what rounding does
-    to the params on their way out is not in the model.
+    A reply's params are those that the strategy sent, plus the client's delta: the rounding of
+    the downloaded params is not in the model.
 
-    Guarantees: the same params are sent as the same bytes, whenever. A reply that cannot be
-        unpacked is that client's failure.
+    Guarantees: equal params are sent as equal bytes. A reply that cannot be unpacked becomes an
+        error reply of its client.
     """
 
     def __init__(self, grid: Grid, terms: CompressionTerms) -> None:
         """Wrap a grid.
 
         Raises:
-            ConfigError: zstd is asked for and not installed.
-            RunError: the grid adds updates up, which compressed ones do not.
+            ConfigError: the terms need zstandard, which is not installed.
+            RunError: the grid sums updates; compressed updates cannot be summed.
         """
         if terms.zstd:
             require_zstd()
         if getattr(grid, "combines_updates", False):
-            raise RunError(f"{type(grid).__name__} adds updates up, and compressed ones cannot be")
+            raise RunError(
+                f"{type(grid).__name__} sums updates, and compressed updates cannot be summed"
+            )
         super().__init__(grid)
         self._terms = terms
         self._sent: tuple[ArrayRecord, ArrayRecord, str] | None = None
-        """The last params, and what they were sent as."""
+        """The last params, and their packed record."""
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send instructions to train or evaluate compressed, and return the replies unpacked.
+        """Compress the instructions to train or evaluate, and return the replies unpacked.
 
         Raises:
-            RunError: they are not the same for everybody.
+            RunError: the clients' instructions differ.
         """
         batch = messages if isinstance(messages, Broadcast) else _broadcast(list(messages))
         if batch is None or batch.message_type.partition(".")[0] not in COMPRESSED:
@@ -75,8 +77,8 @@ class CompressionGrid(WrappedGrid):
         content, record = RecordDict(dict(batch.content)), self._terms.record()
         content[name], record[FORMS] = self._packed(arrays)
         content[RECORD] = record
-        order = Broadcast(content, batch.message_type, batch.clients, group_id=batch.group_id)
-        replies = self._grid.send_and_receive(order, timeout=timeout)
+        packed = Broadcast(content, batch.message_type, batch.clients, group_id=batch.group_id)
+        replies = self._grid.send_and_receive(packed, timeout=timeout)
         return self._unpacked(replies, arrays_to_params(arrays), batch.group_id)
 
     # ------------------------------------------------------------------ parts of it
@@ -118,17 +120,17 @@ class CompressionGrid(WrappedGrid):
 
 
 def upload_seed(terms: CompressionTerms, group_id: str, client: int) -> int:
-    """Return the seed of what is random in a client's reply."""
+    """Return the seed of the random choices in a client's reply."""
     return derive(terms.seed, group_id, client, "compression")
 
 
 def _broadcast(messages: Sequence[Message]) -> Broadcast | None:
-    """Return messages of one content as one broadcast; None for none."""
+    """Return messages of equal content as one broadcast; None for no messages."""
     if not messages:
         return None
     first = messages[0]
     if any(message.content is not first.content for message in messages):
-        raise RunError("clients must be given the same instruction: it is compressed once")
+        raise RunError("clients must get the same instruction, as it is compressed once for all")
     head = first.metadata
     clients = [message.metadata.dst_node_id for message in messages]
     return Broadcast(first.content, head.message_type, clients, group_id=head.group_id)

@@ -1,8 +1,8 @@
-"""Every matrix as the product of two thin ones; the rest as it is. What is lost is fed back.
+"""Matrices as products of two thin matrices, other tensors unchanged; with error feedback.
 
 Source: Vogels, Karimireddy, Jaggi, "PowerSGD: practical low-rank gradient compression for
-distributed optimization" (2019), algorithm 1, for each client by itself, and with two steps of the
-power iteration from a random start instead of one from the last round's.
+distributed optimization" (2019), algorithm 1, for each client separately, and with two steps of
+the power iteration from a random start instead of one step from the last round's result.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ STEPS = 2
 
 
 class LowRank:
-    """A tensor of two or more dimensions is a matrix: its first one, and all others together.
+    """Factors each tensor of two or more dimensions as a matrix: the first by all other dimensions.
 
-    One that would not become smaller is sent as it is.
+    A tensor whose factors would not be smaller is sent unchanged.
     """
 
     feeds_back = True
@@ -65,7 +65,7 @@ class LowRank:
             middle, stop = (start + self._rank * side for side in (matrix[0], sum(matrix)))
             left = values[start:middle].reshape(matrix[0], self._rank)
             right = values[middle:stop].reshape(matrix[1], self._rank)
-            with np.errstate(all="ignore"):  # the server refuses what is not finite
+            with np.errstate(all="ignore"):  # the server refuses values that are not finite
                 rows.append((left @ right.T).reshape(-1))
             start = stop
         return np.concatenate(rows).astype(np.float32, copy=False)

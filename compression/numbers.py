@@ -1,9 +1,9 @@
-"""Fewer bits a value: 16-bit floats, and integers of 8 or 4 bits, rounded at random.
+"""Fewer bits per value: 16-bit floats, and integers of 8 or 4 bits with stochastic rounding.
 
-An integer times its block's scale is the value: a block's largest is 127, or 7. Rounding is up
-with the probability of the part that is cut off, so that the mean of many rounded values is the
-mean of the values. Source: Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient
-SGD via gradient quantization and encoding" (2017), section 3.1, with the largest value for the norm.
+A value is an integer times the scale of its block; the largest integer of a block is 127 or 7. A
+value is rounded up with the probability of its fractional part, so rounding is unbiased. Source:
+Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient
+quantization and encoding" (2017), section 3.1, with the largest value in place of the norm.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Form", "Halves", "Integers", "Plain", "Row"]
 
 Row = NDArray[np.float32]
 Form = tuple[np.dtype[Any], int]
-"""The dtype and the number of values of a part of what travels."""
+"""The dtype and the number of values of one encoded part."""
 
 FINITE_MAX = {False: 65504.0, True: 3.3895313892515355e38}
 """The largest finite number of fp16, and of bf16."""
 BLOCK = 1024
-"""Values that share a scale."""
+"""The number of values that share a scale."""
 
 
 class Plain:
-    """float32, as it is."""
+    """Sends float32 values unchanged."""
 
     feeds_back = False
 
@@ -43,7 +43,7 @@ class Plain:
 
 
 class Halves:
-    """fp16 or bf16, rounded to the nearest; what fp16 cannot hold becomes its largest number."""
+    """Rounds to the nearest fp16 or bf16; values beyond the range of fp16 become its largest."""
 
     feeds_back = False
 
@@ -60,7 +60,7 @@ class Halves:
 
 
 class Integers:
-    """Integers of 8 or 4 bits, and a float32 scale for every block of values."""
+    """Rounds to integers of 8 or 4 bits, with a float32 scale for each block of values."""
 
     feeds_back = False
 
@@ -79,7 +79,7 @@ class Integers:
         blocks = np.zeros((self._blocks, BLOCK), np.float32)
         blocks.reshape(-1)[: self._size] = row
         scales = (np.abs(blocks).max(axis=1, initial=0.0) / self._level_max).astype(np.float32)
-        with np.errstate(all="ignore"):  # the server refuses what is not finite
+        with np.errstate(all="ignore"):  # the server refuses values that are not finite
             blocks /= np.where(scales > 0, scales, 1.0)[:, None]
             blocks += generator.random(blocks.shape, np.float32)
             levels = np.floor(blocks, out=blocks).clip(-self._level_max, self._level_max)

@@ -1,7 +1,7 @@
-"""Params as one row of values, and a row as the bytes that travel.
+"""Converts params to one row of values, and a row to the bytes of a message.
 
-All floating-point tensors are one row of float32, encoded and written as one array of bytes;
-integers and booleans travel as they are, under their names.
+All floating-point tensors form one row of float32, which is encoded into one array of bytes;
+integer and boolean tensors are sent unchanged, under their names.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["PACKED", "Packer", "is_packed", "require_zstd"]
 PACKED = "compression.packed"
 """The array of bytes; no tensor of a model may have this name."""
 ZSTD_BYTES = 1024
-"""A zstd frame is larger than what is in it by a 256th and less than this, at most."""
+"""A zstd frame exceeds its content by at most a 256th of the content and this many bytes."""
 PLAIN_TENSOR = "compression.as-is."
-"""Before the names of tensors that travel as they are."""
+"""Prefix of the names of tensors that are sent unchanged."""
 
 
 class Packer:
-    """Packs and unpacks the tensors of a model, of which it needs the forms alone."""
+    """Packs and unpacks the tensors of a model, given their shapes and dtypes."""
 
     def __init__(self, forms: Forms, terms: CompressionTerms, kind: str) -> None:
         self._forms, self._zstd = forms, terms.zstd
@@ -45,20 +45,20 @@ class Packer:
 
     @property
     def feeds_back(self) -> bool:
-        """Whether what is lost must be added to the next row."""
+        """As `Codec.feeds_back`."""
         return self._codec.feeds_back
 
     def row_of(self, params: Params) -> Row:
-        """Return the floating-point tensors, end to end."""
+        """Return the floating-point tensors, flattened and concatenated."""
         rows = [np.zeros(0, np.float32)]
         rows += [_reals(np.asarray(params[name])).astype(np.float32) for name in self._floating]
         return np.concatenate(rows)
 
     def pack(self, row: Row, params: Params, seed: int) -> tuple[ArrayRecord, Row]:
-        """Return what travels, and the row that it will be taken for.
+        """Return the packed record, and the row that the receiver will decode from it.
 
         Raises:
-            ConfigError: zstd is asked for and not installed.
+            ConfigError: the terms need zstandard, which is not installed.
         """
         parts = self._codec.encode(row, np.random.default_rng(seed))
         data = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
@@ -70,10 +70,10 @@ class Packer:
         return record_of(arrays), self._codec.decode(parts, np.random.default_rng(seed))
 
     def unpack(self, record: ArrayRecord, seed: int) -> tuple[Row, dict[str, FlatTensor]]:
-        """Return the row, and the tensors that travelled as they are.
+        """Return the row, and the tensors that were sent unchanged.
 
         Raises:
-            ProtocolError: the record is none that `pack` makes of such tensors.
+            ProtocolError: `pack` cannot have made the record from tensors of these forms.
         """
         tensors = tensors_of(record)
         packed = tensors.pop(PACKED, None)
@@ -81,9 +81,9 @@ class Packer:
         expected = {n: form for n, form in self._forms.items() if n not in self._floating}
         found = {name: TensorForm(tensor.shape, tensor.dtype) for name, tensor in others.items()}
         if packed is None or found != expected:
-            raise ProtocolError("a compressed record holds other tensors than the model")
+            raise ProtocolError("a compressed record has other tensors than the model")
         if packed.dtype != np.uint8 or len(packed.shape) != 1:
-            raise ProtocolError("a compressed record holds no bytes")
+            raise ProtocolError("a compressed record must be a one-dimensional array of bytes")
         most = self._bytes + (self._bytes >> 8) + ZSTD_BYTES if self._zstd else self._bytes
         if packed.shape[0] > most:  # before it is read from its file
             text = f"a compressed record has {packed.shape[0]} bytes, more than {most}"
@@ -96,7 +96,7 @@ class Packer:
         return self._codec.decode(parts, np.random.default_rng(seed)), others
 
     def params_of(self, row: Row, others: Mapping[str, FlatTensor], base: Params | None) -> Params:
-        """Return the tensors of a row, added to those of `base` if it is one of changes."""
+        """Return the tensors of a row; `base` is the params that a row of deltas is added to."""
         params: dict[str, NDArray[Any]] = {}
         start = 0
         for name, form in self._forms.items():
@@ -106,7 +106,7 @@ class Packer:
             made = np.empty(form.shape, form.dtype)
             reals = _reals(made)
             values = row[start : start + reals.size]
-            with np.errstate(all="ignore"):  # the strategy refuses what is not finite
+            with np.errstate(all="ignore"):  # the strategy refuses values that are not finite
                 reals[:] = values if base is None else _reals(np.asarray(base[name])) + values
             params[name] = made
             start += reals.size
@@ -148,7 +148,7 @@ def require_zstd() -> Any:
 
 
 def _reals(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array's values as a row of reals; one that is made here shares its memory."""
+    """Return an array's values as a row of reals; a contiguous array shares its memory."""
     row = array.reshape(-1)
     return row.view(row.real.dtype) if row.dtype.kind == "c" else row
 

@@ -1,6 +1,6 @@
-"""Fewer values: the largest ones with their places, or some at random, whose places need no bytes.
+"""Fewer values: the largest with their indices, or random ones, whose indices follow from a seed.
 
-What is left out is not lost: the client adds it to its next change (error feedback). Sources:
+The client adds the values that it left out to its next delta (error feedback). Sources:
 Stich, Cordonnier, Jaggi, "Sparsified SGD with memory" (2018), algorithm 1; Karimireddy, Rebjock,
 Stich, Jaggi, "Error feedback fixes SignSGD and other gradient compression schemes" (2019).
 """
@@ -21,7 +21,7 @@ __all__ = ["RandomK", "TopK"]
 
 
 class TopK:
-    """The values of the largest size, in the order of their places; of equal ones any."""
+    """Sends the values of largest magnitude, in ascending order of their indices."""
 
     feeds_back = True
 
@@ -40,14 +40,16 @@ class TopK:
     def decode(self, parts: Sequence[NDArray[Any]], generator: np.random.Generator) -> Row:
         places, values = parts
         if np.any(places >= self._size) or np.any(places[1:] <= places[:-1]):
-            raise ProtocolError("the places of a sparse update are not ascending ones in it")
+            raise ProtocolError(
+                f"the indices of a sparse update must ascend and be less than {self._size}"
+            )
         row = np.zeros(self._size, np.float32)
         row[places] = values
         return row
 
 
 class RandomK:
-    """Some values, drawn from a seed that both sides know."""
+    """Sends the values at random indices, which both sides draw from the same seed."""
 
     feeds_back = True
 

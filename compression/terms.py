@@ -1,4 +1,4 @@
-"""How a run's messages are compressed: said by the server with every instruction."""
+"""How a run's messages are compressed: the terms that the server sends with every instruction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..strategies.rounds.checks import Forms, TensorForm
 __all__ = ["DOWNLOADS", "RECORD", "UPLOADS", "CompressionTerms", "forms_in", "forms_text"]
 
 RECORD = "compression"
-"""The ConfigRecord of an instruction that has them."""
+"""Name of the ConfigRecord that holds the terms in an instruction."""
 DOWNLOADS = ("none", "fp16", "bf16", "int8")
 UPLOADS = (*DOWNLOADS, "int4", "top_k", "random_k", "low_rank")
 VALUES_MAX = 1 << 36
@@ -26,10 +26,10 @@ FORMS = "forms"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionTerms:
-    """Which codec is for the changes (`upload`) and which for the params (`download`).
+    """The codecs of the clients' deltas (`upload`) and of the server's params (`download`).
 
-    `fraction` is of the values that sparse codecs keep, `rank` that of a low-rank one; `zstd`
-    packs the result once more; `seed` is of all that is random.
+    `fraction` is the share of values that sparse codecs keep, in (0, 1]; `rank` is that of
+    low-rank factors; `zstd` also compresses the encoded bytes; `seed` seeds all random choices.
     """
 
     upload: str = "none"
@@ -40,7 +40,7 @@ class CompressionTerms:
     seed: int = 0
 
     def record(self) -> ConfigRecord:
-        """Return them as they are sent."""
+        """Return the terms as a ConfigRecord."""
         return ConfigRecord(
             {
                 "upload": self.upload,
@@ -57,39 +57,39 @@ class CompressionTerms:
         """Return the terms in a record.
 
         Raises:
-            ProtocolError: they are none that this version knows.
+            ProtocolError: a term is missing or has a value that this version does not know.
         """
-        said = {name: record.get(name) for name in cls.__dataclass_fields__}
-        fraction, rank, seed = said["fraction"], said["rank"], said["seed"]
+        entries = {name: record.get(name) for name in cls.__dataclass_fields__}
+        fraction, rank, seed = entries["fraction"], entries["rank"], entries["seed"]
         if (
-            said["upload"] not in UPLOADS
-            or said["download"] not in DOWNLOADS
+            entries["upload"] not in UPLOADS
+            or entries["download"] not in DOWNLOADS
             or not isinstance(fraction, float)
             or not 0 < fraction <= 1
             or type(rank) is not int
             or not 1 <= rank <= 1 << 16
             or type(seed) is not int
-            or type(said["zstd"]) is not bool
+            or type(entries["zstd"]) is not bool
         ):
-            raise ProtocolError(f"the terms of compression are unknown: {said!s:.300}")
-        return cls(**said)  # type: ignore[arg-type]
+            raise ProtocolError(f"the terms of compression are unknown: {entries!s:.300}")
+        return cls(**entries)  # type: ignore[arg-type]
 
 
 def forms_text(params: Params) -> str:
-    """Return names, dtypes and shapes as a text that `forms_in` reads."""
+    """Return the names, dtypes and shapes as JSON, which `forms_in` reads."""
     return json.dumps([[name, old.dtype.name, list(old.shape)] for name, old in params.items()])
 
 
 def forms_in(record: Mapping[str, object]) -> Forms:
-    """Return the forms that a server says its params have.
+    """Return the names, dtypes and shapes of the server's params, from an instruction's record.
 
     Raises:
-        ProtocolError: it says none, or impossible ones.
+        ProtocolError: they are missing or invalid, or have more than `VALUES_MAX` values.
     """
     try:
-        said = json.loads(str(record[FORMS]))
+        entries = json.loads(str(record[FORMS]))
         forms = {
-            str(name): TensorForm(_shape(shape), dtype_of(dtype)) for name, dtype, shape in said
+            str(name): TensorForm(_shape(shape), dtype_of(dtype)) for name, dtype, shape in entries
         }
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a compressed model's forms cannot be read: {error}") from None
@@ -101,5 +101,5 @@ def forms_in(record: Mapping[str, object]) -> Forms:
 def _shape(shape: Sequence[object]) -> tuple[int, ...]:
     sides = tuple(side for side in shape if type(side) is int and 0 <= side <= VALUES_MAX)
     if len(sides) != len(shape) or len(sides) > 64:
-        raise ValueError(f"{shape!s:.100} is no shape")
+        raise ValueError(f"{shape!s:.100} is not a shape")
     return sides

@@ -1,8 +1,8 @@
-"""Differential privacy of a run: mechanisms, the events they release, and what those add up to.
+"""Differential privacy of a run: mechanisms, the events that they release, and their accounting.
 
-event        what one round released, as mathematics
+event        the mathematical description of one round's release
 mechanism    clipping on the clients, noise on the server; it returns its event
-correlation  how the noise of rounds hangs together, if it does
-accountant   events to epsilon
-plan         binds sampler, clipping, noise and event of a run, so that they cannot disagree
+correlation  the correlation of the rounds' noise, if there is any
+accountant   computes epsilon from events
+plan         defines sampler, clipping, noise and event of a run in one place
 """

@@ -1,4 +1,4 @@
-"""What a run promises, in words: unit, neighbours, sampling, delta, mechanism."""
+"""A run's privacy guarantee as text: unit, neighbours, sampling, delta, mechanism."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["claim_of", "upwards"]
 
 
 def claim_of(plan: PrivacyPlan | ExamplePlan, releases: int, repeated: Sequence[int] = ()) -> str:
-    """Say what holds after so many releases; `repeated` is how often rounds were released, where that
-    is more than once."""
+    """Return the guarantee after `releases` releases; `repeated` has, for each round that was
+    released more than once, the number of its releases."""
     if isinstance(plan, ExamplePlan):
         return _claim_of_examples(plan, releases)
     epsilon = plan.epsilon(releases, repeated)
@@ -39,8 +39,8 @@ def _claim_of_examples(plan: ExamplePlan, releases: int) -> str:
         f"{plan.delta:g}, against the server too. Unit: one example of a client's training "
         "data; a client with all of its data is not protected. Neighbours: "
         f"{plan.relation}. Sampling: each example was in a step's batch with probability "
-        f"{terms.rate:.4g}, independently and secretly; nothing is presumed of how cohorts were "
-        f"drawn: a client may have taken part in every round. Mechanism: {releases} rounds of "
+        f"{terms.rate:.4g}, independently and secretly; no assumption is made about how cohorts "
+        f"were drawn: a client may have taken part in every round. Mechanism: {releases} rounds of "
         f"{terms.steps(plan.epochs)} steps of DP-SGD on the client, every example's gradient "
         f"clipped to an L2 norm of {terms.clip:g}, with Gaussian noise of multiplier "
         f"{terms.noise_multiplier:.6g}. The numbers of examples, who took part, traffic and "
@@ -63,20 +63,20 @@ def _sampling(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
         again = f"; {len(repeated)} rounds were released again, with the same clients"
         return (
             f"each client took part in a round with probability {plan.probability:.4g}, "
-            f"independently and unknown to whoever sees the params{again if repeated else ''}"
+            f"independently and unknown to those who see the params{again if repeated else ''}"
         )
     if not plan.has_min_separation or plan.released_by_clients:
         return (
-            "nothing is presumed of how cohorts were drawn: a client may have taken part in every "
+            "no assumption is made about how cohorts were drawn: a client may have taken part in every "
             "round"
         )
     repeats = sum(repeated) - len(repeated)
     times = plan.counted(releases - repeats)
     again = f", and {repeats} of the releases repeated a round" if repeats else ""
     return (
-        "nothing is presumed of how cohorts were drawn, but that the same client was asked "
-        f"{plan.separation} rounds later at the earliest and {times} times at most, which the "
-        f"server saw to{again}"
+        "no assumption is made about how cohorts were drawn, except that the server let the same "
+        f"client take part again after {plan.separation} rounds at the earliest and {times} times "
+        f"at most{again}"
     )
 
 
@@ -94,7 +94,7 @@ def _correlation(plan: PrivacyPlan) -> str:
     if plan.correlation is None:
         return ""
     return (
-        f" for a client's taking part once, correlated over {plan.correlation.separation} rounds "
+        f" for one participation of a client, correlated over {plan.correlation.separation} rounds "
         f"({plan.correlation.kind})"
     )
 

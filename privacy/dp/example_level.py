@@ -1,7 +1,7 @@
-"""One example as the unit: what clients are told of DP-SGD, and what its steps spend.
+"""Example-level privacy: the terms of DP-SGD that clients get, and the divergences of its steps.
 
-A step draws every example of the client by its own coin, clips each example's gradient, adds
-Gaussian noise to their sum, and divides by the number of examples that it draws on average.
+A step samples each of the client's examples independently, clips each example's gradient, adds
+Gaussian noise to their sum, and divides by the expected number of sampled examples.
 
 Sources: Abadi et al., "Deep learning with differential privacy" (2016), algorithm 1; Mironov,
 Talwar, Zhang, "Renyi differential privacy of the sampled Gaussian mechanism" (2019), section 3.3.
@@ -29,17 +29,17 @@ CLIP_KEY = "dp-record-clip"
 NOISE_KEY = "dp-record-noise-multiplier"
 RATE_KEY = "dp-record-sampling-rate"
 EXAMPLE_ORDERS = ORDERS[:255]
-"""The orders at which divergences of sampled sums are computed: whole numbers up to 256."""
+"""The orders of the Renyi divergences of sampled sums: whole numbers up to 256."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleTerms:
-    """How clients train.
+    """The terms of the clients' DP-SGD.
 
     Attributes:
         clip: the largest L2 norm of an example's gradient.
-        noise_multiplier: of a step's noise: standard deviation / clip.
-        rate: the probability with which an example is in a step's batch.
+        noise_multiplier: standard deviation of a step's noise / clip.
+        rate: the probability that an example is in a step's batch.
     """
 
     clip: float
@@ -47,10 +47,10 @@ class ExampleTerms:
     rate: float
 
     def steps(self, epochs: int) -> int:
-        """Return how many steps a round has: so many that an example is in `epochs` on average.
+        """Return the number of steps of a round: an example is in `epochs` of them on average.
 
         Raises:
-            ProtocolError: they are more than `STEPS_MAX`.
+            ProtocolError: the number is more than `STEPS_MAX`.
         """
         steps = max(1, round(epochs / self.rate))
         if steps > STEPS_MAX:
@@ -61,21 +61,21 @@ class ExampleTerms:
         return steps
 
     def event(self, epochs: int) -> StepsEvent:
-        """Return what a client's round releases."""
+        """Return the event that a client's round releases."""
         noisy = GaussianEvent(noise_multiplier=self.noise_multiplier)
         step = PoissonEvent(probability=self.rate, event=noisy)
         return StepsEvent(steps=self.steps(epochs), event=step)
 
     def record(self) -> dict[str, float]:
-        """Return what clients are told."""
+        """Return the terms as the entries of an instruction's ConfigRecord."""
         return {CLIP_KEY: self.clip, NOISE_KEY: self.noise_multiplier, RATE_KEY: self.rate}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> ExampleTerms | None:
-        """Return what an instruction's ConfigRecord asks for, None if it does not.
+        """Return the terms in an instruction's ConfigRecord, None if it has none.
 
         Raises:
-            ProtocolError: it asks for what there is not.
+            ProtocolError: a value is missing or out of its bounds.
         """
         keys = (CLIP_KEY, NOISE_KEY, RATE_KEY)
         if not any(key in record for key in keys):
@@ -91,7 +91,7 @@ class ExampleTerms:
 def sampled_divergences(rate: float, noise_multiplier: float) -> tuple[float, ...]:
     """Return the Renyi divergences of one step, at `EXAMPLE_ORDERS`.
 
-    Guarantees: those of neighbours that differ by one example, added or removed.
+    The neighbours differ by one example, added or removed.
     """
     return tuple(_divergence(rate, noise_multiplier, order) for order in EXAMPLE_ORDERS)
 
@@ -102,6 +102,6 @@ def _divergence(rate: float, noise_multiplier: float, order: int) -> float:
         return order * cost / 2
     drawn = np.arange(order + 1)
     ways = [math.lgamma(order + 1) - math.lgamma(k + 1) - math.lgamma(order - k + 1) for k in drawn]
-    coins = drawn * math.log(rate) + (order - drawn) * math.log1p(-rate)
-    terms = np.array(ways) + coins + drawn * (drawn - 1) / 2 * cost
+    odds = drawn * math.log(rate) + (order - drawn) * math.log1p(-rate)
+    terms = np.array(ways) + odds + drawn * (drawn - 1) / 2 * cost
     return max(0.0, float(np.logaddexp.reduce(terms)) / (order - 1))

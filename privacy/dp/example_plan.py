@@ -1,4 +1,4 @@
-"""A run's plan of privacy with example-level privacy: its clients train by DP-SGD."""
+"""The privacy plan of a run with example-level privacy: its clients train by DP-SGD."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["ExamplePlan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExamplePlan:
-    """Differential privacy of every client's examples, for runs of so many rounds.
+    """Differential privacy of every client's examples, for runs of `rounds` rounds.
 
     Attributes:
-        epochs: of a round; see `ExampleTerms.steps`.
-        epsilon_max: what the run may spend; None is whatever the rounds cost.
+        epochs: the local epochs of a round; see `ExampleTerms.steps`.
+        epsilon_max: the run's budget; None is no budget.
 
-    Guarantees: whatever a client sends in all rounds is (epsilon(rounds), delta)-differentially
-        private for one of its examples, by `relation`.
+    Guarantees: everything that a client sends in all rounds is (epsilon(rounds), delta)-
+        differentially private for one of its examples, by `relation`.
     """
 
     terms: ExampleTerms
@@ -45,42 +45,42 @@ class ExamplePlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """Of the noise of each step."""
+        """The noise multiplier of each step."""
         return self.terms.noise_multiplier
 
     @property
     def probability(self) -> float:
-        """The probability with which an example is in a step's batch."""
+        """The probability that an example is in a step's batch."""
         return self.terms.rate
 
     @property
     def event(self) -> StepsEvent:
-        """What one round releases of a client."""
+        """The event that one round of a client releases."""
         return self.terms.event(self.epochs)
 
     def draw(self, present: Sequence[int]) -> None:
-        """Leave it to the run how cohorts are drawn: nothing is presumed of that."""
+        """Return None: the run may draw cohorts in any way, as the accounting does not use it."""
 
     def counted(self, releases: int, repeated: Sequence[int] = ()) -> int:
-        """Return how many events so many releases are: one each, repeated ones too."""
+        """Return the number of events of `releases` releases: one per release, also if repeated."""
         return releases
 
     def asked(self, releases: int, repeated: Sequence[int] = ()) -> Releases:
-        """Return what so many releases are, to be added up with those of other runs."""
+        """Return the releases as events and counts, for composition with those of other runs."""
         return ((self.event.event, self.counted(releases, repeated) * self.event.steps),)
 
     def epsilon(self, releases: int | None = None, repeated: Sequence[int] = ()) -> float:
-        """Return the epsilon of so many rounds with the same client; of the run by default."""
+        """Return the epsilon of `releases` rounds with the same client; of the run by default."""
         count = self.rounds if releases is None else releases
         return epsilon_of(self.event, count=count, delta=self.delta, accountant="least")
 
     def epsilon_by_then(self, releases: int, repeated: Sequence[int] = ()) -> float:
-        """Return an upper bound of `epsilon(releases)`, cheap to ask for after every round."""
+        """Return an upper bound of `epsilon(releases)` that is cheap to compute after every round."""
         return epsilon_of_many(self.event, count=releases, delta=self.delta, planned=self.rounds)
 
     @property
     def relation(self) -> str:
-        """How neighbours differ."""
+        """The neighbouring relation, as text."""
         return (
             "one example of one client, of which nothing is used, the number of examples being the "
             "same"

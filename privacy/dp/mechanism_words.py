@@ -1,4 +1,4 @@
-"""What is said of a run's mechanism in its claim, by who adds the noise."""
+"""The description of each mechanism in a run's privacy claim."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["MECHANISMS", "MechanismWords"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MechanismWords:
-    """A mechanism: in short, what it releases, with which noise, and who adds that."""
+    """A mechanism: its short name, what it releases, its noise, and who adds the noise."""
 
     name: str
     released: str

@@ -1,4 +1,4 @@
-"""What an instruction says of its round's noise: who adds it, and how much it is."""
+"""The noise that an instruction announces for its round: who adds it, and its multiplier."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SOURCE_KEY = "dp-noise"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseTerms:
-    """Who adds the noise, and its multiplier: of everything that the round releases.
+    """Who adds the noise, and the multiplier of everything that the round releases together.
 
-    "server": Gaussian, on the sum, by the server. "distributed": Skellam, on the sum, by its
-    clients under secure aggregation; "distributed_gaussian": likewise, discrete Gaussian.
-    "local_gaussian", "local_laplace": on every client's change, by the client.
+    "server": the server adds Gaussian noise to the sum. "distributed": the clients add Skellam
+    noise to the sum under secure aggregation; "distributed_gaussian": likewise, discrete Gaussian.
+    "local_gaussian", "local_laplace": each client adds noise to its own delta.
     """
 
     source: NoiseSource = "server"
@@ -44,7 +44,7 @@ class NoiseTerms:
 
     @property
     def event(self) -> GaussianEvent | ConcentratedEvent | LaplaceEvent:
-        """What the round releases of a client that takes part."""
+        """The event that the round releases for a client that takes part."""
         if self.is_distributed:
             return ConcentratedEvent(noise_multiplier=self.multiplier)
         if self.source == "local_laplace":
@@ -53,36 +53,36 @@ class NoiseTerms:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether each client adds its share, within a secure sum."""
+        """Whether each client adds a share of the noise, within a secure sum."""
         return self.source.startswith("distributed")
 
     @property
     def place(self) -> Literal["client", "distributed", "server"]:
-        """Where the noise is added."""
+        """The place where the noise is added."""
         if self.is_local:
             return "client"
         return "distributed" if self.is_distributed else "server"
 
     @property
     def law(self) -> Law:
-        """How the noise within secure sums is distributed."""
+        """The distribution of the noise within secure sums."""
         return "discrete_gaussian" if self.source == "distributed_gaussian" else "skellam"
 
     @property
     def is_local(self) -> bool:
-        """Whether each client's own answer is private."""
+        """Whether each client's own reply is private."""
         return self.source.startswith("local")
 
     def record(self) -> dict[str, float | str]:
-        """Return what clients are told."""
+        """Return the terms as the entries of an instruction's ConfigRecord."""
         return {NOISE_KEY: self.multiplier, SOURCE_KEY: self.source}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> NoiseTerms | None:
-        """Return what an instruction's ConfigRecord announces, None if it has no noise.
+        """Return the noise that an instruction's ConfigRecord announces, None if it has none.
 
         Raises:
-            ProtocolError: it announces what there is not.
+            ProtocolError: the source is unknown, or the multiplier is out of its bounds.
         """
         if NOISE_KEY not in record:
             return None
@@ -94,20 +94,20 @@ class NoiseTerms:
 
 
 NUMBER_MIN, NUMBER_MAX = 1e-12, 1e12
-"""Of clips and noise multipliers."""
+"""The bounds of clip norms and noise multipliers."""
 RATE_MIN = 1e-9
-"""Of sampling rates, which are 1 at most."""
+"""The smallest sampling rate; the largest is 1."""
 STEPS_MAX = 1_000_000
-"""How many steps of DP-SGD a round may have."""
+"""The most steps of DP-SGD in a round."""
 
 
 def require_noise_terms(
     key: str, value: object, *, at_least: float = NUMBER_MIN, at_most: float = NUMBER_MAX
 ) -> float:
-    """Return a number that was announced.
+    """Return a number from an instruction's ConfigRecord.
 
     Raises:
-        ProtocolError: it is no float within the bounds.
+        ProtocolError: it is not a float within the bounds.
     """
     if type(value) is not float or not at_least <= value <= at_most:
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""A run's plan of privacy: one object from which sampler, clipping, noise and event are all made."""
+"""A run's privacy plan: the one object that defines its sampler, clipping, noise and event."""
 
 from __future__ import annotations
 
@@ -52,25 +52,25 @@ PlanEvent = GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent | Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyPlan:
-    """Differential privacy with the client as the unit, for runs of so many rounds.
+    """Client-level differential privacy, for runs of `rounds` rounds.
 
     Attributes:
-        noise_multiplier: of all that a round releases together.
-        cohort: the divisor of the sum; with "poisson", what a draw has on average.
-        population: among how many clients cohorts are drawn.
-        sampling: "poisson": every client tosses a coin with probability cohort / population, and
-            that amplifies privacy. "fixed": cohorts are drawn otherwise, and no amplification is
-            claimed: a client is accounted for as if it took part as often as it may.
-        noise: who adds it. Where clients do, it is against a server that knows who takes part: with
-            "fixed" sampling, and nobody's word is taken for how often a client did.
-        separation: with "fixed": rounds between two that a client takes part in, at least; 1 is
-            every round.
-        participations_max: with "fixed": how often a client takes part at most, None: as often as
-            `separation` lets it.
-        correlation: how the noise of rounds hangs together; None: it is independent.
-        epsilon_max: what the run may spend; None is whatever the rounds cost.
+        noise_multiplier: that of everything that a round releases together.
+        cohort: the divisor of the sum; with "poisson", the expected size of a cohort.
+        population: the number of clients that cohorts are drawn from.
+        sampling: "poisson": secret Poisson sampling, each client with probability cohort /
+            population, which amplifies privacy. "fixed": cohorts are drawn otherwise, without
+            amplification; the accounting presumes the most participations that a client may have.
+        noise: who adds it. Noise that clients add protects against a server that knows who takes
+            part: it needs "fixed" sampling, and a client is presumed to be in every round.
+        separation: with "fixed": the fewest rounds from one participation of a client to the
+            next; 1 allows every round.
+        participations_max: with "fixed": the most participations of a client, None: as many as
+            `separation` allows.
+        correlation: the correlation of the rounds' noise; None: it is independent.
+        epsilon_max: the run's budget; None is no budget.
 
-    Guarantees: the params of every round, and whatever is computed from them, are
+    Guarantees: the params of every round, and everything computed from them, are
         (epsilon(rounds), delta)-differentially private for one client, by `relation`.
     """
 
@@ -97,7 +97,7 @@ class PrivacyPlan:
         require_whole("population", self.population, at_least=1)
         require_choice("sampling", self.sampling, ("poisson", "fixed"))
         if (self.clipping.kind == "adaptive") != (self.adaptive is not None):
-            raise ConfigError("adaptive clipping needs an AdaptiveClip, and no other has one")
+            raise ConfigError("adaptive clipping needs an AdaptiveClip, other clipping has none")
         require_whole("min_separation", self.separation, at_least=1)
         if self.participations_max is not None:
             require_whole("participations_max", self.participations_max, at_least=1)
@@ -121,38 +121,38 @@ class PrivacyPlan:
 
     @property
     def probability(self) -> float:
-        """The probability with which a client takes part in a round."""
+        """The probability that a client takes part in a round."""
         return self.cohort / self.population
 
     @property
     def has_min_separation(self) -> bool:
-        """Whether clients that took part have to wait, or noise presumes that they do."""
+        """Whether the run enforces min-separation participation, or its noise presumes it."""
         limited = self.separation > 1 or self.participations_max is not None
         return limited or self.correlation is not None
 
     @property
     def unit(self) -> Literal["client", "record"]:
-        """Whose data are hidden: a client's."""
+        """The unit of privacy: a client."""
         return "client"
 
     @property
     def noise_terms(self) -> NoiseTerms:
-        """What clients are told of the noise."""
+        """The noise that instructions announce to clients."""
         return NoiseTerms(source=self.noise, multiplier=self.noise_multiplier)
 
     @property
     def released_by_clients(self) -> bool:
-        """Whether a round is released by its clients, as they answer."""
+        """Whether the clients' replies are the round's release, as the clients add the noise."""
         return self.noise != "server"
 
     def draw(self, present: Sequence[int]) -> list[int] | None:
-        """Return a round's cohort by secret coins, None if that is not what is accounted for."""
+        """Return a round's cohort by secret Poisson sampling, None with other sampling."""
         if self.sampling != "poisson":
             return None
         return draw_poisson(present, self.probability, self.entropy)
 
     def mechanism(self, clipping: Clipping, past: NoisePast | None = None) -> PrivateMean:
-        """Return the server's mechanism of a round with this clip, after rounds with this noise."""
+        """Return the server's mechanism of a round, with its clip and the earlier rounds' noise."""
         multiplier = self.noise_multiplier
         if self.adaptive is not None:
             multiplier = self.adaptive.params_multiplier(multiplier)
@@ -167,8 +167,8 @@ class PrivacyPlan:
 
     @property
     def event(self) -> PlanEvent:
-        """What one round releases: the mechanism's own event, as it is sampled. Without coins it
-        is what one participation costs."""
+        """The event that one round releases: the mechanism's event, under the sampling. Without
+        Poisson sampling, it is that of one participation."""
         if self.released_by_clients:
             return self.noise_terms.event
         released = self.mechanism(self.clipping).event
@@ -186,11 +186,10 @@ class PrivacyPlan:
     # ------------------------------------------------------------------ accounting
 
     def counted(self, releases: int, repeated: Sequence[int] = ()) -> int:
-        """Return how many events so many releases are, for the client that they are about most.
+        """Return the most events that `releases` releases can be for one client.
 
-        `repeated` is how often each round was released that was released more than once. Releases
-        beyond the first have noise of their own, hide what a client would have added to that round,
-        and each counts for everybody.
+        `repeated` has, for each round that was released more than once, the number of its
+        releases. Each release after a round's first has its own noise, and counts for every client.
         """
         if self.sampling == "poisson" or self.released_by_clients:
             return releases
@@ -200,7 +199,7 @@ class PrivacyPlan:
         return min(apart, self.participations_max or apart) + repeats
 
     def asked(self, releases: int, repeated: Sequence[int] = ()) -> Releases:
-        """Return what so many releases are, to be added up with those of other runs."""
+        """Return the releases as events and counts, for composition with those of other runs."""
         event, count = self.event, self.counted(releases, repeated)
         if isinstance(event, SeparatedEvent):
             return ((event.event, count),)
@@ -209,10 +208,10 @@ class PrivacyPlan:
         return ((event, count),)
 
     def epsilon(self, releases: int | None = None, repeated: Sequence[int] = ()) -> float:
-        """Return the epsilon of so many releases; of the whole run by default.
+        """Return the epsilon of `releases` releases; of the whole run by default.
 
-        With coins, releases of one round are about the same cohort, and cost more than those of as
-        many rounds.
+        With Poisson sampling, several releases of one round are about the same cohort, and cost
+        more than releases of as many rounds.
         """
         count = self.counted(self.rounds if releases is None else releases, repeated)
         event = self.event
@@ -221,15 +220,15 @@ class PrivacyPlan:
         return epsilon_of(event, count=count, delta=self.delta, accountant="least")
 
     def epsilon_of_any_two(self, releases: int | None = None) -> float:
-        """Return the epsilon of local noise for neighbours one of which sends any other update.
+        """Return the epsilon of local noise for neighbours that differ by replacing one update.
 
-        Two clipped updates differ by up to twice the clip, one and none by the clip.
+        Two clipped updates differ by at most twice the clip norm; an update and none, by the norm.
         """
         halved = replace(self, noise_multiplier=self.noise_multiplier / 2)
         return halved.epsilon(releases)
 
     def epsilon_by_then(self, releases: int, repeated: Sequence[int] = ()) -> float:
-        """Return an upper bound of `epsilon(...)`, cheap to ask for after every round."""
+        """Return an upper bound of `epsilon(...)` that is cheap to compute after every round."""
         count, planned = self.counted(releases, repeated), self.counted(self.rounds)
         event = self.event
         if isinstance(event, PoissonEvent) and repeated:
@@ -240,7 +239,7 @@ class PrivacyPlan:
     def _epsilon_of_rounds(
         self, event: PoissonEvent, once: int, repeated: Sequence[int], accountant: Accountant
     ) -> float:
-        """Return the epsilon of so many rounds that were released once, and of repeated ones."""
+        """Return the epsilon of `once` rounds that were released once, and of repeated ones."""
         draws = self._draws(event, once, repeated)
         return epsilon_of_draws(draws, delta=self.delta, accountant=accountant)
 
@@ -251,13 +250,13 @@ class PrivacyPlan:
 
     @property
     def noise_stddev(self) -> float:
-        """The noise's standard deviation on one param of the mean change, at the first clip."""
+        """The noise's standard deviation on one param of the mean delta, at the first clip norm."""
         noises = self.cohort if self.noise_terms.is_local else 1.0
         multiplier = self.mechanism(self.clipping).noise_multiplier * math.sqrt(noises)
         return multiplier * self.clipping.norm / self.cohort
 
     def noise_stddev_in_sum(self, rounds: int) -> float:
-        """Return the noise's standard deviation on one param after so many rounds, added up."""
+        """Return the standard deviation of the sum of the noise on one param over `rounds` rounds."""
         unit = self.noise_stddev
         if self.correlation is None:
             return unit * math.sqrt(rounds)
@@ -267,15 +266,15 @@ class PrivacyPlan:
 
     @property
     def relation(self) -> str:
-        """How neighbours differ. A cohort of fixed size would draw somebody else in the place of a
-        client that is gone, and two clients differ by twice the clip: so there the client stays,
-        and says nothing."""
+        """The neighbouring relation, as text. Without a removed client, a cohort of fixed size would
+        have another client in its place, and two clients differ by twice the clip norm. So with
+        "fixed" sampling, the client stays in the cohort, and its updates are left out."""
         if self.sampling == "poisson":
             return "one client added or removed"
         return "one client's updates left out of every sum, the cohorts being the same"
 
     @property
     def mechanism_name(self) -> str:
-        """The noise and the clipping, in short."""
+        """A short name of the noise and the clipping."""
         noise = "" if self.correlation is None else f", {self.correlation.kind} noise"
         return f"{MECHANISMS[self.noise].name}, {self.clipping.kind} clipping{noise}"

@@ -1,7 +1,7 @@
 """What a private run needs, each rule once: the configuration, the command line and plans ask here.
 
-Each function returns what is wrong and what would be right, as the rest of a sentence that begins
-with the name of its first argument; None if nothing is.
+Each function returns the fault and its remedy, as the rest of a sentence that begins with the name
+of its first argument; None if there is no fault.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUDGET_OR_NOISE = (
 
 
 def budget_rule(epsilon: float | None, noise_multiplier: float | None) -> str | None:
-    """Either the budget or the noise has to be known."""
+    """Exactly one of budget and noise must be given."""
     if epsilon is None and noise_multiplier is None:
         return BUDGET_OR_NOISE
     if epsilon is not None and noise_multiplier is not None:
@@ -35,55 +35,55 @@ def budget_rule(epsilon: float | None, noise_multiplier: float | None) -> str | 
 
 
 def delta_rule(delta: float, population: int) -> str | None:
-    """With a probability of delta a client's data could be shown outright."""
+    """With probability delta, a client's data could be revealed: delta must be < 1 / population."""
     if delta * population < 1:
         return None
     return (
         f"= {delta:g} must be less than 1 / {population}, the population: else a client's data could "
-        "be shown outright; lower it"
+        "be revealed; lower it"
     )
 
 
 def cohort_rule(cohort: float, population: int) -> str | None:
-    """A cohort is drawn from the population."""
+    """A cohort cannot be larger than the population."""
     if cohort <= population:
         return None
     return f"must be <= population, got {cohort:g} of {population}; raise population"
 
 
 def turns_rule(sampling: str, *, by_turns: bool) -> str | None:
-    """Secret coins know nothing of turns, which separation and correlated noise presume."""
+    """Poisson sampling cannot enforce min-separation participation."""
     if sampling != "poisson" or not by_turns:
         return None
     return (
-        '= "poisson" has coins decide alone who takes part; with min_separation, participations_max '
-        'or correlated noise it must be "fixed"'
+        '= "poisson" samples each client independently in every round; with min_separation, '
+        'participations_max or correlated noise it must be "fixed"'
     )
 
 
 def reach_rule(min_separation: int, reach: int, correlation: str) -> str | None:
-    """A client may take part once within the rounds that one round's noise reaches over."""
+    """A client may take part only once within the rounds over which noise is correlated."""
     if min_separation >= reach:
         return None
     return (
-        f"must be >= {reach}, the rounds that the {correlation} noise of one round reaches over, got "
-        f"{min_separation}: clients take part by turns, and once within them; lower bands or raise "
+        f"must be >= {reach}, the rounds over which the {correlation} noise is correlated, got "
+        f"{min_separation}: a client may take part only once within them; lower bands or raise "
         "min_separation"
     )
 
 
 def sampling_rule(sampling: str, noise: str) -> str | None:
-    """Noise of clients is against a server that knows who takes part: coins amplify nothing then."""
+    """Poisson sampling amplifies nothing against a server that knows who takes part."""
     if noise == "server" or sampling == "fixed":
         return None
     return (
         f'= "{sampling}" amplifies only against those who do not know who takes part, and noise = '
-        f'"{noise}" is against a server that does; set sampling = "fixed"'
+        f'"{noise}" protects against a server that knows; set sampling = "fixed"'
     )
 
 
 def clipping_rule(clipping: str, noise: str, correlation: str) -> str | None:
-    """A clip that moves needs noise that moves with it; Laplace noise needs another norm."""
+    """An adaptive clip norm needs noise that the server scales; Laplace noise needs an L1 norm."""
     if clipping == "adaptive" and noise != "server":
         return (
             f'= "adaptive" is for noise that the server adds, this is "{noise}"; set clipping = '
@@ -91,19 +91,19 @@ def clipping_rule(clipping: str, noise: str, correlation: str) -> str | None:
         )
     if clipping == "adaptive" and correlation != "none":
         return (
-            '= "adaptive" changes what noise is in proportion to, and correlated noise takes '
-            'earlier noise back; choose "fixed" or "per_layer"'
+            '= "adaptive" changes the scale of the noise, and correlated noise subtracts noise of '
+            'earlier rounds; choose "fixed" or "per_layer"'
         )
     if clipping != "fixed" and noise == "local_laplace":
         return (
             f'= "{clipping}" bounds an L2 norm, and noise = "local_laplace" needs an L1 norm of the '
-            'whole change; set clipping = "fixed"'
+            'whole delta; set clipping = "fixed"'
         )
     return None
 
 
 def correlation_rule(correlation: str, noise: str) -> str | None:
-    """Only who knows the noise of earlier rounds can take it back."""
+    """Only the server knows the noise of earlier rounds, and can subtract it."""
     if correlation == "none" or noise == "server":
         return None
     return (

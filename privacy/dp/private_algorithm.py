@@ -1,4 +1,4 @@
-"""An algorithm whose aggregates are private, by a plan; its state remembers clip and noise."""
+"""An algorithm whose aggregates are private by a plan; its state has the clip and noise seeds."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ CLIP_SLOT = "dp_clip"
 SEEDS_SLOT = "dp_noise"
 NORM = "norm"
 REACH_KEY = "dp-noise-reach"
-"""In an instruction: the rounds over which noise is correlated; a client that takes part twice
-within them pays more than the multiplier says."""
+"""Key in an instruction: the rounds over which noise is correlated; two participations of a client
+within them cost more than the multiplier accounts for."""
 
 
 def private_algorithm(plan: PrivacyPlan | ExamplePlan, algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm under a plan: whatever it makes of its aggregates is private too.
+    """Return the algorithm with private aggregates, so everything it computes from them is private.
 
-    With example-level privacy the clients train privately, and the aggregates are plain.
+    With example-level privacy, the clients train privately, and the aggregates get no noise.
 
     Raises:
-        ConfigError: it needs something else than a mean of updates; or, with one example as the
-            unit, its clients send more than the params that training made.
+        ConfigError: the algorithm needs more than a mean of updates; or, with example-level
+            privacy, its clients send more than the trained params.
     """
     if isinstance(plan, ExamplePlan):
         if algorithm.auxiliary:
@@ -44,15 +44,15 @@ def private_algorithm(plan: PrivacyPlan | ExamplePlan, algorithm: Algorithm) -> 
         return replace(algorithm, client_config={**algorithm.client_config, **plan.terms.record()})
     if not algorithm.linear or not isinstance(algorithm.aggregator, MeanAggregator):
         raise ConfigError(
-            f"strategy {algorithm.name!r} looks at single updates, and differential privacy "
-            "is for a noisy sum of them; choose fedavg or fedprox"
+            f"strategy {algorithm.name!r} uses single updates, and differential privacy releases "
+            "only a noisy sum of them; choose fedavg or fedprox"
         )
     made = _Private(plan, algorithm)
     return replace(algorithm, init=made.init, apply=made.apply, of_round=made.of_round)
 
 
 class _Private:
-    """The parts of an algorithm that differ with a plan of privacy."""
+    """The parts of an algorithm that differ under a privacy plan."""
 
     def __init__(self, plan: PrivacyPlan, algorithm: Algorithm) -> None:
         self._plan = plan
@@ -75,12 +75,12 @@ class _Private:
         )
 
     def init(self, params: Params) -> State:
-        """Begin with the first clip, before any noise."""
+        """Return the initial state, with the first clip norm and no noise seeds."""
         state = self._algorithm.init(params)
         return self._with_seeds(self._with_clip(state, self._plan.clipping.norm), ())
 
     def apply(self, state: State, aggregate: Aggregate) -> State:
-        """Make the algorithm's step, move the clip, and remember the noise's seed."""
+        """Make the algorithm's step, update the clip norm, and store the noise's seed."""
         own = (CLIP_SLOT, SEEDS_SLOT)
         inner = {name: slot for name, slot in state.slots.items() if name not in own}
         norm = self._clipping_in(state).norm
@@ -100,14 +100,14 @@ class _Private:
         return replace(self._plan.clipping, norm=float(state.slots[CLIP_SLOT][NORM]))
 
     def _with_clip(self, state: State, norm: float) -> State:
-        """Return a state that remembers the clip, where it moves."""
+        """Return the state with the clip norm, if that is adaptive."""
         if self._plan.adaptive is None:
             return state
         slot = {NORM: np.array(norm, np.float64)}
         return replace(state, slots={**state.slots, CLIP_SLOT: slot})
 
     def _with_seeds(self, state: State, seeds: tuple[bytes, ...]) -> State:
-        """Return a state that remembers the seeds of its noise, where later rounds need them."""
+        """Return the state with the seeds of its noise, if later rounds need them."""
         if self._plan.correlation is None:
             return state
         return replace(state, slots={**state.slots, SEEDS_SLOT: seeds_slot(seeds)})

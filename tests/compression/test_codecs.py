@@ -73,7 +73,7 @@ def test_places_that_are_none_are_refused(places):
     """Places out of order, twice or beyond the row come from nobody honest."""
     codec = codec_of("top_k", [(10,)], fraction=0.2, rank=1)
     parts = [np.array(places, np.uint32), np.ones(2, np.float32)]
-    with pytest.raises(ProtocolError, match="ascending"):
+    with pytest.raises(ProtocolError, match="must ascend"):
         codec.decode(parts, np.random.default_rng(0))
 
 

@@ -60,7 +60,7 @@ def test_an_instruction_is_not_repeated(heard: dict[str, Any]) -> None:
 
 def test_other_survivors_after_a_restart(heard: dict[str, Any]) -> None:
     """An agent that was killed remembers what it confirmed, and leaves a session of two sets."""
-    assert "is asked for, but this session is at unmask" in heard["other survivors"]
+    assert "is requested, but this session is at unmask" in heard["other survivors"]
     assert "no session" in heard["refused in round 2"].get("2", "no session")
 
 

@@ -1,1 +1,1 @@
-"""Accounting: what was released, and the epsilon that it comes to."""
+"""Accounting: the events that were released, and their epsilon."""

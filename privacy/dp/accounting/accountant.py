@@ -1,8 +1,8 @@
-"""From events to epsilon: in closed form where there is one, else by dp-accounting.
+"""Computes epsilon from events: in closed form if there is one, else by dp-accounting.
 
 A Gaussian sum of a Poisson-sampled cohort has no closed form. Its privacy loss distribution (PLD)
-is composed numerically, pessimistically rounded; Rényi differential privacy (RDP) is the second
-opinion, looser and far from numerical trouble.
+is composed numerically, with pessimistic rounding; Rényi differential privacy (RDP) gives a second
+bound, which is looser but numerically robust.
 
 Source: dp-accounting 0.6 (Google); Doroshenko et al., "Connect the dots" (2022) for PLD; Mironov,
 Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism" (2019) for RDP.
@@ -32,26 +32,25 @@ from .gaussian import epsilon_of_cost
 __all__ = ["Accountant", "Draws", "counted_as", "epsilon_of", "epsilon_of_draws", "epsilon_of_many"]
 
 Accountant = Literal["pld", "rdp", "least"]
-"""Which bound: of the privacy loss distribution, of Renyi divergences, or the lower one of both."""
+"""The bound to use: by the privacy loss distribution, by Renyi divergences, or the lower of both."""
 Draws = tuple[tuple[PoissonEvent, int], ...]
-"""Releases of cohorts drawn by coins, and how many there are of each kind."""
+"""Kinds of releases of Poisson-sampled cohorts, and the number of each kind."""
 GRID_EXACT = 8
 GRID_RATIO = 1.1
 INTERVALS = ((1e-3, 0.0), (1e-4, 1.0), (1e-5, 4.0))
-"""The grids of privacy losses, which are rounded up to it: finer ones where epsilon is small, each with
-the least noise multiplier for it. With less noise single losses are large: the grid would be long, and
-change little."""
+"""The intervals of the grid to which privacy losses are rounded up, each with the least noise
+multiplier for it. With less noise, losses are large: a finer grid would be long and gain little."""
 FINE = 500
-"""An epsilon of so many intervals is hardly changed by a finer grid."""
+"""A finer grid hardly changes an epsilon of at least this many intervals."""
 RDP_EPSILON = 10.0
-"""Above, the bound of Renyi divergences is never the lower one."""
+"""Above this, the bound by Renyi divergences is never the lower one."""
 
 
 def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant = "pld") -> float:
-    """Return the epsilon of `count` releases like this one.
+    """Return the epsilon of `count` releases like `event`.
 
-    Guarantees: an upper bound for clients' data added or removed; exact for Gaussian events.
-    Edge cases: 0 of no releases.
+    Guarantees: an upper bound for one client's data added or removed; exact for Gaussian events.
+    Edge cases: 0 for no releases.
     Raises:
         ConfigError: dp-accounting is needed and not installed.
     """
@@ -73,9 +72,9 @@ def epsilon_of(event: Event, *, count: int, delta: float, accountant: Accountant
 
 
 def epsilon_of_draws(draws: Draws, *, delta: float, accountant: Accountant = "pld") -> float:
-    """Return the epsilon of releases of cohorts, each cohort drawn by coins of its own.
+    """Return the epsilon of releases of cohorts that are Poisson-sampled independently.
 
-    Edge cases: 0 of no releases.
+    Edge cases: 0 for no releases.
     Raises:
         ConfigError: dp-accounting is needed and not installed.
     """
@@ -88,7 +87,8 @@ def epsilon_of_draws(draws: Draws, *, delta: float, accountant: Accountant = "pl
 
 
 def epsilon_of_many(event: Event, *, count: int, delta: float, planned: int) -> float:
-    """Return an epsilon for `count` of `planned` releases, quickly when asked for every count.
+    """Return an upper bound of the epsilon of `count` of `planned` releases; calls for every count
+    are fast, as few different bounds are computed.
 
     Guarantees: at least that of `count` releases; at most that of a tenth more, and of `planned`.
     """
@@ -96,7 +96,7 @@ def epsilon_of_many(event: Event, *, count: int, delta: float, planned: int) -> 
 
 
 def counted_as(count: int, planned: int) -> int:
-    """Return the next count on a grid: whole below 8, then a tenth apart, and `planned` itself."""
+    """Return the next count on a grid: all below 8, then steps of a tenth, and `planned` itself."""
     step = count
     if count > GRID_EXACT:
         step = GRID_EXACT

@@ -1,4 +1,4 @@
-"""How much noise a budget asks for: the inverse of accounting, by bisection."""
+"""Computes the noise that a budget needs: the inverse of accounting, by bisection."""
 
 from __future__ import annotations
 
@@ -33,13 +33,12 @@ def calibrate_noise(
 ) -> float:
     """Return the smallest noise multiplier for which the rounds stay within the budget.
 
-    `probability` is that of a Poisson sample, of noise by the server; None is without
+    `probability` is that of Poisson sampling, with noise by the server; None is without
     amplification.
 
-    Guarantees: the run's epsilon is at most `epsilon`; with a ten-thousandth less noise it would not
-        be.
+    Guarantees: the run's epsilon is at most `epsilon`, and more with 0.01 % less noise.
     Raises:
-        ConfigError: no noise is enough.
+        ConfigError: no multiplier up to `MULTIPLIER_MAX` is enough.
     """
     require_number("epsilon", epsilon, above=0)
 
@@ -65,7 +64,7 @@ def within_budget(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:
     """Return the plan with the smallest noise for which its rounds stay within the budget.
 
     Raises:
-        ConfigError: no noise is enough.
+        ConfigError: no noise multiplier is enough.
     """
     drawn = plan.probability if plan.sampling == "poisson" else None
     count = plan.counted(plan.rounds)
@@ -76,7 +75,7 @@ def within_budget(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:
 
 
 def rounds_within(event: Event, *, epsilon: float, delta: float) -> int:
-    """Return how many releases like this one stay within the budget; at most a million."""
+    """Return the most releases like `event` that stay within the budget; at most a million."""
     low, high = 0, 1
     while high <= ROUNDS_MAX and epsilon_of(event, count=high, delta=delta) <= epsilon:
         low, high = high, 2 * high
@@ -90,7 +89,7 @@ def rounds_within(event: Event, *, epsilon: float, delta: float) -> int:
 
 
 def _bisect(enough: Callable[[float], bool], high: float) -> float:
-    """Return the smallest value that is enough, within the tolerance, on the safe side."""
+    """Return the smallest value that is enough, rounded up by at most the tolerance."""
     low = high / 2
     while low > MULTIPLIER_MIN and enough(low):
         low, high = low / 2, low

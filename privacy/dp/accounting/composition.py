@@ -1,7 +1,7 @@
-"""Releases of several kinds together: what runs with different noise cost the same client.
+"""Composes releases of several kinds: the epsilon of runs with different noise on the same data.
 
-Source: as in `accountant`, `gaussian`, `concentrated` and `records`; each is for a part of what there
-may be, and the first here that fits is the tightest.
+Source: as in `accountant`, `gaussian`, `concentrated` and `example_level`. Each applies to some
+kinds of releases; of those that apply, the first here is the tightest.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["Release", "Releases", "epsilon_of_releases"]
 
 Release = GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent
 Releases = tuple[tuple[Release, int], ...]
-"""Kinds of releases, and how many there are of each."""
+"""Kinds of releases, and the number of each kind."""
 
 
 def epsilon_of_releases(releases: Sequence[tuple[Release, int]], delta: float) -> float:
-    """Return the epsilon of all of them, for a client or an example that each of them is about.
+    """Return the epsilon of all releases together, for a client or an example that is in all.
 
-    Guarantees: an upper bound, whatever the order, also if some were chosen in the light of others.
-    Edge cases: 0 of none.
+    Guarantees: an upper bound for every order of the releases, also if they are adaptive.
+    Edge cases: 0 for no releases.
     Raises:
         ConfigError: dp-accounting is needed and not installed.
     """

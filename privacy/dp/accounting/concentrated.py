@@ -1,8 +1,8 @@
-"""Releases of which a line bounds the Renyi divergences: cost / 2 at order 1, and linear in it.
+"""Releases whose Renyi divergence of each order is at most order * cost / 2 (concentrated DP).
 
-That is all that is known of Skellam noise, and of a Laplace release among others. A Gaussian
-release of the same cost has exactly these divergences and a closed form, which is a little less.
-Costs add up.
+This is the only bound used for Skellam noise, and for Laplace releases composed with others. A
+Gaussian release of the same cost has exactly these divergences, and a closed form, which gives a
+slightly smaller epsilon. Costs add up.
 
 Sources: Bun, Steinke, "Concentrated differential privacy" (2016), definition 1.1 and proposition
 1.4 (an eps-private release costs eps^2); Canonne, Kamath, Steinke, "The discrete Gaussian for
@@ -21,7 +21,7 @@ ORDERS = (*range(2, 513), *(int(512 * 1.02**step) for step in range(1, 600)))
 
 
 def epsilon_of_line(cost: float, delta: float) -> float:
-    """Return an epsilon for which releases of this cost are (epsilon, delta)-private.
+    """Return an epsilon for which releases of this total cost are (epsilon, delta)-private.
 
     Edge cases: 0 if nothing was released, infinite for an infinite cost.
     """
@@ -29,7 +29,7 @@ def epsilon_of_line(cost: float, delta: float) -> float:
 
 
 def epsilon_of_divergences(divergences: list[float], delta: float) -> float:
-    """Return the least epsilon that the Renyi divergences of `ORDERS`, or the first of them, allow."""
+    """Return the least epsilon by the Renyi divergences at `ORDERS`, or at the first of them."""
     require_number("delta", delta, above=0, below=1)
     if any(math.isnan(each) or each < 0 for each in divergences):
         raise ValueError(f"divergences must be numbers >= 0, got {divergences[:3]}...")

@@ -1,4 +1,4 @@
-"""What a mechanism released in one round: the only thing that an accountant looks at."""
+"""Events: what a mechanism released in one round; accountants use nothing else."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianEvent:
-    """A sum to which every client adds a vector of L2 norm <= C, plus N(0, (z C)^2) a coordinate.
+    """A sum of one vector per client, of L2 norm <= C, plus N(0, (z C)^2) per coordinate.
 
     `noise_multiplier` is z: the noise's standard deviation divided by the sensitivity C, for
-    neighbours one of which lacks one client's vector.
+    neighbours that differ by one client's vector, added or removed.
     """
 
     noise_multiplier: float
@@ -41,10 +41,10 @@ class GaussianEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcentratedEvent:
-    """A sum whose Renyi divergences are at most a Gaussian one's: order / (2 z^2) of every order.
+    """A sum whose Renyi divergence of each order is at most a Gaussian sum's: order / (2 z^2).
 
-    `noise_multiplier` is z, for neighbours as with `GaussianEvent`; distributed Skellam noise
-    releases this.
+    `noise_multiplier` is z, for the neighbours of `GaussianEvent`; it is the event of distributed
+    noise.
     """
 
     noise_multiplier: float
@@ -60,9 +60,9 @@ class ConcentratedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaplaceEvent:
-    """A vector of L1 norm <= C plus Laplace noise of standard deviation z C a coordinate.
+    """A vector of L1 norm <= C plus Laplace noise of standard deviation z C per coordinate.
 
-    `noise_multiplier` is z: the release is (sqrt(2) / z)-private, without a delta.
+    `noise_multiplier` is z: the release is (sqrt(2) / z)-private, with delta = 0.
     """
 
     noise_multiplier: float
@@ -72,7 +72,7 @@ class LaplaceEvent:
 
     @property
     def epsilon(self) -> float:
-        """What one release spends."""
+        """The epsilon of one release."""
         return math.sqrt(2.0) / self.noise_multiplier
 
     @property
@@ -83,9 +83,9 @@ class LaplaceEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoissonEvent:
-    """A Gaussian sum of a cohort that each client joined by its own coin, secretly.
+    """A Gaussian sum of a cohort that was drawn by secret Poisson sampling.
 
-    `probability` is the coin's; it must not depend on who is there.
+    Each client is in the cohort with `probability`, which must not depend on the other clients.
     """
 
     probability: float
@@ -95,10 +95,10 @@ class PoissonEvent:
         require_number("probability", self.probability, above=0, at_most=1)
 
     def noised(self, times: int) -> PoissonEvent:
-        """Return what it is to release the sum of one cohort so often, each time with other noise.
+        """Return the event of `times` releases of the same cohort's sum, with independent noise.
 
-        The coin falls once for all of them: together they are one Gaussian sum with less noise. That
-        costs more than as many cohorts would.
+        As the cohort is sampled once, they are together one Gaussian sum with less noise, which
+        costs more than releases of `times` independently sampled cohorts.
         """
         require_whole("times", times, at_least=1)
         less = GaussianEvent(noise_multiplier=self.event.noise_multiplier / math.sqrt(times))
@@ -107,7 +107,7 @@ class PoissonEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsEvent:
-    """So many releases in one round, each after the ones before it."""
+    """A sequence of `steps` releases in one round, each of which may depend on earlier ones."""
 
     steps: int
     event: PoissonEvent
@@ -118,12 +118,12 @@ class StepsEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeparatedEvent:
-    """What a run releases of a client each time that it takes part, by turns.
+    """The release of one participation of a client, under min-separation participation.
 
-    Between two such rounds are `separation` at least, and there are `participations_max` at most.
-    With correlated noise the run releases C x + z, row by row; what a client adds to it each time
-    is a column of C, of norm <= 1, and no two of its columns share a row. So each time is one
-    Gaussian release, whatever the correlation: what it costs is `event`'s.
+    Two participations of a client are at least `separation` rounds apart, and there are at most
+    `participations_max`. With correlated noise the run releases C x + z, row by row; each
+    participation adds a column of C, of norm <= 1, and no two of the client's columns share a row.
+    So each participation costs one `event`, for every correlation.
     """
 
     event: GaussianEvent

@@ -1,8 +1,8 @@
-"""Many Gaussian releases are one: epsilon in closed form, with nothing but `math`.
+"""Composes Gaussian releases: epsilon in closed form, with only `math`.
 
 Releases with noise multipliers z_1, z_2, ... are together as private as one with the multiplier
-1 / mu, where mu^2 = sum of 1 / z_i^2 is their *cost*. Costs add up, also of releases that were
-chosen in the light of earlier ones.
+1 / mu, where mu^2 = sum of 1 / z_i^2 is their *cost*. Costs add up, also for releases that were
+chosen adaptively, by earlier ones.
 
 Source: Balle, Wang, "Improving the Gaussian mechanism for differential privacy" (2018), theorem 8;
 Dong, Roth, Su, "Gaussian differential privacy" (2019), corollary 3.3 (composition).
@@ -19,14 +19,14 @@ __all__ = ["cost_of", "delta_of_cost", "epsilon_of_cost"]
 
 EPSILON_MAX = 1e6
 NOISE_MIN = 1e-150
-"""Less noise than this is none."""
+"""A smaller noise multiplier counts as no noise."""
 STEPS = 200
 
 
 def cost_of(noise_multiplier: float) -> float:
-    """Return what one release costs: 1 / noise_multiplier^2.
+    """Return the cost of one release: 1 / noise_multiplier^2.
 
-    Edge cases: infinite without noise, and with so little that the cost is beyond float64.
+    Edge cases: infinite without noise, and if the cost overflows float64.
     """
     return noise_multiplier**-2.0 if noise_multiplier > NOISE_MIN else math.inf
 
@@ -70,5 +70,5 @@ def epsilon_of_cost(cost: float, delta: float) -> float:
 
 
 def _normal(value: float) -> float:
-    """Return the standard normal distribution function, right in the lower tail."""
+    """Return the standard normal distribution function, accurate in the lower tail."""
     return 0.5 * math.erfc(-value / math.sqrt(2.0))

@@ -1,1 +1,1 @@
-"""Correlated noise (DP-FTRL): a round takes back some of the noise of earlier ones."""
+"""Correlated noise (DP-FTRL): a round's noise partly cancels the noise of earlier rounds."""

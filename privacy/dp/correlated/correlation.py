@@ -1,16 +1,16 @@
-"""Noise of a round that takes back some of the noise of earlier rounds (DP-FTRL).
+"""Noise of a round that partly cancels the noise of earlier rounds (DP-FTRL).
 
-Round t releases x_t + w_t with w = C^-1 z, of independent normals z: the same as releasing
-C x + z, and multiplying by C^-1. So what a client costs is the norm of what it adds to C x. Each
-time that it takes part it adds a column of C; columns here have a norm of at most 1, and those of
-rounds that are `separation` apart share no row. Then k participations cost what k independent
-releases cost, and sums over many rounds, which is what a model is, have far less noise.
+Round t releases x_t + w_t with w = C^-1 z, for independent normals z: the same as releasing
+C x + z, and multiplying by C^-1. So a client's cost follows from the norm of its contribution to
+C x. Each participation adds a column of C; columns here have a norm of at most 1, and those of
+rounds that are `separation` apart share no row. Then k participations cost as much as k
+independent releases, while sums over many rounds, such as a model, have far less noise.
 
 Sources: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning
 without sampling or shuffling" (2021): trees with restarts; Choquette-Choo et al., "(Amplified)
 banded matrix factorization" (2023), sensitivity under bands and min-separation; Denisov et al., "Improved differential privacy for SGD via optimal private linear
-operators on adaptive streams" (2022), theorem 2.1: it holds for inputs chosen in the light of
-earlier releases.
+operators on adaptive streams" (2022), theorem 2.1: it holds for inputs that depend on earlier
+releases.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ __all__ = ["KINDS", "Banded", "Correlation", "NoiseStep", "Terms", "Tree", "corr
 
 KINDS = ("none", "banded", "tree")
 BANDS = 32
-"""Without bands: as many at most, for each is a copy of the params in memory."""
+"""The most bands if none are configured, as each is a copy of the params in memory."""
 
 Terms = tuple[tuple[int, float], ...]
-"""Rounds, and what their kept values are multiplied by."""
+"""Pairs of a round and the factor of its stored values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseStep:
-    """How a round's noise is made: keep `fresh` * z + `made_of`; release that plus `beside`.
+    """How a round's noise is made: store `fresh` * z + `made_of`; release that plus `beside`.
 
     Attributes:
-        kept: the rounds whose kept values are needed later, this one perhaps among them.
+        stored: the rounds, perhaps with this one, whose stored values later rounds need.
     """
 
     fresh: float
     made_of: Terms
     beside: Terms
-    kept: tuple[int, ...]
+    stored: tuple[int, ...]
 
 
 class Correlation(Protocol):
-    """How the noise of rounds 1, 2, ... hangs together.
+    """The correlation of the noise of rounds 1, 2, ...
 
     Guarantees: as a matrix C with w = C^-1 z, every column's L2 norm is at most 1, no entry is
         larger than 1, and columns `separation` apart have no row in common.
@@ -69,11 +69,11 @@ class Correlation(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Banded:
-    """A banded Toeplitz matrix, the best for so many rounds.
+    """A banded Toeplitz matrix, optimized for a number of rounds.
 
     Attributes:
-        bands: how many rounds a column reaches over: so many rows of noise, less one, are kept.
-        rounds: what it is best for; it holds for others too.
+        bands: the rounds that a column covers; bands - 1 rows of noise are stored.
+        rounds: the number of rounds that it is optimized for; it is valid for any number.
     """
 
     rounds: int
@@ -102,8 +102,8 @@ class Banded:
             for back, factor in enumerate(others, start=1)
             if back < number
         )
-        kept = tuple(range(max(1, number - len(others) + 1), number + 1))
-        return NoiseStep(fresh=1 / first, made_of=made_of, beside=(), kept=kept)
+        stored = tuple(range(max(1, number - len(others) + 1), number + 1))
+        return NoiseStep(fresh=1 / first, made_of=made_of, beside=(), stored=stored)
 
     def begins(self, number: int) -> int:
         return 1
@@ -115,11 +115,11 @@ class Banded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """A binary tree over rounds, begun anew every `restart` rounds.
+    """A binary tree over rounds, restarted every `restart` rounds.
 
-    The sum of the first t rounds of a tree is that of the nodes that the binary digits of t name.
-    So every round adds one node, over as many rounds as the lowest digit of its number says, and
-    the nodes that no sum needs are never made.
+    The sum of the first t rounds of a tree is that of one node per binary digit 1 of t. So each
+    round adds one node, which covers as many rounds as the lowest digit 1 of its number; nodes
+    that no sum needs are never made.
     """
 
     restart: int
@@ -137,7 +137,7 @@ class Tree:
 
     @property
     def height(self) -> int:
-        """How many nodes the first round of a tree is in; no other is in more."""
+        """The number of nodes that cover the first round of a tree; the most of any round."""
         return self.restart.bit_length()
 
     def step(self, number: int) -> NoiseStep:
@@ -146,8 +146,8 @@ class Tree:
         parts = [start + part for part in _ancestors(place)]
         made_of = tuple((part, 1.0) for part in parts[1:2])
         beside = ((number - 1, -1.0),) if place > 1 else ()
-        kept = tuple(parts) if place < self.restart else ()
-        return NoiseStep(fresh=self.height**0.5, made_of=made_of, beside=beside, kept=kept)
+        stored = tuple(parts) if place < self.restart else ()
+        return NoiseStep(fresh=self.height**0.5, made_of=made_of, beside=beside, stored=stored)
 
     def begins(self, number: int) -> int:
         return (number - 1) // self.restart * self.restart + 1
@@ -166,7 +166,7 @@ class Tree:
 def correlated(kind: str, *, rounds: int, separation: int, bands: int | None) -> Correlation | None:
     """Return the correlation of this kind, None for "none".
 
-    Without `bands` they are as many as the clients' separation allows, but not over 32.
+    Without `bands`, there are as many as the clients' separation allows, at most 32.
     """
     require_choice("correlation", kind, KINDS)
     if kind == "tree":
@@ -177,7 +177,8 @@ def correlated(kind: str, *, rounds: int, separation: int, bands: int | None) ->
 
 
 def _ancestors(place: int) -> list[int]:
-    """Return a number, and it without its lowest binary digit, without its lowest two, ..."""
+    """Return a number, then the number without its lowest binary digit 1, without the lowest two,
+    ..."""
     found = []
     while place:
         found.append(place)

@@ -1,9 +1,9 @@
-"""The noise of a round that depends on earlier rounds', from the seeds of all of them.
+"""The noise of a round that depends on earlier rounds, from the seeds of all of them.
 
-A run's state holds the seeds, 32 bytes a round, and nothing else of the noise: it is small, a
-checkpoint has it with the params that it belongs to, and the noise of a continued run is, to the
-last bit, what it would have been. What was made of the seeds is kept here beside, so that only a
-run that goes on after an interruption makes it again.
+A run's state stores only the seeds of the noise, 32 bytes per round. So the state is small, a
+checkpoint has it with the params that it belongs to, and a continued run has bit for bit the
+noise of an uninterrupted one. The values made from the seeds are cached here; only a run that
+continues after an interruption computes them again.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ SEEDS = "seeds"
 
 
 class NoiseMemory:
-    """Makes rows of noise; what it remembers decides nothing but the time that they take."""
+    """Makes rows of noise; its cache affects only the time that this takes."""
 
     def __init__(self, correlation: Correlation) -> None:
         self._correlation = correlation
         self._size = 0
         self._seeds: tuple[bytes, ...] = ()
-        self._kept: dict[int, Row] = {}
+        self._stored: dict[int, Row] = {}
 
     def row(self, seeds: tuple[bytes, ...], seed: bytes, size: int) -> Row:
-        """Return `size` values for the round after those of `seeds`, of normals from `seed`.
+        """Return `size` values for the round after those of `seeds`, from normals of `seed`.
 
-        Guarantees: depends on the arguments alone. In float32: rounding is of noise, not of data.
+        Guarantees: depends on the arguments alone. float32 rounds the noise, not the data.
         """
         if (seeds, size) != (self._seeds, self._size):
             begins = self._correlation.begins(len(seeds) + 1)
-            self._seeds, self._size, self._kept = seeds[: begins - 1], size, {}
+            self._seeds, self._size, self._stored = seeds[: begins - 1], size, {}
             for earlier in seeds[begins - 1 :]:
                 self._advance(earlier)
         return self._advance(seed)
@@ -70,14 +70,14 @@ class NoiseMemory:
                     released[here] = fresh
 
         work_through(-(-self._size // PART), fill, values=self._size)
-        rows = {**self._kept, number: value}
-        self._kept = {each: rows[each] for each in step.kept}
+        rows = {**self._stored, number: value}
+        self._stored = {each: rows[each] for each in step.stored}
         self._seeds = (*self._seeds, seed)
         return released
 
     def _add(self, values: Reals, terms: Terms, here: slice, product: Reals) -> None:
         for number, factor in terms:
-            np.multiply(self._kept[number][here], factor, out=product)
+            np.multiply(self._stored[number][here], factor, out=product)
             values += product
 
 
@@ -90,13 +90,12 @@ class NoisePast:
 
     @contextmanager
     def rows(self, seed: bytes, size: int) -> Iterator[Iterator[Row]]:
-        """Give this round's noise, of standard normals from `seed`, as `normals` does: all at
-        once."""
+        """Yield this round's noise, from standard normals of `seed`, in one piece; as `normals`."""
         yield iter([self.memory.row(self.seeds, seed, size)])
 
 
 def seeds_slot(seeds: Sequence[bytes]) -> Params:
-    """Return the seeds of all rounds so far as arrays, which a checkpoint holds."""
+    """Return the seeds of all rounds so far as arrays, for a checkpoint."""
     flat = np.frombuffer(b"".join(seeds), np.uint8)
     return {SEEDS: flat.reshape(len(seeds), SEED_BYTES)}
 

@@ -1,9 +1,9 @@
-"""The best noise that remembers a fixed number of rounds: coefficients of a banded matrix.
+"""Optimal noise that depends on a fixed number of rounds: coefficients of a banded matrix.
 
 C is lower triangular, with `bands` coefficients c_0, c_1, ... along its diagonals. Round t gets the
-noise (C^-1 z)_t, of independent normals z. What matters to a model are sums over rounds: their
-error is C's column norm times the norm of the rows of A C^-1, where A adds up. Both are smooth in
-the coefficients, and everything is a product of power series: n log n operations a step.
+noise (C^-1 z)_t, for independent normals z. A model depends on sums over rounds: their error is
+C's column norm times the norm of the rows of A C^-1, where A is the matrix of prefix sums. Both
+are smooth in the coefficients, and are products of power series: n log n operations per step.
 
 Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu, "(Amplified) banded matrix
 factorization: a unified approach to private training" (2023); McKenna, "Scaling up the banded
@@ -27,7 +27,7 @@ Reals = NDArray[np.float64]
 STEPS_MAX = 100
 PAIRS_KEPT = 10
 DECREASE_MIN = 1e-10
-"""Of the logarithm of the squared error, in one step; less is the end."""
+"""The optimization ends when a step lowers the logarithm of the squared error by less."""
 HALVINGS_MAX = 40
 
 
@@ -35,8 +35,8 @@ HALVINGS_MAX = 40
 def best_coefficients(rounds: int, bands: int) -> tuple[float, ...]:
     """Return the coefficients with the smallest mean squared error of the sums after each round.
 
-    Guarantees: their L2 norm is 1; the first is positive. The same for the same arguments.
-    Edge cases: 1 band is independent noise; more bands than rounds are as many as rounds.
+    Guarantees: their L2 norm is 1; the first is positive. Equal arguments give equal results.
+    Edge cases: 1 band gives independent noise; more bands than rounds count as `rounds` bands.
     """
     require_whole("rounds", rounds, at_least=1)
     require_whole("bands", bands, at_least=1)
@@ -70,20 +70,20 @@ def _error(coefficients: Reals, rounds: int) -> tuple[float, Reals]:
     inverse = inverse_series(coefficients, rounds)
     sums, weights = np.cumsum(inverse), np.arange(rounds, 0, -1)
     total, squared = float(weights @ sums**2), float(coefficients @ coefficients)
-    change = _product(sums, inverse, rounds)
-    backwards = _product((weights * sums)[::-1], change, rounds)[::-1]
+    slopes = _product(sums, inverse, rounds)
+    backwards = _product((weights * sums)[::-1], slopes, rounds)[::-1]
     gradient = 2 * coefficients / squared - 2 * backwards[: len(coefficients)] / total
     return float(np.log(squared * total / rounds)), gradient
 
 
 def _square_root(bands: int) -> Reals:
-    """Return the first coefficients of (1 - x)^(-1/2), whose square adds up: a good beginning."""
+    """Return the first coefficients of (1 - x)^(-1/2), the square root of A: a good start."""
     steps = np.arange(1, bands)
     return np.concatenate([[1.0], np.cumprod((2 * steps - 1) / (2 * steps))])
 
 
 def _minimized(point: Reals, rounds: int) -> Reals:
-    """Return the coefficients at the bottom, by L-BFGS with halved steps."""
+    """Return the coefficients at the minimum, by L-BFGS with step halving."""
     value, gradient = _error(point, rounds)
     pairs: list[tuple[Reals, Reals]] = []
     for _ in range(STEPS_MAX):

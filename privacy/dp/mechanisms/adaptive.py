@@ -1,8 +1,8 @@
-"""A clip that follows a quantile of the clients' norms, itself learnt privately.
+"""A clip norm that follows a privately estimated quantile of the norms of the clients' deltas.
 
     C <- C * exp(-rate * (within - quantile))
 
-where `within` is the noisy share of clients whose change was within C.
+where `within` is the noisy share of clients whose delta had a norm of at most C.
 
 Source: Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive
 clipping" (2021), algorithm 1 and theorem 1.
@@ -24,12 +24,12 @@ NORM_MAX = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveClip:
-    """How the clip moves.
+    """The rule by which the clip norm is updated.
 
     Attributes:
-        quantile: the share of clients that should be within the clip.
-        rate: how fast it moves, a round.
-        count_stddev: of the noise on the number of clients within, in clients.
+        quantile: the target share of clients whose delta is within the clip norm.
+        rate: the learning rate of the clip norm's logarithm.
+        count_stddev: standard deviation of the noise on the number of clients within, in clients.
     """
 
     quantile: float = 0.5
@@ -42,21 +42,22 @@ class AdaptiveClip:
         require_number("count_noise", self.count_stddev, above=0)
 
     def after(self, norm: float, within: float) -> float:
-        """Return the clip of the next round."""
+        """Return the clip norm of the next round."""
         moved = norm * math.exp(-self.rate * (within - self.quantile))
         return min(NORM_MAX, max(NORM_MIN, moved))
 
     def params_multiplier(self, noise_multiplier: float) -> float:
-        """Return the params' noise multiplier for which params and count together have this one.
+        """Return the noise multiplier of the params for which params and count together have
+        `noise_multiplier`.
 
         Raises:
-            ConfigError: the count alone tells more than that.
+            ConfigError: the release of the count alone exceeds that.
         """
         left = noise_multiplier**-2.0 - (2 * self.count_stddev) ** -2.0
         if left <= 0:
             raise ConfigError(
                 f"count_noise must be > noise_multiplier / 2 = {noise_multiplier / 2:g}, got "
-                f"{self.count_stddev:g}: the count of clipped clients alone would tell more than "
+                f"{self.count_stddev:g}: the count of clipped clients alone would reveal more than "
                 "the whole round may"
             )
         return float(left**-0.5)

@@ -1,8 +1,8 @@
-"""The clients' half: no client changes the params by more than the sum's sensitivity.
+"""The clients' half: clipping bounds each client's delta by the sensitivity of the sum.
 
-Only floating-point tensors count and are released: others stay as they were. Tensors are named,
-and what is known of each is the square of its change's L2 norm; a square may be an array, with one
-value a client.
+Only floating-point tensors are clipped and released; others keep their values. A tensor is
+represented by its name and the squared L2 norm of its delta, which may be an array with one value
+per client.
 
 Sources: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language
 models" (2018): flat and per-layer clipping; Andrew, Thakkar, McMahan, Ramaswamy, "Differentially
@@ -43,15 +43,15 @@ NORM_KEY = "dp-clip-norm"
 KIND_KEY = "dp-clipping"
 MARGIN = 2.0**-22
 WITHIN_KEY = "dp-within-clip"
-"""The metric of a client whose change was within the norm (1) or was clipped (0)."""
+"""The metric of a client whose delta was within the norm (1) or was clipped (0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clipping:
-    """How a client's change of the params is bounded, in one round.
+    """How a client's delta is bounded, in one round.
 
     Attributes:
-        norm: the largest L2 norm of a client's change, over all tensors: the sensitivity of the
+        norm: the largest L2 norm of a client's delta, over all tensors: the sensitivity of the
             sum. "per_layer" bounds each of L tensors by norm / sqrt(L).
     """
 
@@ -63,14 +63,14 @@ class Clipping:
         require_number("clip", self.norm, above=0)
 
     def factors(self, squares: Mapping[str, Reals]) -> dict[str, Reals]:
-        """Return what each tensor's change is multiplied by, in (0, 1].
+        """Return the factor of each tensor's delta, in (0, 1].
 
-        A change that is clipped ends a hair below the norm, so that it is within it also after it
-        was rounded to float32 (if its params are not much larger), and nobody clips it again.
+        A clipped delta ends slightly below the norm, so that it is still within the norm after
+        rounding to float32 (if its params are not much larger), and is not clipped again.
 
-        Edge cases: 1 for a change of nothing.
+        Edge cases: 1 for a delta of zero.
         Raises:
-            UpdateError: a change is not finite.
+            UpdateError: a delta is not finite.
         """
         if not squares:
             return {}
@@ -83,15 +83,15 @@ class Clipping:
         return {name: _factor(square, bound) for name, square in squares.items()}
 
     def record(self) -> dict[str, float | str]:
-        """Return what clients are told."""
+        """Return the clipping as the entries of an instruction's ConfigRecord."""
         return {NORM_KEY: self.norm, KIND_KEY: self.kind}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Clipping | None:
-        """Return what an instruction's ConfigRecord asks for, None if it does not.
+        """Return the clipping in an instruction's ConfigRecord, None if it has none.
 
         Raises:
-            ProtocolError: it asks for what there is not.
+            ProtocolError: the kind is unknown, or the norm is out of its bounds.
         """
         if NORM_KEY not in record:
             return None
@@ -104,11 +104,11 @@ class Clipping:
 def clip_update(
     params: Params, tensors: Mapping[str, FlatTensor], clipping: Clipping, *, exact: bool = False
 ) -> tuple[dict[str, FlatTensor], bool]:
-    """Return a client's tensors with a bounded change, and whether it was within the bound.
+    """Return a client's tensors with a clipped delta, and whether the delta was within the bound.
 
-    Guarantees: the change is that of the exact arithmetic. Where the tensors are read it is rounded
-        to the params' dtype, and may exceed the bound by that: by nearly as much again in 16 bits.
-        `exact` tensors are float64 (complex128), and what is read is within the bound. Tensors that
+    Guarantees: the delta is computed in float64. Reading the tensors rounds them to the params'
+        dtype, by which the delta may exceed the bound: by nearly the bound itself in 16 bits.
+        `exact` tensors are float64 (complex128), and their delta is within the bound. Tensors that
         are not floating-point are those of `params`.
     Raises:
         UpdateError: a value is not finite.
@@ -127,12 +127,12 @@ def clip_update(
 
 
 def reported_metrics(clipping: Clipping, within: bool) -> dict[str, float]:
-    """Return what a client says beside its params: what an adaptive clip has to know, or nothing."""
+    """Return the metrics that a client reports for adaptive clipping; empty with other clipping."""
     return {WITHIN_KEY: float(within)} if clipping.kind == "adaptive" else {}
 
 
 def _factor(square: Reals, bound: float) -> Reals:
     norm = np.sqrt(square)
-    kept: Reals = np.ones_like(norm)
-    np.divide(bound * (1 - MARGIN), norm, out=kept, where=norm > bound)
-    return kept
+    factor: Reals = np.ones_like(norm)
+    np.divide(bound * (1 - MARGIN), norm, out=factor, where=norm > bound)
+    return factor

@@ -1,7 +1,7 @@
 """Discrete Gaussian noise: whole numbers k with probabilities in proportion to exp(-k^2 / (2 v)).
 
-Sums of it are not of the same kind, but so near to it that, from a variance of about 3 a client on,
-their Renyi divergences are a Gaussian's to within a thousandth.
+Its sums are not discrete Gaussian, but so close that their Renyi divergences are those of a
+Gaussian to within 0.1 %, from a variance of about 3 per client on.
 
 Guarantees: if the words are uniform, values have exactly these probabilities.
 
@@ -31,22 +31,22 @@ __all__ = [
 ]
 
 SLACK = 1e-3
-"""What part of the divergences may come from sums' not being discrete Gaussian themselves."""
+"""The largest share of the divergences that may result from sums not being discrete Gaussian."""
 
 
 def discrete_gaussian(variance: float, count: int, words: Words) -> NDArray[np.int64]:
-    """Return so many values; `variance` is v, and that of large noise.
+    """Return `count` values; `variance` is v, which is close to the variance of large noise.
 
     Raises:
-        ConfigError: it is not in (0, STDDEV_MAX^2].
+        ConfigError: `variance` is not in (0, STDDEV_MAX^2].
     """
     require_number("variance", variance, above=0, at_most=STDDEV_MAX**2)
     return by_inversion(_DiscreteGaussian(variance), count, words)
 
 
 def discrete_gaussian_tail(variance: float, log_odds: float) -> float:
-    """Return what the noise, or a sum with this total variance, exceeds with a probability of at
-    most 2 exp(-log_odds).
+    """Return a bound that the noise, or a sum with this total variance, exceeds with a probability
+    of at most 2 exp(-log_odds).
 
     Source: it is subgaussian with its parameter, E exp(tX) <= exp(t^2 variance / 2) (Canonne et
     al. 2020, section 3).
@@ -57,10 +57,10 @@ def discrete_gaussian_tail(variance: float, log_odds: float) -> float:
 def discrete_gaussian_renyi(
     order: float, *, norm_l2: float, variance: float, clients: int, dimension: int
 ) -> float:
-    """Return a bound of the Renyi divergence of an order > 1 between sums with and without one
-    vector, each of `dimension` values with the noise of `clients`, `variance` in all.
+    """Return a bound of the Renyi divergence, at an order > 1, between sums with and without one
+    vector. They have `dimension` values, with noise of `clients` and the total `variance`.
 
-    Source: Kairouz et al. (2021), theorem 1; of its sum over k every term is at most the first.
+    Source: Kairouz et al. (2021), theorem 1; each term of its sum over k is at most the first.
     """
     excess = 10 * (clients - 1) * math.exp(-(math.pi**2) * variance / clients)
     return order / 2 * (norm_l2**2 / variance + excess * dimension / 2)
@@ -69,8 +69,8 @@ def discrete_gaussian_renyi(
 def discrete_gaussian_variance(
     noise_multiplier: float, *, norm_l2: float, clients: int, dimension: int
 ) -> float:
-    """Return the variance of a sum for which its divergences are at most a Gaussian one's with this
-    noise multiplier: order / (2 noise_multiplier^2)."""
+    """Return the variance for which the divergences of a sum are at most those of a Gaussian sum
+    with this noise multiplier: order / (2 noise_multiplier^2)."""
     square = noise_multiplier**2
     least = math.log(max(1.0, 5 / SLACK * clients * dimension * square)) / math.pi**2
     return max(square * norm_l2**2 / (1 - SLACK), clients * least)

@@ -1,7 +1,7 @@
 """A public random rotation: it spreads a vector's norm over all of its values.
 
-Random signs, then the Walsh-Hadamard transform, divided by sqrt(d) so that norms stay. A value of
-the rotated vector is sub-Gaussian with variance |x|^2 / d, whatever the vector was.
+Random signs, then the Walsh-Hadamard transform, divided by sqrt(d) so that norms are preserved. A
+value of the rotated vector is sub-Gaussian with variance |x|^2 / d, for every vector x.
 
 Source: Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism for federated learning
 with secure aggregation" (2021), section 4 (flattening).
@@ -26,7 +26,7 @@ def padded(length: int) -> int:
 
 
 def rotate(vector: Reals, seed: bytes) -> Reals:
-    """Return the vector, padded with zeros and rotated as the seed says.
+    """Return the vector, padded with zeros and rotated by the seed.
 
     Shapes: (length,) to (padded(length),).
     """
@@ -42,7 +42,7 @@ def rotate_back(rotated: Reals, length: int, seed: bytes) -> Reals:
 
 
 def _signs(count: int, seed: bytes) -> NDArray[np.int8]:
-    """Return -1 and 1, the same for the same seed. They are no secret: they cost no privacy."""
+    """Return random signs, -1 and 1, from a seed. They are public; privacy does not need them."""
     public = np.random.PCG64DXSM(int.from_bytes(sha256(seed).digest(), "big"))
     bits = np.unpackbits(np.frombuffer(np.random.Generator(public).bytes(-(-count // 8)), np.uint8))
     return 1 - 2 * bits[:count].astype(np.int8)

@@ -1,13 +1,13 @@
 """A noisy sum of whole numbers modulo 2^bits: how fine the grid is, and how much noise it needs.
 
-Every client's rotated vector is scaled, rounded, and carries its share of the noise. The grid
-is as fine as it is useful for rounding, coarser only where sums would leave the modulus.
+Every client's rotated vector is scaled, rounded, and gets a share of the noise. The grid is as fine
+as is useful for rounding, and coarser only if sums could exceed the modulus.
 
-The noise is so much that the sum's Renyi divergences are at most those of a Gaussian sum with the
-same noise multiplier z: order / (2 z^2). So a round's event does not depend on the model's size.
-Of Skellam noise theorem 3.5 of Agarwal et al. (2021) gives that when 6 |x|_1 <= |x|_2^2, which holds
-if the norm is at least 6 sqrt(d), and variance^2 / (variance + 1) >= z^2 |x|_2^2; for discrete
-Gaussian noise see `discrete_gaussian_variance`.
+The variance is chosen so that the sum's Renyi divergences are at most those of a Gaussian sum with
+the same noise multiplier z: order / (2 z^2). So a round's event does not depend on the model's
+size. For Skellam noise, this follows from theorem 3.5 of Agarwal et al. (2021) if 6 |x|_1 <=
+|x|_2^2, which holds if the norm is at least 6 sqrt(d), and variance^2 / (variance + 1) >=
+z^2 |x|_2^2; for discrete Gaussian noise see `discrete_gaussian_variance`.
 
 Sources: Agarwal, Kairouz, Liu, "The Skellam mechanism for differentially private federated
 learning" (2021); Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism for
@@ -33,15 +33,15 @@ from .skellam import skellam, skellam_tail
 __all__ = ["LAWS", "IntegerSum", "Law", "integer_sum"]
 
 Law = Literal["skellam", "discrete_gaussian"]
-"""How a client's noise is distributed."""
+"""The distribution of a client's noise."""
 LAWS = ("skellam", "discrete_gaussian")
 
 FINE = 16.0
 FINE_MIN = 1024.0
 COARSE = 6.0
-"""The clip's norm on the grid, in sqrt(dimension): as wanted, and at least."""
+"""The preferred and the smallest clip norm on the grid, divided by sqrt(dimension)."""
 WRAP_BITS = 40
-"""Some value of a sum leaves the modulus with a probability of at most 2^-40."""
+"""A value of a sum exceeds the modulus with a probability of at most 2^-40."""
 STEPS = 60
 
 
@@ -50,12 +50,12 @@ class IntegerSum:
     """The numbers of one noisy sum.
 
     Attributes:
-        dimension: of the rotated vector.
-        clients: at most so many are in the sum.
-        noisy: at least so many of them add their noise, and keep it to themselves.
-        noise_multiplier: standard deviation / sensitivity, of the noise of `noisy` clients.
-        clip_scaled: the clip's norm on the grid.
-        law: how the noise is distributed.
+        dimension: the number of values of the rotated vector.
+        clients: the most clients in the sum.
+        noisy: the fewest of them that add their noise and keep it secret.
+        noise_multiplier: standard deviation of the noise of `noisy` clients / sensitivity.
+        clip_scaled: the clip norm on the grid.
+        law: the distribution of the noise.
     """
 
     dimension: int
@@ -96,7 +96,8 @@ class IntegerSum:
 
     @property
     def largest(self) -> float:
-        """What no value of a sum of all clients exceeds, but for once in 2^WRAP_BITS sums."""
+        """The bound that a value of a sum of all clients exceeds with probability <=
+        2^-WRAP_BITS."""
         log_odds = WRAP_BITS * math.log(2) + math.log(4 * self.dimension)
         spread = self.clip_scaled * math.sqrt(2 * log_odds / self.dimension) + 1
         signal = self.clients * min(self.norm_l2, spread)
@@ -105,12 +106,12 @@ class IntegerSum:
 
     @property
     def fits(self) -> bool:
-        """Whether sums stay within the modulus, and the noise within its table."""
+        """Whether sums stay within the modulus, and noise of this variance can be drawn."""
         within = self.largest < (1 << (self.bits - 1)) - 1
         return within and self.client_variance <= STDDEV_MAX**2
 
     def noise(self, count: int, words: Words) -> NDArray[np.int64]:
-        """Return a client's noise on so many values."""
+        """Return a client's noise for `count` values."""
         draw = skellam if self.law == "skellam" else discrete_gaussian
         return draw(self.client_variance, count, words)
 
@@ -128,7 +129,7 @@ def integer_sum(
     """Return the sum with the finest useful grid that fits.
 
     Raises:
-        ConfigError: even the coarsest one does not.
+        ConfigError: even the coarsest grid does not fit.
     """
 
     def of(clip_scaled: float) -> IntegerSum:
@@ -149,7 +150,7 @@ def integer_sum(
     coarsest = of(low)
     if coarsest.client_variance > STDDEV_MAX**2:
         raise ConfigError(
-            f"noise_multiplier = {noise_multiplier:g} asks of each of {noisy} clients for noise "
+            f"noise_multiplier = {noise_multiplier:g} needs, from each of {noisy} clients, noise "
             f"of standard deviation {math.sqrt(coarsest.client_variance):.3g}, and at most "
             f"{STDDEV_MAX:g} can be drawn; lower it, or raise run.cohort"
         )

@@ -1,6 +1,6 @@
-"""A client's own noise: its change is private before it leaves, whoever sees it.
+"""Local noise: a client's delta is private before it is sent, against the server too.
 
-Gaussian noise is for a change of bounded L2 norm, Laplace noise for one of bounded L1 norm.
+Gaussian noise is for a delta of bounded L2 norm, Laplace noise for one of bounded L1 norm.
 
 Source: Dwork, McSherry, Nissim, Smith, "Calibrating noise to sensitivity in private data analysis"
 (2006), proposition 1, for Laplace.
@@ -27,9 +27,9 @@ from .rounded import BITS, Kind, rounded_noise
 __all__ = ["noisy_update"]
 
 WHOLE_BITS = 60
-"""Of a clipped value on the grid."""
+"""The bits of a clipped value on the grid."""
 ROUNDING = 2.0**-40
-"""More than computing with float64 makes of a value."""
+"""A margin that exceeds the rounding errors of float64."""
 
 
 def noisy_update(
@@ -39,11 +39,11 @@ def noisy_update(
     noise: NoiseTerms,
     entropy: Entropy,
 ) -> dict[str, FlatTensor]:
-    """Return a client's tensors with a clipped and noisy change, in the params' dtypes.
+    """Return a client's tensors with a clipped and noisy delta, in the params' dtypes.
 
-    Guarantees: what is returned is private as `noise.event` says, for a client whose change is
-        left out: exactly, for it follows from whole numbers with noise that has exactly its
-        distribution, however floats are rounded.
+    Guarantees: the result releases `noise.event`, for neighbours that differ by the client's
+        delta. This is exact, independent of floating-point rounding, as the result is a function
+        of whole numbers with noise of the exact distribution.
     Edge cases: tensors that are not floating-point are those of `params`.
     Raises:
         UpdateError: a value is not finite.
@@ -67,7 +67,7 @@ def noisy_update(
 
 def _noised(values: Reals, clip: float, scale: float, kind: Kind, words: Words) -> Reals:
     """Return values of at most `clip` with noise of this scale, as a function of whole numbers: the
-    values on a grid, cut towards zero, so that they do not become longer, and noise added to them."""
+    values on a grid, rounded towards zero so that norms do not grow, plus noise."""
     bits = min(BITS, WHOLE_BITS - math.ceil(math.log2(clip / scale)))
     unit = math.ldexp(scale, -bits)
     whole = (values * ((1 - ROUNDING) / unit)).astype(np.int64)
@@ -78,7 +78,7 @@ def _noised(values: Reals, clip: float, scale: float, kind: Kind, words: Words) 
 def _bounded(
     params: Params, tensors: Mapping[str, FlatTensor], clipping: Clipping, *, laplace: bool
 ) -> dict[str, Reals]:
-    """Return the clipped changes in float64; rounding to the params' dtype is after the noise.
+    """Return the clipped deltas in float64; they are rounded to the params' dtype after the noise.
 
     Raises:
         UpdateError: a value is not finite.
@@ -95,7 +95,7 @@ def _bounded(
 
 
 def _reals(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Reals:
-    """Return the values of a tensor, a complex one's as two each, as a row of float64."""
+    """Return a tensor's values as a row of float64; a complex value becomes two values."""
     row = np.ascontiguousarray(values).reshape(-1)
     flat = row.view(row.real.dtype) if row.dtype.kind == "c" else row
     return flat.astype(np.float64)

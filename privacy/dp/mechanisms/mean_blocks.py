@@ -1,4 +1,4 @@
-"""What becomes of a mean while it is made, block by block: old + share * (mean - old), and noise."""
+"""Alters a mean block by block while it is computed: old + share * (mean - old), plus noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reals = NDArray[np.float64]
 
 
 class ShareOfDelta:
-    """Alters the blocks of a mean: they have `share` of the change from `params`."""
+    """Scales the delta of a mean from `params` by `share`, block by block."""
 
     def __init__(self, params: Params, share: float) -> None:
         self._params, self._share = params, share
@@ -42,16 +42,16 @@ class ShareOfDelta:
                 part += old
 
     def settled(self, mean: Params) -> Params:
-        """Return the mean, tensors that are not floating-point as they were."""
+        """Return the mean, with the old values of tensors that are not floating-point."""
         pairs = zip(self._params.items(), self._moves, strict=True)
         return {name: mean[name] if moves else old for (name, old), moves in pairs}
 
 
 class NoisyBlocks(ShareOfDelta):
-    """Alters the blocks of a mean, from the first to the last, and adds noise.
+    """Scales the delta of a mean and adds noise, block by block, from the first to the last.
 
-    `noise` gives standard normals for all values of the params, tensor by tensor, in pieces of any
-    size. A complex value has noise on both parts.
+    `noise` yields standard normals for all values of the params, tensor by tensor, in pieces of
+    any size. A complex value gets noise on both parts.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class NoisyBlocks(ShareOfDelta):
 
 @contextmanager
 def normals(seed: bytes, size: int) -> Iterator[Iterator[Reals]]:
-    """Give so many standard normals, in pieces, made ahead by the cores that are there.
+    """Yield `size` standard normals, in pieces, which several threads compute ahead.
 
-    Guarantees: they depend on the seed alone, not on the number of threads.
+    Guarantees: the values depend on the seed alone, not on the number of threads.
     """
 
     def piece(number: int) -> Reals:
@@ -102,7 +102,7 @@ def normals(seed: bytes, size: int) -> Iterator[Iterator[Reals]]:
 
 
 def _ahead(pool: ThreadPoolExecutor, numbers: list[int], piece: Any, count: int) -> Iterator[Reals]:
-    """Yield pieces in order, with so many more begun."""
+    """Yield pieces in order, with `count` more computed ahead."""
     begun: deque[Future[Reals]] = deque()
     for number in numbers:
         begun.append(pool.submit(piece, number))

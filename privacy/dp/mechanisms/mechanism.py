@@ -1,9 +1,9 @@
-"""The server's half: the noisy mean change of a cohort, as an aggregator of any linear algorithm.
+"""The server's half: the noisy mean delta of a cohort, as an aggregator of any linear algorithm.
 
-    params + (sum of clipped changes + N(0, (z C)^2)) / cohort
+    params + (sum of clipped deltas + N(0, (z C)^2)) / cohort
 
-Every client counts once, whatever its number of examples, and the divisor is the *configured*
-cohort: who answers changes nothing but the sum.
+Every client has the same weight, for any number of examples, and the divisor is the *configured*
+cohort, so the set of clients that answer affects only the sum.
 
 Source: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models"
 (2018), algorithm 1, with the fixed-denominator estimator.
@@ -30,10 +30,10 @@ __all__ = ["NoisyAggregate", "PrivateMean", "PrivateSum"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyAggregate(Aggregate):
-    """A private aggregate, and the noisy share of clients whose change was within the clip.
+    """A private aggregate, and the noisy share of clients whose delta was within the clip norm.
 
-    `within` is None unless clipping is adaptive. `seed` is that of the noise, where later rounds
-    need it, and else None.
+    `within` is None unless clipping is adaptive. `seed` is the noise's seed if later rounds need
+    it, else None.
     """
 
     within: float | None
@@ -42,7 +42,7 @@ class NoisyAggregate(Aggregate):
 
 @dataclass(slots=True, kw_only=True)
 class PrivateSum:
-    """The accumulator: the exact sum so far, of float64, and the params that it is about."""
+    """The accumulator: the float64 sum of deltas so far, and the params that they start from."""
 
     params: Params
     deltas: MeanSum
@@ -52,20 +52,21 @@ class PrivateSum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateMean:
-    """Clips what is not clipped, adds up, adds noise, divides.
+    """Clips deltas that are not clipped yet, sums them, adds noise, and divides.
 
     Attributes:
         cohort: the configured cohort size, the divisor.
-        noise_multiplier: of the noise on the params: standard deviation / `clipping.norm`.
-        count_stddev: of the noise on the number of clients within the clip; None: not released.
+        noise_multiplier: standard deviation of the noise on the params / `clipping.norm`.
+        count_stddev: standard deviation of the noise on the number of clients within the clip
+            norm; None: the number is not released.
         past: the earlier rounds' noise, if this round's depends on it.
 
     Guarantees: the sum's L2 sensitivity to one client is `clipping.norm` for updates of single
-        clients, up to the rounding of float64, whatever the params' dtype: changes are clipped and
-        added up in float64, and rounded once, after the noise. A reply that stands for many was
-        clipped by whoever made it, within the rounding of float32.
-    Edge cases: no updates at all is a release too, of noise; an update without a finite norm adds
-        nothing. Tensors that are not floating-point stay what they were.
+        clients, up to the rounding of float64, for every dtype of the params: deltas are clipped
+        and summed in float64, and rounded once, after the noise. A reply that stands for several
+        clients was clipped by its sender, within the rounding of float32.
+    Edge cases: a round without updates releases noise; an update without a finite norm adds
+        nothing. Tensors that are not floating-point keep their values.
     """
 
     cohort: float
@@ -82,8 +83,8 @@ class PrivateMean:
 
     @property
     def event(self) -> GaussianEvent:
-        """What `finish` releases; where rounds' noises depend on each other, what a client's
-        taking part in one of them costs, over all rounds.
+        """The event that `finish` releases; with correlated noise, that of one participation of a
+        client, over all rounds.
 
         The noisy count is a second sum, of sensitivity 1/2; both together are one Gaussian release
         (Andrew et al. 2021, theorem 1): z^-2 = z_params^-2 + (2 count_stddev)^-2.
@@ -102,7 +103,7 @@ class PrivateMean:
             if update.clients == 1:
                 try:
                     tensors, _ = clip_update(accumulator.params, tensors, self.clipping, exact=True)
-                except UpdateError:  # too large to have a norm: it adds nothing to the sum
+                except UpdateError:  # its norm is not finite: it adds nothing to the sum
                     continue
             counted = replace(update, params=tensors, weight=float(update.clients))
             accumulator.deltas = self.mean.fold(accumulator.deltas, [counted])
@@ -113,7 +114,7 @@ class PrivateMean:
 
     def finish(self, accumulator: PrivateSum) -> NoisyAggregate:
         params, deltas, clients = accumulator.params, accumulator.deltas, accumulator.clients
-        if not clients:  # no change, and noise all the same
+        if not clients:  # a delta of zero, with noise
             deltas = self.mean.fold(deltas, [_unchanged(params)])
         seed, size = self.entropy(SEED_BYTES), deltas.layout.total
         with normals(seed, size) if self.past is None else self.past.rows(seed, size) as drawn:

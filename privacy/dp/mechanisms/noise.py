@@ -1,8 +1,8 @@
-"""Gaussian noise that nobody can foretell: seeded anew, by the operating system, at every release.
+"""Unpredictable Gaussian noise: every release has a new seed from the operating system.
 
-The generator is a good one but not a cryptographic one, and noise is a float64 that is rounded to
-the params' dtype: somebody who sees many exact values could in principle use either.
-docs/differential-privacy.md says what follows from that.
+The generator is statistically good but not cryptographic, and noise is a float64 that is rounded
+to the params' dtype: an attacker who sees many exact values could in principle exploit either.
+docs/differential-privacy.md discusses the consequences.
 
 Source: Mironov, "On significance of the least significant bits for differential privacy" (2012).
 """
@@ -25,19 +25,19 @@ SEED_BYTES = 32
 
 
 def generator_of(entropy: Entropy) -> np.random.Generator:
-    """Return a generator that no other release has had."""
+    """Return a generator with a new seed, which no other release uses."""
     return generator_from(entropy(SEED_BYTES))
 
 
 def generator_from(seed: bytes, part: int = 0) -> np.random.Generator:
-    """Return the generator of a seed, for one part of what it is for: all are independent."""
+    """Return the generator of one part of a seed's values; generators of parts are independent."""
     hashed = _HashedSeed(seed, part)
     return np.random.Generator(np.random.SFC64(hashed))  # type: ignore[arg-type]  # numpy's stub
 
 
 @dataclass(frozen=True, slots=True)
 class _HashedSeed(ISeedSequence):
-    """Seeds a generator with a hash of `seed` and `part`: SHAKE-256, as long as is asked for.
+    """Seeds a generator with a hash of `seed` and `part`: SHAKE-256, of any length.
 
     Source: NIST FIPS 202 (2015).
     """
@@ -46,6 +46,6 @@ class _HashedSeed(ISeedSequence):
     part: int
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
-        """Return so many words of this dtype."""
+        """Return `n_words` words of this dtype."""
         hashed = hashlib.shake_256(self.part.to_bytes(8, "big") + self.seed)
         return np.frombuffer(hashed.digest(n_words * np.dtype(dtype).itemsize), dtype)

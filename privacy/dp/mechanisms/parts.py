@@ -1,7 +1,7 @@
-"""Work on long rows of values, cut into parts for the cores that are there.
+"""Splits work on long rows of values into parts for several threads.
 
-Which values are in which part depends on their number alone, and a part's noise on its place: so
-the same seed gives the same bits, however many threads there are.
+The split depends on the number of values alone, and a part's noise on its index, so the same seed
+gives the same bits for any number of threads.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from ....machine.process_limits import available_cores
 __all__ = ["BLOCK", "PART", "threads_for", "work_through"]
 
 PART = 1 << 16
-"""Values: a thread is worth waking for them."""
+"""The values of a part: enough for a thread of its own."""
 BLOCK = 8_192
-"""Values at once: what is made of them stays in the cache."""
+"""The values processed at once: they and their intermediate results stay in the cache."""
 ALONE_MAX = 4 * PART
-"""Values that one thread is done with before others would be awake."""
+"""Up to this many values, one thread is faster than several."""
 THREADS_MAX = 16
-"""numpy lets go of the interpreter's lock."""
+"""Threads help, as numpy releases the interpreter's lock."""
 
 
 def threads_for(values: int) -> int:
-    """Return how many threads are worth their while for so many values."""
+    """Return the number of threads that is fastest for so many values."""
     return 1 if values <= ALONE_MAX else min(available_cores(), THREADS_MAX)
 
 
 def work_through(parts: int, work: Callable[[int], None], *, values: int) -> None:
-    """Call `work` with the number of each part, side by side if they have many values together."""
+    """Call `work` with the index of each part, in parallel if the parts have many `values`."""
     threads = threads_for(values)
     if threads == 1:
         for number in range(parts):

@@ -1,12 +1,12 @@
-"""Gaussian and Laplace noise on a grid, without any distance from their distributions.
+"""Gaussian and Laplace noise on a grid, with exactly the rounded distributions.
 
-What is drawn is floor(2^BITS * y), of a real y with mean 0: standard normal, or Laplace of scale 1. Added to
-whole numbers it is what rounding would make of them after y was added, so it is exactly as private as
-noise of real numbers; and it does not depend on how floats are rounded.
+A draw is floor(2^BITS * y), of a real y with mean 0: standard normal, or Laplace of scale 1. Adding
+it to whole numbers equals adding y and rounding down, so it is exactly as private as noise of real
+numbers, and it does not depend on the rounding of floats.
 
-y = +-(k + x): k is a whole number with a probability in proportion to exp(-k^2 / 2), for Laplace exp(-k);
-x in [0, 1) is kept with the probability exp(-x (2k + x) / 2), for Laplace exp(-x). All are compared bit by
-bit: 64 bits decide nearly always, else more are made until they do.
+y = +-(k + x): k is a whole number with probability proportional to exp(-k^2 / 2), or exp(-k) for
+Laplace; x in [0, 1) is accepted with probability exp(-x (2k + x) / 2), or exp(-x). Comparisons are
+bit by bit: 64 bits nearly always suffice, else more are drawn.
 
 Guarantees: if the words are uniform, values have exactly the probabilities of the law.
 
@@ -30,18 +30,18 @@ __all__ = ["BITS", "Kind", "rounded_noise"]
 
 Kind = Literal["gaussian", "laplace"]
 BITS = 32
-"""Of a value behind the point."""
+"""The fractional bits of a value."""
 WORD_BITS = 64
 UNSURE = 2.0**-40
-"""Probabilities so near to each other are compared exactly: float64 has 12 bits more."""
+"""Probabilities closer than this are compared exactly: float64 has 12 bits more."""
 BLOCK = 1 << 15
 KEPT = 0.6
-"""Less than what is kept of what is drawn: of both kinds."""
+"""A lower bound of the acceptance rate, for both kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """The law of k."""
+    """The distribution of k."""
 
     kind: Kind
     sides: int = 1
@@ -59,7 +59,7 @@ class _Whole:
 
 
 def rounded_noise(kind: Kind, count: int, words: Words) -> NDArray[np.int64]:
-    """Return so many values, in 2^-BITS."""
+    """Return `count` values, in units of 2^-BITS."""
     values, done = np.empty(count, np.int64), 0
     while done < count:
         wanted = min(BLOCK, int((count - done) / KEPT) + 16)
@@ -70,42 +70,42 @@ def rounded_noise(kind: Kind, count: int, words: Words) -> NDArray[np.int64]:
 
 
 def _proposed(kind: Kind, count: int, words: Words) -> NDArray[np.int64]:
-    """Return what is kept of so many proposals."""
-    first, fractions, coins = words(3 * count).reshape(3, count)
+    """Return the accepted values of `count` proposals."""
+    first, fractions, bits = words(3 * count).reshape(3, count)
     whole = magnitudes(_Whole(kind), first >> np.uint64(1), words)
     x = fractions * 2.0**-WORD_BITS
     exponent = x if kind == "laplace" else x * (whole + 0.5 * x)
     above = np.exp(-exponent)
-    above -= coins * 2.0**-WORD_BITS
-    kept = above > 0
+    above -= bits * 2.0**-WORD_BITS
+    accepted = above > 0
     for place in np.flatnonzero(np.abs(above) < UNSURE):
-        kept[place] = _is_kept(
-            kind, int(whole[place]), int(fractions[place]), int(coins[place]), words
+        accepted[place] = _is_accepted(
+            kind, int(whole[place]), int(fractions[place]), int(bits[place]), words
         )
     magnitude = (whole << BITS) + (fractions >> np.uint64(WORD_BITS - BITS)).view(np.int64)
-    # -(m + something less than 1) is rounded down to -m - 1, which is ~m
+    # -(m + x) with 0 < x < 1 is rounded down to -m - 1, which is ~m
     signs = -(first & np.uint64(1)).view(np.int64)
     values: NDArray[np.int64] = magnitude ^ signs
-    return values.compress(kept)
+    return values.compress(accepted)
 
 
-def _is_kept(kind: Kind, whole: int, fraction: int, coin: int, words: Words) -> bool:
-    """Return whether a coin is below the probability, with as many bits of both as it takes."""
+def _is_accepted(kind: Kind, whole: int, fraction: int, drawn: int, words: Words) -> bool:
+    """Return whether a uniform number is below the probability, with as many bits as needed."""
     bits = WORD_BITS
     while True:
         low, high = (_probability(kind, whole, fraction + more, bits) for more in (1, 0))
-        if Decimal(coin + 1) <= low[0]:
+        if Decimal(drawn + 1) <= low[0]:
             return True
-        if Decimal(coin) >= high[1]:
+        if Decimal(drawn) >= high[1]:
             return False
         more = words(2)
         fraction = fraction << WORD_BITS | int(more[0])
-        coin = coin << WORD_BITS | int(more[1])
+        drawn = drawn << WORD_BITS | int(more[1])
         bits += WORD_BITS
 
 
 def _probability(kind: Kind, whole: int, fraction: int, bits: int) -> tuple[Decimal, Decimal]:
-    """Return bounds of the probability with which x = fraction / 2^bits is kept, in 2^-bits."""
+    """Return bounds of the probability that x = fraction / 2^bits is accepted, in 2^-bits."""
     unit = 1 << bits
     numerator = (
         2 * fraction * unit if kind == "laplace" else fraction * (2 * whole * unit + fraction)

@@ -1,8 +1,8 @@
-"""Rounding at random to whole numbers, with a bound on how much longer the vector becomes.
+"""Stochastic rounding to whole numbers, with a bound on the norm of the rounded vector.
 
-Each value is rounded up or down so that it is right on average. That may lengthen a vector, so
-it is rounded again until its norm is within a bound that it meets with probability 1 - BETA: the
-bound is the sensitivity, with certainty.
+Rounding is unbiased, but may increase a vector's norm. So the vector is rounded again until its
+norm is within a bound, which one rounding meets with probability 1 - BETA. The bound is the
+sensitivity, with certainty.
 
 Source: Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism for federated learning
 with secure aggregation" (2021), section 4 (conditional randomized rounding), equation 34.
@@ -24,7 +24,7 @@ TRIES_MAX = 200
 
 
 def rounded_norm(norm: float, dimension: int) -> float:
-    """Return the largest L2 norm of a rounded vector whose norm was at most `norm`."""
+    """Return the bound on the L2 norm after rounding a vector of norm at most `norm`."""
     root = math.sqrt(dimension)
     likely = norm**2 + dimension / 4 + math.sqrt(-2 * math.log(BETA)) * (norm + root / 2)
     return min(norm + root, math.sqrt(likely))
@@ -35,11 +35,11 @@ def rounded_within(
 ) -> NDArray[np.int64]:
     """Return the values rounded at random, with an L2 norm of at most `bound`.
 
-    `uniform` returns so many numbers in [0, 1).
+    `uniform` returns a given number of values in [0, 1).
 
-    Guarantees: right on average but for the vectors that were thrown away.
-    Edge cases: rounded towards zero after `TRIES_MAX` vectors that were too long, which happens
-        with a probability below 2^-500 where `bound` is `rounded_norm`'s.
+    Guarantees: unbiased, apart from the rejection of vectors above the bound.
+    Edge cases: rounded towards zero after `TRIES_MAX` rejections, which happens with a probability
+        below 2^-500 if `bound` is that of `rounded_norm`.
     """
     lower = np.floor(values)
     above = values - lower

@@ -1,4 +1,4 @@
-"""Who takes part, drawn by secret coins: what amplification by Poisson sampling presumes."""
+"""Secret Poisson sampling of cohorts, which amplification by sampling presumes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["draw_poisson"]
 
 
 def draw_poisson(present: Sequence[int], probability: float, entropy: Entropy) -> list[int]:
-    """Return each of the clients with this probability, independently, in ascending order.
+    """Return each of the clients independently with this probability, in ascending order.
 
-    Guarantees: from the operating system's entropy: not from the run's seed, which is no secret.
+    Guarantees: the sampling bits come from `entropy`, the operating system's, and not from the run's
+        seed, which is not secret.
     """
     chosen = generator_of(entropy).random(len(present)) < probability
     return sorted(int(present[place]) for place in np.flatnonzero(chosen).tolist())

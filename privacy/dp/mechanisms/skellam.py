@@ -1,7 +1,7 @@
-"""Skellam noise: whole numbers, whose sums are Skellam again.
+"""Skellam noise: whole numbers, whose sums are Skellam noise too.
 
 It is the difference of two Poisson variables with mean variance / 2 each: k has the probability
-exp(-v) I_k(v), of modified Bessel functions.
+exp(-v) I_k(v), with modified Bessel functions I_k and the variance v.
 
 Guarantees: if the words are uniform, values have exactly these probabilities.
 
@@ -26,7 +26,7 @@ __all__ = ["skellam", "skellam_renyi", "skellam_tail"]
 
 
 def skellam(variance: float, count: int, words: Words) -> NDArray[np.int64]:
-    """Return so many values.
+    """Return `count` values.
 
     Raises:
         ConfigError: the variance is not in (0, STDDEV_MAX^2].
@@ -36,7 +36,7 @@ def skellam(variance: float, count: int, words: Words) -> NDArray[np.int64]:
 
 
 def skellam_tail(variance: float, log_odds: float) -> float:
-    """Return what the noise exceeds with a probability of at most 2 exp(-log_odds).
+    """Return a bound that the noise exceeds with a probability of at most 2 exp(-log_odds).
 
     Source: Bernstein's inequality, log E exp(tX) = variance (cosh t - 1).
     """
@@ -44,7 +44,7 @@ def skellam_tail(variance: float, log_odds: float) -> float:
 
 
 def skellam_renyi(order: int, *, norm_l2: float, norm_l1: float, variance: float) -> float:
-    """Return the Renyi divergence of an order > 1 between sums with and without one vector.
+    """Return the Renyi divergence, at an order > 1, between sums with and without one vector.
 
     Source: Agarwal et al. (2021), theorem 3.5.
     """
@@ -55,7 +55,8 @@ def skellam_renyi(order: int, *, norm_l2: float, norm_l1: float, variance: float
 
 @dataclass(frozen=True, slots=True)
 class _Skellam:
-    """The law: ratios of Bessel functions are r_k = 1 / (2k / v + r_(k+1)), from above to below."""
+    """The distribution, by the ratios of Bessel functions r_k = 1 / (2k / v + r_(k+1)), for
+    descending k."""
 
     variance: float
     sides: int = 2
@@ -71,10 +72,9 @@ class _Skellam:
         return found
 
     def _between(self, above: int, count: int, bits: int) -> int | None:
-        """Return r_(count + 1) to `count` units, None if it depends on r_(above + 1).
+        """Return r_(count + 1) to within `count` units of 2^-bits, None if that needs r_(above + 1).
 
-        That is between 0 and 1, and every step down brings its bounds nearer to each other, but
-        for the rounding.
+        r_(above + 1) is between 0 and 1, and every step down narrows the bounds, apart from rounding.
         """
         low, high, unit = 0, 1 << bits, 1 << 2 * bits
         for term in self._terms(above, count, bits):
@@ -82,7 +82,7 @@ class _Skellam:
         return low if high - low <= count else None
 
     def _terms(self, start: int, stop: int, bits: int) -> Iterator[int]:
-        """Give 2k / v for k from `start` down to `stop` + 1."""
+        """Return 2k / v for k from `start` down to `stop` + 1."""
         numerator, denominator = self.variance.as_integer_ratio()
         unit = 2 * denominator << bits
         return (order * unit // numerator for order in range(start, stop, -1))

@@ -1,8 +1,8 @@
-"""The server's half where clients add the noise: the mean change of a cohort, as it comes.
+"""The server's half if clients add the noise: the mean of a cohort's noisy deltas.
 
-    params + sum of noisy changes / cohort
+    params + sum of noisy deltas / cohort
 
-Every client counts once, and the divisor is the *configured* cohort, as in `mechanism`.
+Every client has the same weight, and the divisor is the *configured* cohort, as in `mechanism`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = ["SummedMean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummedMean:
-    """Adds up, divides by `cohort`. Nothing is clipped: that would cut off noise.
+    """Sums the noisy deltas and divides by `cohort`, without clipping, which would remove noise.
 
-    Edge cases: tensors that are not floating-point stay what they were.
+    Edge cases: tensors that are not floating-point keep their values.
     """
 
     cohort: float

@@ -1,7 +1,7 @@
-"""`secure_app(app)`: a Flower ClientApp whose updates leave it only within secure sums.
+"""`secure_app(app)`: wraps a Flower ClientApp so that its updates leave only within secure sums.
 
-It wraps any ClientApp. The app trains and evaluates as always; its reply stays here, and what
-leaves is a vector under masks (`privacy.secure_terms` lists the messages).
+The wrapped app trains and evaluates without changes. Its reply stays on the client, which sends
+only a masked vector (`privacy.secagg.terms.terms` lists the messages).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["secure_app"]
 
 
 SetupOf = Callable[[Context], bytes]
-"""Returns the hash of what the server has told this client beside the message."""
+"""Returns the hash of the configuration that the server gave this client outside the message."""
 
 TTL_S = 12 * 3600.0
 """Flower's usual time to live of a message."""
@@ -52,23 +52,23 @@ def secure_app(
     setup: SetupOf = lambda context: setup_of(context.run_config),
     required: bool = True,
 ) -> ClientApp:
-    """Return `app` with secure aggregation; without `required`, it answers plainly too.
+    """Return `app` with secure aggregation; without `required`, it also answers plain messages.
 
-    `identify` says who the client is and whom it trusts; by default `pinned_identity()`. `setup`
-    covers whatever the app gets from the server beside the message; by default the run config.
+    `identify` returns the client's identity and trust; by default `pinned_identity()`. `setup`
+    hashes what the app gets from the server outside the message; by default the run config.
     """
     return _SecureApp(app, identify or pinned_identity(), setup, required)
 
 
 class _SecureApp(ClientApp):
-    """Answers the messages of secure sums, and hands the instructions in them to another app."""
+    """Answers the messages of secure sums, and passes the instructions in them to another app."""
 
     def __init__(self, app: ClientApp, identify: Identify, setup: SetupOf, required: bool) -> None:
         super().__init__()
         self._app, self._identify, self._setup, self._required = app, identify, setup, required
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message; what the wrapped app raises is raised."""
+        """Answer a message; exceptions of the wrapped app propagate."""
         kind = message.metadata.message_type
         if not is_secure(kind):
             if self._required:
@@ -85,19 +85,19 @@ class _SecureApp(ClientApp):
             else:
                 content = self._begin(kind.removesuffix(SUFFIX), message, context)
         except MeadowError as error:
-            # A reply, not an exception: so that the end of the session is kept.
+            # A reply, not an exception, so that the end of the session is stored.
             SavedSession.end(context.state)
             return Message(Error(SECURE_SUM_FAILED, str(error)), reply_to=message)
         return Message(content, reply_to=message)
 
     def _begin(self, category: str, message: Message, context: Context) -> RecordDict:
-        """Check what is planned, execute the instruction, and join the session."""
+        """Check the announcement, execute the instruction, and join the session."""
         identity = self._identify(context)
         announcement = Announcement.read(_secure_record(message))
         if announcement.setup != self._setup(context):
             raise SecureAggregationError(
-                "the clients of this sum were told of another app, run config or number of sites "
-                "than this one"
+                "the clients of this sum have another app, run config or number of sites than this "
+                "one"
             )
         binding = bind(
             announcement,
@@ -117,7 +117,7 @@ class _SecureApp(ClientApp):
         identity.accept(announcement)
         instruction = _instruction(category, message, context, announcement.session)
         vector, examples = self._update(category, instruction, context, layout)
-        said = SavedSession.begin(
+        answer = SavedSession.begin(
             context.state,
             identity=identity,
             announcement=announcement,
@@ -127,12 +127,12 @@ class _SecureApp(ClientApp):
             vector=vector,
             weight=min(examples, plan.encoding.weight_max),
         )
-        return _content_of(announcement.session, said)
+        return _content_of(announcement.session, answer)
 
     def _update(
         self, category: str, instruction: Message, context: Context, layout: VectorLayout
     ) -> tuple[NDArray[Any], int]:
-        """Let the app do its work, and return its update and its number of examples."""
+        """Execute the instruction, and return the update's vector and the number of examples."""
         reply = self._app(instruction, context)
         if reply.has_error():
             if category == "evaluate" and reply.error.code == NOTHING_TO_EVALUATE:
@@ -150,14 +150,16 @@ class _SecureApp(ClientApp):
 
     def _answer(self, step: ProtocolStep, message: Message, context: Context) -> RecordDict:
         record: Any = _secure_record(message)
-        session, heard = record.get("session"), record.get("message")
-        if type(session) is not bytes or type(heard) is not bytes:
+        session, received = record.get("session"), record.get("message")
+        if type(session) is not bytes or type(received) is not bytes:
             raise SecureAggregationError("the server's message has no session or no content")
         identity = self._identify(context)
-        kept = SavedSession.resume(context.state, identity, session)
-        content = _content_of(session, kept.answer(step, heard), masked=step is ProtocolStep.MASK)
-        if step is ProtocolStep.UNMASK and kept.category == "train":
-            # The round's evaluation is next, and need not ask again.
+        saved = SavedSession.resume(context.state, identity, session)
+        content = _content_of(
+            session, saved.answer(step, received), masked=step is ProtocolStep.MASK
+        )
+        if step is ProtocolStep.UNMASK and saved.category == "train":
+            # The round's evaluation is next, and then needs no other request for it.
             content[INTRODUCTION] = self._introduction(context)
         return content
 
@@ -167,16 +169,14 @@ class _SecureApp(ClientApp):
 
 def _require_member(identity: SecureIdentity, announcement: Announcement) -> None:
     if announcement.keys.get(identity.node) != identity.public_key:
-        raise SecureAggregationError(
-            "this client is not in the cohort with the key that is its own"
-        )
+        raise SecureAggregationError("this client is not in the cohort with its own key")
 
 
 def _instruction(category: str, message: Message, context: Context, session: bytes) -> Message:
-    """Return the message that the wrapped app would have got without secure aggregation.
+    """Return the message that the wrapped app would have received without secure aggregation.
 
-    Guarantees: its metadata are the client's own, or bound: no word of the server's that only this
-        client heard reaches the app.
+    Guarantees: the metadata are the client's own or bound by the session, so nothing that the
+        server sent to this client alone reaches the app.
     """
     metadata = Metadata(
         run_id=context.run_id,
@@ -202,11 +202,11 @@ def _secure_record(message: Message) -> ConfigRecord:
 
 def _one(records: Any, kind: str) -> Any:
     if len(records) != 1:
-        raise UpdateError(f"there must be one {kind}, there are {len(records)}")
+        raise UpdateError(f"the reply must have one {kind}, it has {len(records)}")
     return next(iter(records.values()))
 
 
-def _content_of(session: bytes, said: bytes, *, masked: bool = False) -> RecordDict:
+def _content_of(session: bytes, answer: bytes, *, masked: bool = False) -> RecordDict:
     if masked:
-        return RecordDict({MASKED: params_to_arrays({MASKED: np.frombuffer(said, np.uint8)})})
-    return RecordDict({RECORD: ConfigRecord({"session": session, "message": said})})
+        return RecordDict({MASKED: params_to_arrays({MASKED: np.frombuffer(answer, np.uint8)})})
+    return RecordDict({RECORD: ConfigRecord({"session": session, "message": answer})})

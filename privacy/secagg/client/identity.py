@@ -1,12 +1,12 @@
-"""Who a client is in secure sums, whom it takes the others for, and what it insists on.
+"""A client's identity in secure sums, its trust in the others' keys, and the least protection.
 
-A sum protects a client from the server only if the public keys of the others are theirs: whoever
-invents them, invents the clients. How far keys can be trusted depends on where they come from:
+A sum protects a client from the server only if the others' public keys are genuine: a server that
+makes up keys makes up clients. Trust in a key depends on its source:
 
-    known_peers        from the owner, who has them from the other owners
-    require_certified  from the server, certified by its authority (`secure_certificate`)
-    pinned_peers       from the server, and never changed afterwards
-    simulated_identity from the seed of a simulation, where nothing is secret
+    known_peers        the owner, who has the keys from the other owners
+    require_certified  the server, with certificates of its authority (`secure_certificate`)
+    pinned_peers       the server; a key that was seen once must not change
+    simulated_identity the seed of a simulation, where nothing is secret
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Accept = Callable[[Announcement], None]
-"""Raises SecureAggregationError if a cohort's keys are not those of clients that one knows."""
+"""Raises SecureAggregationError if a key of the cohort is not trusted."""
 
 OWN_KEY = "meadow-secure-identity"
 PINS = "meadow-secure-peers"
@@ -49,10 +49,10 @@ class SecureIdentity:
     Attributes:
         node: its node id.
         key: its long-term signing key.
-        accept: decides about a cohort's keys.
-        certificate: what others may believe its key for; nothing under plain Flower.
-        minimum: what it insists on, whatever a server plans.
-        entropy: where the secrets of a session come from.
+        accept: checks a cohort's keys.
+        certificate: proves to others that the key is its own; empty under plain Flower.
+        minimum: the least protection that it accepts, for any plan of the server.
+        entropy: the source of a session's secrets.
     """
 
     node: int
@@ -69,36 +69,36 @@ class SecureIdentity:
 
 
 Identify = Callable[[Context], SecureIdentity]
-"""Returns who the client of a Context is."""
+"""Returns the identity of a Context's client."""
 
 
 def known_peers(known: Collection[bytes]) -> Accept:
-    """Return what accepts cohorts of clients whose keys the owner has listed, and no others."""
+    """Return a check that accepts only cohorts whose keys the owner has listed."""
 
     def accept(cohort: Announcement) -> None:
         for node, key in cohort.keys.items():
             if key not in known:
                 raise SecureAggregationError(
-                    f"client {node} has the key {key.hex()}, which is none of the known peers'"
+                    f"client {node} has the key {key.hex()}, which is not in known_peers"
                 )
 
     return accept
 
 
 def pinned_peers(pins: MutableMapping[str, Any]) -> Accept:
-    """Return what accepts a key when it is first seen, and no other for that client afterwards.
+    """Return a check that accepts each client's first key, and afterwards no other for it.
 
-    `pins` is where the keys are remembered.
+    `pins` stores the keys, in hexadecimal by node id.
 
-    Guarantees: a server that begins to lie about a client that was seen before is found out.
-        One that has lied about it from the start is not.
+    Guarantees: detects a server that replaces the key of a client that was seen before; does not
+        detect a server that sent a false key from the start.
     """
 
     def accept(cohort: Announcement) -> None:
         for node, key in cohort.keys.items():
             if pins.get(str(node), key) != key:
                 raise SecureAggregationError(
-                    f"client {node} has another key than the one it had at first"
+                    f"client {node} has another key than the one that it had at first"
                 )
         for node, key in cohort.keys.items():
             pins[str(node)] = key
@@ -107,9 +107,9 @@ def pinned_peers(pins: MutableMapping[str, Any]) -> Accept:
 
 
 def pinned_identity(*, minimum: Minimum | None = None) -> Identify:
-    """Return who a client is under any Flower: its key and the others' are in its Context.
+    """Return identities under plain Flower: the client's Context stores its key and the others'.
 
-    A key is made when it is first needed, and lasts as long as the run.
+    A client's key is made when it is first needed, and lasts as long as the run.
     """
 
     def identify(context: Context) -> SecureIdentity:
@@ -131,10 +131,10 @@ def pinned_identity(*, minimum: Minimum | None = None) -> Identify:
 
 
 def simulated_identity(seed: int) -> Identify:
-    """Return who a simulated client is: everything follows from the run's seed.
+    """Return identities of simulated clients, derived from the run's seed.
 
     Guarantees: the same seed gives the same keys and the same rounding, so the same model.
-        Nothing is secret: this is for simulations alone.
+        Nothing is secret: this is for simulations only.
     """
 
     def secret(node: int, *purpose: object) -> bytes:

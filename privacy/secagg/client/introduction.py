@@ -1,7 +1,7 @@
-"""What a client says of itself before a secure sum: its key, and fresh keys for one session.
+"""A client's introduction before a secure sum: its long-term key, and fresh keys for one session.
 
-The ring of a large cohort follows from what all its clients say here. Who takes part only with
-its own newest keys knows that nobody had seen the ring before it spoke.
+The ring of a large cohort follows from all clients' introductions. A client takes part only with
+its own newest keys, so nobody can have known the ring before this client sent them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ __all__ = ["expand", "introduce", "keys_of", "spend_seed"]
 INTRODUCED = "meadow-secure-introduction"
 SEED_BYTES = 32
 AGE_S_MAX = 3600.0
-"""A client whose memory is put back to that of an older day has no keys that it can use again."""
+"""The age limit of drawn keys, so that a client restored from a backup does not use keys twice."""
 
 
 def introduce(state: RecordDict, identity: SecureIdentity, setup: bytes) -> ConfigRecord:
-    """Draw the keys of the next session, in the place of any that were not used, and return what
-    says who this client is, and what `setup` the server has told it.
+    """Draw the keys of the next session, which replace unused ones, and return the introduction.
 
-    Guarantees: two introductions differ even where entropy is repeated, as in a simulation.
+    `setup` is the hash of the client's configuration outside the message.
+
+    Guarantees: two introductions differ even if entropy is repeated, as in a simulation.
     """
-    kept: Any = state.config_records.get(INTRODUCED, {})
-    number = kept.get("number", 0) + 1
+    introduced: Any = state.config_records.get(INTRODUCED, {})
+    number = introduced.get("number", 0) + 1
     fresh = identity.entropy(SEED_BYTES) + number.to_bytes(8, "big")
     seed = sha256(b"meadow secure seed 2\0" + fresh).digest()
     advertised = keys_of(seed).advertise(identity.key, name=name_of(identity.node))
@@ -51,35 +52,35 @@ def introduce(state: RecordDict, identity: SecureIdentity, setup: bytes) -> Conf
 
 
 def spend_seed(state: RecordDict, advertised: bytes) -> bytes:
-    """Return the seed of the keys that were shown last, and forget that it may be used.
+    """Return the seed of the newest keys, and delete it, so that the keys serve one session.
 
     Raises:
-        SecureAggregationError: these are others, or there are none: the session was not made of
-            what this client said last. Or they are too old.
+        SecureAggregationError: `advertised` are not the newest keys, there are none, or they are
+            older than `AGE_S_MAX`.
     """
-    kept: Any = state.config_records.get(INTRODUCED, {})
-    if "seed" not in kept or kept["advertised"] != advertised:
+    introduced: Any = state.config_records.get(INTRODUCED, {})
+    if "seed" not in introduced or introduced["advertised"] != advertised:
         raise SecureAggregationError(
-            "the announcement does not have the keys that this client drew last: a session is "
-            "begun once, after its clients have said who they are"
+            "the announcement does not have the keys that this client drew last: a session must "
+            "begin only once, and after its clients have introduced themselves"
         )
-    if abs(time.time() - kept["drawn-at-s"]) > AGE_S_MAX:
+    if abs(time.time() - introduced["drawn-at-s"]) > AGE_S_MAX:
         raise SecureAggregationError(
             f"the keys that this client drew last are not of the last {AGE_S_MAX:.0f} s: a session "
-            "is begun soon after its clients have said who they are"
+            "must begin soon after its clients have introduced themselves"
         )
-    state[INTRODUCED] = ConfigRecord({"number": kept["number"]})
-    seed: bytes = kept["seed"]
+    state[INTRODUCED] = ConfigRecord({"number": introduced["number"]})
+    seed: bytes = introduced["seed"]
     return seed
 
 
 def keys_of(seed: bytes) -> ClientKeys:
-    """Return the keys of a session that a seed stands for."""
+    """Return the keys of a session, derived from a seed."""
     return ClientKeys(expand(b"keys" + seed))
 
 
 def expand(seed: bytes) -> Entropy:
-    """Return the random bytes that a seed stands for, the same in the same order."""
+    """Return a deterministic source of pseudorandom bytes, derived from a seed."""
     drawn = 0
 
     def entropy(size_bytes: int) -> bytes:

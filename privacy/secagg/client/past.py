@@ -1,11 +1,11 @@
-"""What a client has done in secure sums of a run, so that it does none of it twice.
+"""A client's history in the secure sums of a run, which prevents that it repeats a session or sum.
 
-Guarantees: one session a round and category: the context of a session never comes twice, so
-    nothing that was said in one is good for another.
-    One masked vector for one model and category, of the newest `MODELS_MAX`: the difference of two
-    sums over almost the same clients is one client's vector.
-Edge cases: a round that failed is not begun again, nor one whose model is that of a round before.
-    Another run is another past.
+Guarantees: one session per round and category, so no context occurs twice, and no message of one
+    session is valid in another.
+    One masked vector per model and category, for the newest `MODELS_MAX` models: the difference of
+    two sums over almost the same clients could be one client's vector.
+Edge cases: a failed round is not begun again, nor a round with the model of an earlier round.
+    Each run has its own history.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Past:
         self._record: Any = state.config_records[PAST]
 
     def require_new(self, category: str, binding: Binding) -> None:
-        """Check that a session would repeat nothing.
+        """Check that a session is new.
 
         Raises:
-            SecureAggregationError: it would repeat a round, or a vector that was masked.
+            SecureAggregationError: it would repeat a round, or a masked vector of the same model.
         """
         last = self._record.get(category, -1)
         if binding.round <= last:
             raise SecureAggregationError(
-                f"round {binding.round} is not begun: the newest that this client began is {last}, "
+                f"round {binding.round} is refused: the newest that this client began is {last}, "
                 "and a round that failed is not repeated"
             )
         masked: bytes = self._record["masked"]
         starts = range(0, len(masked), DIGEST_BYTES)
         if _digest(category, binding) in {masked[at : at + DIGEST_BYTES] for at in starts}:
             raise SecureAggregationError(
-                "a vector of this very model has been in a secure sum: with a second one, the "
+                "a vector of this model has already been in a secure sum: with a second one, the "
                 "difference of two sums could be this client's vector"
             )
 

@@ -1,13 +1,13 @@
-"""A client's secure session between two messages, kept in its Flower Context.
+"""A client's secure session between two messages, stored in its Flower Context.
 
-A client app may run in another process for every message, so a session is kept as what it follows
-from: its seed, the instruction's binding, and the messages that were heard. A process that
-has answered the message before still has the session; another one goes through it again.
+A client app may run in another process for every message, so the Context stores what determines a
+session: its seed, the instruction's binding, and the messages received. The process that answered
+the previous message still has the session in memory; another process replays the messages.
 
-Guarantees: a step is answered once, in order. Whoever keeps the Context makes it durable before
-    an answer leaves, with the answer; so a client that is killed repeats an answer or is out, and
-    never gives another one to the same step.
-    What `Past` refuses is not begun.
+Guarantees: each step is answered once, in order. The Context is made durable together with an
+    answer, before the answer is sent; so a client that was killed repeats an answer or drops out,
+    and never gives two different answers to one step.
+    A session that `Past` refuses is not begun.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ SESSION = "meadow-secure-session"
 ANNOUNCEMENT = "meadow-secure-announcement"
 VECTOR = "meadow-secure-vector"
 LIVE_MAX = 128
-"""So many sessions stay in memory; a simulation has many clients in one process."""
+"""The most sessions in memory; a simulation has many clients in one process."""
 
 _live: OrderedDict[bytes, tuple[list[bytes], ClientSession]] = OrderedDict()
-"""Sessions by what they follow from, with what each has heard."""
+"""Sessions in memory by `SavedSession.bound`, each with the messages that it has received."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SavedSession:
-    """A session, and where in the Context it is kept."""
+    """A session that is stored in a Context's state."""
 
     state: RecordDict
     identity: SecureIdentity
@@ -56,7 +56,7 @@ class SavedSession:
     length: int
     seed: bytes
     bound: bytes
-    """The seed of all but the keys: of this session alone, even where entropy is repeated."""
+    """The seed of all randomness but the keys; unique to this session even if entropy repeats."""
     weight: int
     heard: list[bytes]
 
@@ -73,7 +73,7 @@ class SavedSession:
         vector: NDArray[Any],
         weight: int,
     ) -> bytes:
-        """Begin a session in the place of any before, and return its first message.
+        """Begin a session, which replaces any earlier one, and return its first message.
 
         `seed` is that of the keys that this client has advertised.
 
@@ -82,7 +82,7 @@ class SavedSession:
         """
         Past(state).begin(category, binding)
         plan, roster = announcement.plan(len(vector)), announcement.roster
-        kept = cls(
+        saved = cls(
             state=state,
             identity=identity,
             announcement=announcement,
@@ -94,51 +94,51 @@ class SavedSession:
             weight=weight,
             heard=[],
         )
-        session = kept._session()
+        session = saved._session()
         answer = session.share()
         state[ANNOUNCEMENT] = announcement.record()
         state[VECTOR] = params_to_arrays({"vector": vector})
-        kept._keep()
-        kept._keep_live(session)
+        saved._save()
+        saved._keep_in_memory(session)
         return answer
 
     @classmethod
     def resume(cls, state: RecordDict, identity: SecureIdentity, session: bytes) -> SavedSession:
-        """Return the session that a message belongs to.
+        """Return the saved session with the id `session`.
 
         Raises:
-            SecureAggregationError: there is none of this id.
+            SecureAggregationError: there is no session, or it has another id.
         """
-        records = state.config_records  # made anew at every look
+        records = state.config_records  # a new object at every access
         if SESSION not in records:
             raise SecureAggregationError("this client is in no session: it ended, or was lost")
-        said: Any = records[SESSION]
+        entries: Any = records[SESSION]
         announcement = Announcement.read(records[ANNOUNCEMENT])
         if announcement.session != session:
             raise SecureAggregationError("this client is in another session")
         binding = Binding(
             session=announcement.session,
             round=announcement.round,
-            model=said["model"],
-            configuration=said["configuration"],
-            beacon=said["beacon"],
+            model=entries["model"],
+            configuration=entries["configuration"],
+            beacon=entries["beacon"],
         )
         return cls(
             state=state,
             identity=identity,
             announcement=announcement,
             binding=binding,
-            category=said["category"],
-            length=said["length"],
-            seed=said["seed"],
-            bound=said["bound"],
-            weight=said["weight"],
-            heard=[said[f"heard-{place}"] for place in range(said["heard"])],
+            category=entries["category"],
+            length=entries["length"],
+            seed=entries["seed"],
+            bound=entries["bound"],
+            weight=entries["weight"],
+            heard=[entries[f"heard-{place}"] for place in range(entries["heard"])],
         )
 
     @staticmethod
     def end(state: RecordDict) -> None:
-        """Forget the session, if there is one."""
+        """Delete the session, if there is one."""
         if SESSION in state:
             _live.pop(cast(bytes, state.config_records[SESSION]["bound"]), None)
         for name in (SESSION, ANNOUNCEMENT, VECTOR):
@@ -146,18 +146,18 @@ class SavedSession:
                 del state[name]
 
     def answer(self, step: ProtocolStep, message: bytes) -> bytes:
-        """Return the answer of one step, from what was heard before and now.
+        """Return the answer of one step to the server's message.
 
         Raises:
-            SecureAggregationError: it is not this step's turn, or something is wrong.
+            SecureAggregationError: the session is at another step, or a check fails.
         """
         if step != len(self.heard) + 1:
             at = ProtocolStep(len(self.heard) + 1).name.lower()
             raise SecureAggregationError(
-                f"{step.name.lower()} is asked for, but this session is at {at}"
+                f"the step {step.name.lower()} is requested, but this session is at {at}"
             )
-        session = self._so_far()
-        said = self._say(session, step, message, self._vector)
+        session = self._restored()
+        answer = self._take_step(session, step, message, self._vector)
         self.heard.append(message)
         if step is ProtocolStep.MASK:
             Past(self.state).mask(self.category, self.binding)
@@ -165,12 +165,12 @@ class SavedSession:
         if step is ProtocolStep.UNMASK:
             self.end(self.state)
         else:
-            self._keep()
-            self._keep_live(session)
-        return said
+            self._save()
+            self._keep_in_memory(session)
+        return answer
 
-    def _so_far(self) -> ClientSession:
-        """Return the session as it is after what was heard; the owner may ask for more by now."""
+    def _restored(self) -> ClientSession:
+        """Return the session after the messages so far, by the owner's present minimum."""
         live = _live.pop(self.bound, None)
         if live is not None and live[0] == self.heard:
             self.identity.minimum.require(self.announcement.plan(self.length).topology)
@@ -178,15 +178,15 @@ class SavedSession:
         session = self._session()
         session.share()
         for place, earlier in enumerate(self.heard):
-            self._say(session, ProtocolStep(place + 1), earlier, self._nothing)
+            self._take_step(session, ProtocolStep(place + 1), earlier, self._placeholder)
         return session
 
-    def _keep_live(self, session: ClientSession) -> None:
+    def _keep_in_memory(self, session: ClientSession) -> None:
         _live[self.bound] = (list(self.heard), session)
         while len(_live) > LIVE_MAX:
             _live.popitem(last=False)
 
-    def _say(
+    def _take_step(
         self,
         session: ClientSession,
         step: ProtocolStep,
@@ -205,8 +205,8 @@ class SavedSession:
         arrays: ArrayRecord = self.state.array_records[VECTOR]
         return tensors_of(arrays)["vector"].numpy(), self.weight
 
-    def _nothing(self) -> tuple[NDArray[Any], int]:
-        """Return what is masked when a step that was answered is gone through again."""
+    def _placeholder(self) -> tuple[NDArray[Any], int]:
+        """Return zeros, in place of the vector, for the replay of a step that was answered."""
         return np.zeros(self.length, np.float32), 0
 
     def _session(self) -> ClientSession:
@@ -221,8 +221,8 @@ class SavedSession:
             minimum=self.identity.minimum,
         )
 
-    def _keep(self) -> None:
-        said: dict[str, Any] = {
+    def _save(self) -> None:
+        entries: dict[str, Any] = {
             "category": self.category,
             "model": self.binding.model,
             "configuration": self.binding.configuration,
@@ -233,5 +233,5 @@ class SavedSession:
             "weight": self.weight,
             "heard": len(self.heard),
         }
-        said |= {f"heard-{place}": message for place, message in enumerate(self.heard)}
-        self.state[SESSION] = ConfigRecord(said)
+        entries |= {f"heard-{place}": message for place, message in enumerate(self.heard)}
+        self.state[SESSION] = ConfigRecord(entries)

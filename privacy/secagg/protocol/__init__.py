@@ -1,7 +1,7 @@
 """Secure aggregation: the server learns the sum of the clients' vectors, and nothing else.
 
-State machines, bytes in and bytes out: `plan_secure_sum` makes the plan, a `ServerSession` and
-one `ClientSession` a client carry it out. docs/secure-aggregation.md says against whom.
+State machines that take and return bytes: `plan_secure_sum` makes the plan; a `ServerSession` and
+one `ClientSession` per client carry it out. docs/secure-aggregation.md has the threat model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a session is bound to: its roster, round, model, configuration and plan, as one hash.
+"""Binds a session to its roster, round, model, configuration and plan by one hash, the *context*.
 
-The hash, the *context*, is in every key derivation and under every signature. Clients that were
-told about different models (Pasquini, Francati, Ateniese, "Eluding secure aggregation in
-federated learning via model inconsistency", 2022), rosters or parameters cannot work together.
+Every key derivation and every signature includes the context. So clients to which a server sent
+different models (Pasquini, Francati, Ateniese, "Eluding secure aggregation in federated learning
+via model inconsistency", 2022), rosters or parameters cannot complete a session together.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .plan import Plan
 __all__ = ["SESSION_BYTES", "Binding", "Roster", "context_of"]
 
 SESSION_BYTES = (16, 64)
-"""The fewest and the most that a session's id may have."""
+"""The minimum and maximum length of a session's id, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """What the caller, on either side, says that this session is about.
+    """What a session is bound to, as its caller states it on either side.
 
     Attributes:
         session: an id that is never used twice, 16 to 64 bytes.
         round: the round's number.
         model: hash of the global model that the vectors were computed from, 32 bytes.
-        configuration: hash of whatever else the clients must agree on, 32 bytes.
-        beacon: 32 public bytes that decide the ring. Nobody may have known them when the roster
-            was made, and the server must not choose them: a hash of the roster, or the value of
-            a public randomness beacon. A client checks them before it says them here. The
+        configuration: hash of everything else that the clients must agree on, 32 bytes.
+        beacon: 32 public bytes that determine the ring. They must be unknown when the roster is
+            made, and the server must not choose them: a hash of the roster, or the value of a
+            public randomness beacon. A client checks them before it passes them here. The
             complete graph does not use them.
     """
 
@@ -58,14 +58,14 @@ class Binding:
 class Roster:
     """The cohort: each client's id, long-term Ed25519 public key and keys of this session.
 
-    A client's roster holds long-term keys that it learned at enrolment or from somebody it
-    trusts: who chooses the roster chooses whom the sum is taken over.
+    A client takes the long-term keys in its roster from its enrolment or from somebody it
+    trusts: who chooses the roster chooses the clients of the sum.
 
     Attributes:
         names: the ids, sorted.
         keys: the long-term keys, 32 bytes each.
         advertised: what `ClientKeys.advertise` of each client returned.
-        advertisements: the same, taken apart; nobody's signature has been checked.
+        advertisements: the same, parsed; the signatures have not been checked.
     """
 
     names: tuple[str, ...]
@@ -90,7 +90,7 @@ class Roster:
 
     @classmethod
     def of(cls, clients: Mapping[str, tuple[bytes, bytes]]) -> Roster:
-        """Return the roster of these clients, each with its key and what it advertised."""
+        """Return the roster of these clients: name -> (long-term key, advertisement)."""
         names = sorted(clients)
         return cls(
             names=tuple(names),
@@ -99,7 +99,7 @@ class Roster:
         )
 
     def index(self, name: str) -> int:
-        """Return a client's place.
+        """Return a client's index.
 
         Raises:
             SecureAggregationError: it is not in the roster.
@@ -114,7 +114,7 @@ def context_of(plan: Plan, roster: Roster, binding: Binding) -> bytes:
     """Return the 32-byte hash of everything that the parties of a session must agree on.
 
     Raises:
-        ConfigError: the roster is not of the planned size.
+        ConfigError: the roster has another number of clients than the plan.
     """
     if len(roster.names) != plan.topology.clients:
         raise ConfigError(

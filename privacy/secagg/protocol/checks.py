@@ -1,4 +1,4 @@
-"""What a client or a server checks of sets of clients, whoever sent them."""
+"""Checks on sets of clients, which clients and server share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["require_quorum", "require_within"]
 
 
 def require_within(inner: Members, outer: Members, roster: Roster, what: str) -> None:
-    """Check that everybody who did `what` did what came before: a client that is gone stays gone.
+    """Check that `inner`, the clients that did `what`, is a subset of `outer`: dropouts are final.
 
     Raises:
-        SecureAggregationError: somebody is not.
+        SecureAggregationError: a client of `inner` is not in `outer`.
     """
     strangers = np.flatnonzero(inner & ~outer)
     if len(strangers):
@@ -27,10 +27,10 @@ def require_within(inner: Members, outer: Members, roster: Roster, what: str) ->
 
 
 def require_quorum(signers: Members, topology: Topology) -> None:
-    """Check that so many signed that no other set of survivors can have as many.
+    """Check that the signers are a quorum: no second set of survivors can have as many signers.
 
     Raises:
-        SecureAggregationError: fewer did.
+        SecureAggregationError: there are fewer signers than the topology's quorum.
     """
     count = int(signers.sum())
     if count < topology.quorum:

@@ -5,16 +5,16 @@
     confirm(survivors)      its signature of who is in the sum
     unmask(confirmations)   one share of one secret of each client: never both
 
-The first thing that is wrong ends the session: the secrets are forgotten, and every later call
-raises. A session cannot be saved and restored; a client or server that was restarted takes part
-in a new one. A vector that was masked once must not go into another session, not even if this
-one fails: the difference of two sums may be one client's vector.
+The first error ends the session: its secrets are deleted, and every later call raises. A session
+cannot be saved and restored; a client or server that was restarted takes part in a new one. A
+vector that was masked once must not be masked in another session, even if this one fails: the
+difference of two sums may be one client's vector.
 
-Source: Bonawitz et al. (2017), figure 4 with the parts for a malicious server. Three things
-differ. The keys were advertised before the session (`ClientKeys`), and the context holds all of
-them. What is signed as survivors contains the sets of all rounds and the session's context. And a
-client gives a share of a survivor's self-mask only after it saw that survivor's signature of the
-set that it was masked against, so everybody in the sum was masked against the same set.
+Source: Bonawitz et al. (2017), figure 4 with the parts for a malicious server, with three
+differences. The keys are advertised before the session (`ClientKeys`), and the context includes
+all of them. The signature of the survivors covers the sets of all rounds and the context. And a
+client gives a share of a survivor's self-mask only after it has seen that survivor's signature of
+the set that it was masked against, so all clients in the sum were masked against the same set.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class ClientSession:
         )
         self._next = ProtocolStep.SHARE
         self._sets: list[Members] = []
-        """Who shared, who is in the sum: as the server said."""
+        """The clients that shared, and those in the sum, as the server announced them."""
 
     def share(self) -> bytes:
         """Check the neighbours' keys and return this client's shares, each sealed for its holder.
 
         Raises:
-            SecureAggregationError: a key is not what its owner signed, or of low order.
+            SecureAggregationError: a key has no valid signature of its owner, or is of low order.
         """
         with self._step(ProtocolStep.SHARE) as secrets:
             neighbours = self._keys_of(self._neighbours)
@@ -108,7 +108,7 @@ class ClientSession:
         Shapes: vector (length,), of any floating-point dtype.
 
         Raises:
-            SecureAggregationError: too few clients, or a share that was changed on its way.
+            SecureAggregationError: there are too few clients, or a share was changed in transit.
             UpdateError: the vector or the weight does not fit the plan, or is not finite.
         """
         with self._step(ProtocolStep.MASK) as secrets:
@@ -128,8 +128,8 @@ class ClientSession:
         """Check who is in the sum, and return this client's signature of it.
 
         Raises:
-            SecureAggregationError: too few clients, this one is not among them, or a neighbour
-                was masked against another set.
+            SecureAggregationError: there are too few clients, this one is not among them, or a
+                neighbour was masked against another set.
         """
         with self._step(ProtocolStep.CONFIRM):
             reader = self._read(Kind.SURVIVORS, survivors)
@@ -166,19 +166,20 @@ class ClientSession:
 
     @contextmanager
     def _step(self, step: ProtocolStep) -> Iterator[ClientSecrets]:
-        """Do one step, once and in order; whatever goes wrong ends the session."""
+        """Do one step, once and in order; any error ends the session."""
         secrets, self._secrets = self._secrets, None
         if secrets is None or step is not self._next:
             state = "over" if secrets is None else f"at {self._next.name.lower()}"
             raise SecureAggregationError(
-                f"{step.name.lower()} is asked for, but this session is {state}; begin a new one"
+                f"the step {step.name.lower()} is requested, but this session is {state}; "
+                "begin a new one"
             )
         yield secrets
         if step is not ProtocolStep.UNMASK:
             self._secrets, self._next = secrets, ProtocolStep(step + 1)
 
     def _take_set(self, reader: Reader, what: str) -> Members:
-        """Take the set that the server says this round ended with, and check it."""
+        """Read and check the set of clients that completed the round, as the server sent it."""
         present = reader.members(len(self._roster.names))
         if self._sets:
             require_within(present, self._sets[-1], self._roster, what)
@@ -191,7 +192,7 @@ class ClientSession:
     def _take_signatures(
         self, reader: Reader, signers: Sequence[int], purpose: bytes, sets: Sequence[bytes]
     ) -> None:
-        """Take and check the signatures of some clients over sets of clients."""
+        """Read and verify the clients' signatures over sets of clients."""
         records = reader.records(len(signers), SIGNATURE_BYTES)
         for signer, signature in zip(signers, records, strict=True):
             self._verify(signer, signature, purpose, *sets)
@@ -203,7 +204,7 @@ class ClientSession:
         return {client: self._roster.advertisements[client] for client in clients}
 
     def _sets_bytes(self) -> list[bytes]:
-        """Return the sets so far, as they are signed."""
+        """Return the sets so far, encoded as they are signed."""
         return [members_bytes(members) for members in self._sets]
 
     def _sign(self, purpose: bytes, *parts: bytes) -> bytes:

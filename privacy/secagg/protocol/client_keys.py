@@ -1,8 +1,8 @@
-"""A client's keys of one session, made before it knows who else takes part.
+"""A client's keys of one session, made before the client knows who else takes part.
 
-A client that says who it is shows the public halves, signed with its long-term key. They are in
-the roster, and so in the context: a session is of exactly these keys, and all parts of it fail for
-whoever was shown others. As they are fresh, nobody can have known the roster before.
+A client introduces itself with the public keys, signed with its long-term key. They are in the
+roster, and so in the context: a session fails for a client that was sent a roster with other
+keys. As the keys are fresh, nobody can have known the roster before.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["ADVERTISEMENT_BYTES", "Advertisement", "ClientKeys"]
 
 ADVERTISEMENT_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
 NO_CONTEXT = b""
-"""Of the signature: there is no session yet."""
+"""The context of the signature under an advertisement, as there is no session yet."""
 ANYBODY = AgreementKeyPair.of(bytes(range(KEY_BYTES)))
-"""Whose secret everybody knows."""
+"""A key pair whose secret is public; `require_agreeable` only tests keys with it."""
 
 
 class Advertisement(NamedTuple):
-    """A client's public keys of a session, and what it says about its self-mask's seed."""
+    """A client's public keys of a session, and a commitment to the seed of its self-mask."""
 
     sealing: bytes
     masking: bytes
@@ -35,33 +35,33 @@ class Advertisement(NamedTuple):
 
     @classmethod
     def from_bytes(cls, record: bytes) -> Advertisement:
-        """Return what a record of `ADVERTISEMENT_BYTES` says."""
+        """Parse a record of `ADVERTISEMENT_BYTES`."""
         cuts = [record[start : start + KEY_BYTES] for start in range(0, 3 * KEY_BYTES, KEY_BYTES)]
         return cls(cuts[0], cuts[1], cuts[2], record[3 * KEY_BYTES :])
 
     def require_signed(self, key: bytes, *, name: str) -> None:
-        """Check that it is of the client of this name, with this long-term public key.
+        """Check that the client `name` signed it, with this long-term public key.
 
         Raises:
-            SecureAggregationError: it is not.
+            SecureAggregationError: the signature is not valid.
         """
-        said = self.sealing + self.masking + self.commitment
-        verify(key, self.signature, NO_CONTEXT, Purpose.KEYS, name.encode(), said, name=name)
+        fields = self.sealing + self.masking + self.commitment
+        verify(key, self.signature, NO_CONTEXT, Purpose.KEYS, name.encode(), fields, name=name)
 
     def require_agreeable(self, *, name: str) -> None:
-        """Check that something secret can be agreed on with these keys.
+        """Check that a key agreement with these keys gives a secret.
 
         Raises:
-            SecureAggregationError: one is a point of low order.
+            SecureAggregationError: a key is a point of low order.
         """
         for key in (self.sealing, self.masking):
             ANYBODY.agree(key, name=name)
 
 
 class ClientKeys:
-    """One client's key pairs for sealing and masking, and its self-mask's seed.
+    """One client's key pairs for sealing and masking, and the seed of its self-mask.
 
-    They are good for one session: in a second one, what the first revealed would unmask it.
+    They serve one session: what it reveals would unmask the client's vector in a second one.
     """
 
     def __init__(self, entropy: Entropy) -> None:
@@ -71,19 +71,19 @@ class ClientKeys:
         self.seed = entropy(KEY_BYTES)
 
     def public(self, owner: bytes) -> bytes:
-        """Return what an advertisement says, before the signature; `owner` is a long-term key."""
+        """Return an advertisement without its signature; `owner` is the long-term public key."""
         return self.sealing.public + self.masking.public + commit(self.seed, owner)
 
     def advertise(self, signing_key: Ed25519PrivateKey, *, name: str) -> bytes:
-        """Return the advertisement, `ADVERTISEMENT_BYTES`: the same at every call."""
-        said = self.public(signing_key.public_key().public_bytes_raw())
-        return said + sign(signing_key, NO_CONTEXT, Purpose.KEYS, name.encode(), said)
+        """Return the advertisement, of `ADVERTISEMENT_BYTES`; equal at every call."""
+        fields = self.public(signing_key.public_key().public_bytes_raw())
+        return fields + sign(signing_key, NO_CONTEXT, Purpose.KEYS, name.encode(), fields)
 
     def spend(self) -> ClientKeys:
         """Return these keys, once.
 
         Raises:
-            SecureAggregationError: they were used before.
+            SecureAggregationError: the keys were used before.
         """
         if self._spent:
             raise SecureAggregationError("these keys were used in a session; draw fresh ones")

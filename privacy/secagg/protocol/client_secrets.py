@@ -1,4 +1,4 @@
-"""What one client keeps to itself during a session, and forgets at its end."""
+"""The secrets of one client during a session; they are deleted at its end."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ClientSecrets:
         self._keys, self._me, self._names = keys, me, names
         self._context, self._entropy = context, entropy
         self._agreed: dict[int, bytes] = {}
-        """With each neighbour, from the sealing keys."""
+        """The secret agreed on with each neighbour, from the sealing keys."""
         self._shares: dict[int, bytes] = {}
-        """By owner: a share of its seed, and one of its masking key."""
+        """Owner -> a share of its seed, and one of its masking key."""
 
     def agree(self, neighbours: Mapping[int, Advertisement]) -> None:
-        """Agree with each neighbour on what seals the shares between the two.
+        """Agree with each neighbour on the secret that seals the shares between the two.
 
         Raises:
             SecureAggregationError: a public key is a point of low order.
@@ -43,7 +43,7 @@ class ClientSecrets:
             self._agreed[client] = self._keys.sealing.agree(keys.sealing, name=self._names[client])
 
     def sealed_shares(self, holders: Sequence[int], *, threshold: int) -> Iterator[bytes]:
-        """Yield a share of both secrets for each holder but this client, which keeps its own."""
+        """Yield the sealed shares of both secrets for each other holder; store this client's own."""
         points = [holder + 1 for holder in holders]
         seeds, keys = (
             split(secret, points=points, threshold=threshold, entropy=self._entropy)
@@ -57,18 +57,18 @@ class ClientSecrets:
                 yield seal(key, of_seed + of_key)
 
     def take_shares(self, sender: int, sealed: bytes) -> None:
-        """Keep the shares of another client's secrets.
+        """Store the shares of another client's secrets.
 
         Raises:
-            SecureAggregationError: they were changed, or are not for this client.
+            SecureAggregationError: the shares were changed, or sealed for another client.
         """
         key = sealing_key(self._agreed[sender], self._context, sender, self._me)
         self._shares[sender] = unseal(key, sealed, name=self._names[sender])
 
     def masks(self, neighbours: Mapping[int, Advertisement]) -> list[Mask]:
-        """Return this client's own mask, and the one that it shares with each neighbour.
+        """Return this client's self-mask, and its pair mask with each neighbour.
 
-        Source: Bonawitz et al. (2017), figure 4, round 2: added by the later of the two.
+        Source: Bonawitz et al. (2017), figure 4, round 2: the client of the higher index adds it.
         """
         masks = [Mask(derive_key(self._keys.seed, self._context, Purpose.SELF_MASK, self._me), 1)]
         for other, keys in neighbours.items():
@@ -78,9 +78,9 @@ class ClientSecrets:
         return masks
 
     def give_away(self, owner: int, *, survived: bool) -> bytes:
-        """Return the share of a survivor's seed, or of the masking key of a client that is gone.
+        """Return the share of a survivor's seed, or of the masking key of a dropped-out client.
 
-        Whichever it is, the other one is forgotten.
+        The share of the other secret is deleted.
         """
         pair = self._shares.pop(owner)
         return pair[:SHARE_BYTES] if survived else pair[SHARE_BYTES:]

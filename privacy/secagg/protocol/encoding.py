@@ -1,9 +1,8 @@
-"""Real vectors as whole numbers modulo 2^bits, and sums of them as real vectors again.
+"""Encodes real vectors as whole numbers modulo 2^bits, and decodes sums of them.
 
-A client's value x becomes round(weight * clipped x * scale), rounded up or down at random so
-that it is right on average; the weight is one more coordinate after the last, so it is masked
-like them. Sums of all clients' numbers fit into `bits` bits, which is checked when the plan is
-made; a client with non-finite values refuses.
+A client's value x becomes round(weight * clipped x * scale), with unbiased stochastic rounding.
+The weight is appended as a last coordinate, so it is masked too. Sums of all clients' numbers fit
+into `bits` bits, which is checked when the plan is made; non-finite values are refused.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ CLIP_MAX = 1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """How vectors become numbers.
+    """The encoding of vectors as whole numbers.
 
     Attributes:
-        length: values of a vector.
-        bits: of one coordinate on the wire; sums are modulo 2^bits.
-        value_bits: of one value with weight 1, its sign among them.
+        length: the number of values of a vector.
+        bits: the bits of one coordinate on the wire; sums are modulo 2^bits.
+        value_bits: the bits of one value with weight 1, with its sign.
         weight_max: the largest weight of a client; weights are whole numbers.
         clip: values are clipped to [-clip, clip].
     """
@@ -60,17 +59,17 @@ class Encoding:
 
     @property
     def scale(self) -> float:
-        """The whole number that a value of 1.0 becomes, at weight 1."""
+        """The factor from values to whole numbers, at weight 1."""
         return ((1 << (self.value_bits - 1)) - 1) / self.clip
 
     @property
     def wire_bytes(self) -> int:
-        """The bytes of one masked vector."""
+        """The size of one masked vector, in bytes."""
         return packed_bytes(self.numbers, self.bits)
 
     @property
     def numbers(self) -> int:
-        """How many numbers a vector becomes, the weight among them."""
+        """The number of coordinates of an encoded vector, with the weight."""
         return self.length + 1
 
     def to_bytes(self) -> bytes:
@@ -81,7 +80,7 @@ class Encoding:
         """Check that no sum of so many clients overflows: n * weight_max < 2^(bits-value_bits).
 
         Raises:
-            ConfigError: it could.
+            ConfigError: a sum could overflow.
         """
         room = 1 << max(0, self.bits - self.value_bits)
         if clients * self.weight_max >= room:
@@ -93,11 +92,11 @@ class Encoding:
             )
 
     def encode(self, vector: NDArray[Any], weight: int, *, entropy: Entropy) -> NDArray[np.uint32]:
-        """Return a vector times its weight as whole numbers modulo 2^32, then the weight.
+        """Return a vector times its weight as whole numbers modulo 2^32, followed by the weight.
 
         Shapes: vector (length,), of float16, bfloat16, float32 or float64; result (length + 1,).
-        Guarantees: each number is the product with `scale` rounded up or down, at random from
-            `entropy`, and right on average but for 2^-22 at most.
+        Guarantees: each number is the product with `scale`, rounded up or down at random from
+            `entropy`, with a bias of at most 2^-22.
 
         Raises:
             UpdateError: the shape, dtype or weight is wrong, or a value is not finite.
@@ -127,7 +126,7 @@ class Encoding:
         if vector.shape != (self.length,):
             raise UpdateError(f"the vector must have shape ({self.length},), got {vector.shape}")
         if vector.dtype.kind != "f" and vector.dtype.name != "bfloat16":
-            raise UpdateError(f"the vector must be of floating point, got {vector.dtype.name}")
+            raise UpdateError(f"the vector must be floating-point, got {vector.dtype.name}")
         if type(weight) is not int or not 0 <= weight <= self.weight_max:
             raise UpdateError(
                 f"the weight must be a whole number in [0, {self.weight_max}], got {weight!r}"

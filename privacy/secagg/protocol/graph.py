@@ -1,8 +1,8 @@
-"""The neighbours of each client, from a public seed that nobody chose.
+"""The neighbours of each client, from a public seed that nobody chose: the beacon.
 
-Every party computes the ring by itself, from the beacon that its own caller gave it: a server
-cannot tell a client about another ring. Nothing else goes in, so that a server that tries many
-session ids or models finds no better ring.
+Every party computes the ring itself, from the beacon that its own caller passed, so a server
+cannot make a client use another ring. The ring depends on nothing else, so a server gains nothing
+by trying many session ids or models.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .topology import Topology
 __all__ = ["Graph", "Members"]
 
 Members = NDArray[np.bool_]
-"""Which clients of the roster belong to a set, by index."""
+"""A set of clients: whether each client of the roster is in it, by index."""
 
 
 class Graph:
-    """Who is masked against whom in one session.
+    """The graph of one session: its edges are the pairs of clients that share a mask.
 
-    Guarantees: depends on the topology and the beacon alone, on every machine. Neighbours are
-        mutual.
+    Guarantees: the graph depends on the topology and the beacon alone, on every machine. It is
+        undirected.
     """
 
     def __init__(self, topology: Topology, beacon: bytes) -> None:
@@ -37,7 +37,7 @@ class Graph:
         self._places = {client: place for place, client in enumerate(self.order)}
 
     def neighbours(self, client: int) -> list[int]:
-        """Return whom a client is masked against, in order."""
+        """Return the clients that a client is masked against, in ascending order."""
         if not self.topology.ring:
             return [other for other in self.order if other != client]
         half, place, size = self.topology.neighbours // 2, self._places[client], len(self.order)
@@ -45,17 +45,18 @@ class Graph:
         return sorted(self.order[(place + step) % size] for step in steps)
 
     def holders(self, client: int) -> list[int]:
-        """Return who holds shares of a client's secrets, and whose shares it holds, in order.
+        """Return the clients that hold shares of a client's secrets, in ascending order.
 
-        On the complete graph a client is its own holder too, as in the paper.
+        The relation is mutual. On the complete graph a client also holds its own share, as in
+        Bonawitz et al. (2017).
         """
         return self.neighbours(client) if self.topology.ring else self.order
 
     def require_enough(self, members: Members, what: str) -> None:
-        """Check that a set of clients is large enough, everywhere in the ring.
+        """Check that a set of clients is large enough, in every window of the ring.
 
         Raises:
-            SecureAggregationError: it is not; going on could reveal a sum of few clients.
+            SecureAggregationError: it is too small; to continue could reveal a sum of few clients.
         """
         count, least = int(members.sum()), self.topology.survivors_min
         if count < least:

@@ -1,8 +1,8 @@
 """Keys of one session: agreement, derivation, signatures and sealed shares.
 
-Every derivation and every signature contains the name of its purpose, and all but those of the
-keys themselves the session's context (see `binding.py`), so that nothing made for one use is good
-for another.
+Every derivation and every signature includes the name of its purpose, and all but those of the
+keys themselves include the session's context (see `binding.py`). So a key or signature made for
+one use is not valid for another.
 
 Source: X25519 (RFC 7748), Ed25519 (RFC 8032), HKDF-SHA256 (RFC 5869), AES-GCM (SP 800-38D).
 """
@@ -39,7 +39,7 @@ SIGNATURE_BYTES = 64
 SEAL_BYTES = 16
 PROTOCOL = b"meadow secagg 2"
 NONCE = bytes(12)
-"""Every sealing key seals one text only, so the nonce is a constant."""
+"""The nonce is constant, as every sealing key seals one text only."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -57,10 +57,10 @@ class AgreementKeyPair:
         return cls(secret, key.public_key().public_bytes_raw(), key)
 
     def agree(self, public: bytes, *, name: str) -> bytes:
-        """Return what this pair and the client `name`, the owner of `public`, have in common.
+        """Return the secret of the X25519 agreement with `public`, the key of the client `name`.
 
         Raises:
-            SecureAggregationError: `public` is a point of low order, which has nothing secret.
+            SecureAggregationError: `public` is a point of low order, which gives no secret.
         """
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
@@ -71,7 +71,7 @@ class AgreementKeyPair:
 
 
 def derive_key(secret: bytes, context: bytes, purpose: bytes, *clients: int) -> bytes:
-    """Return the 32-byte key of one purpose, between these clients in this order."""
+    """Return the 32-byte key of one purpose and these clients; their order matters."""
     info = _labelled(purpose, b"".join(client.to_bytes(4, "big") for client in clients))
     return HKDF(hashes.SHA256(), KEY_BYTES, salt=context, info=info).derive(secret)
 
@@ -82,17 +82,17 @@ def commit(seed: bytes, owner: bytes) -> bytes:
 
 
 def sign(key: Ed25519PrivateKey, context: bytes, purpose: bytes, *parts: bytes) -> bytes:
-    """Return a signature of `parts`, for one purpose in one session."""
+    """Return a signature over `parts`, for one purpose in one session."""
     return key.sign(_signed_bytes(context, purpose, parts))
 
 
 def verify(
     key: bytes, signature: bytes, context: bytes, purpose: bytes, *parts: bytes, name: str
 ) -> None:
-    """Check the signature of the client `name`.
+    """Verify the signature of the client `name`.
 
     Raises:
-        SecureAggregationError: it is not a signature of these parts by this key.
+        SecureAggregationError: it is not a signature over these parts by this key.
     """
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(
@@ -107,15 +107,15 @@ def verify(
 
 
 def seal(key: bytes, text: bytes) -> bytes:
-    """Return `text` encrypted and authenticated under a key that is used this once."""
+    """Return `text` encrypted and authenticated under a key that is used only once."""
     return AESGCM(key).encrypt(NONCE, text, None)
 
 
 def unseal(key: bytes, sealed: bytes, *, name: str) -> bytes:
-    """Return what the client `name` sealed.
+    """Return the text that the client `name` sealed.
 
     Raises:
-        SecureAggregationError: it was changed, or sealed under another key.
+        SecureAggregationError: the text was changed, or sealed under another key.
     """
     try:
         return AESGCM(key).decrypt(NONCE, sealed, None)

@@ -1,9 +1,9 @@
 """Masks: AES-256 in counter mode as uint32 values, added to a vector block by block.
 
 A block of the vector stays in the processor's cache while the keystreams of many keys are added
-to it, so the vector is read and written once for `KEYS_AT_ONCE` masks. A keystream can begin
-anywhere, so several threads can each take a part of the vector; cipher and sums let go of the
-interpreter's lock.
+to it, so the vector is read and written once for `KEYS_AT_ONCE` masks. A keystream can begin at
+any block, so several threads can each process a part of the vector; the cipher and the sums
+release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 __all__ = ["Keystream", "Mask", "add_masks"]
 
 BLOCK = 32_768
-"""Values generated at once: 128 KiB."""
+"""The number of values generated at once: 128 KiB."""
 
 KEYS_AT_ONCE = 64
 PART_VALUES = 4 * BLOCK
-"""A thread is worth waking for so many values."""
+"""The fewest values for which a further thread saves time."""
 VALUES_PER_CIPHER_BLOCK = 4
 
 ZEROS = memoryview(bytes(4 * BLOCK))
@@ -37,10 +37,10 @@ class Mask(NamedTuple):
 
 
 class Keystream:
-    """The uint32 values that a 32-byte key stands for, in order.
+    """The sequence of uint32 values that is generated from a 32-byte key.
 
     Guarantees: the values do not depend on how many are taken at a time. A key is used for one
-        stream only, so that the counter begins at zero.
+        stream only, so the counter begins at zero.
     Edge cases: `start`, the number of the first value, is a multiple of 4.
     """
 
@@ -51,20 +51,20 @@ class Keystream:
         self._context: CipherContext = cipher.encryptor()
 
     def take(self, count: int, buffer: bytearray) -> NDArray[np.uint32]:
-        """Return the next values, at most `BLOCK`, in the memory of `buffer`."""
+        """Return the next `count` values, at most `BLOCK`, in the memory of `buffer`."""
         self._context.update_into(ZEROS[: 4 * count], buffer)
         return np.frombuffer(buffer, "<u4", count)
 
 
 def stream_buffer() -> bytearray:
     """Return memory for `Keystream.take`."""
-    return bytearray(4 * BLOCK + 15)  # update_into asks for a cipher block more
+    return bytearray(4 * BLOCK + 15)  # update_into needs one more cipher block
 
 
 def add_masks(total: NDArray[np.uint32], masks: Sequence[Mask], *, threads: int = 1) -> None:
-    """Add masks to `total`, or subtract them, modulo 2^32 and in place.
+    """Add or subtract masks, modulo 2^32 and in place in `total`.
 
-    A long vector is cut into parts for as many as `threads`.
+    A long vector is split among at most `threads` threads.
     """
     count = max(1, min(threads, len(total) // PART_VALUES))
     size = -(-len(total) // count // VALUES_PER_CIPHER_BLOCK) * VALUES_PER_CIPHER_BLOCK
@@ -81,7 +81,7 @@ def add_masks(total: NDArray[np.uint32], masks: Sequence[Mask], *, threads: int 
 
 
 def _add_to_part(part: NDArray[np.uint32], masks: Sequence[Mask], at: int) -> None:
-    """Add the masks' values from number `at` on."""
+    """Add the masks' values from index `at` on."""
     buffer = stream_buffer()
     for first in range(0, len(masks), KEYS_AT_ONCE):
         group = masks[first : first + KEYS_AT_ONCE]

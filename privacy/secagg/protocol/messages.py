@@ -1,12 +1,12 @@
 """The bytes on the wire: a header, a set of clients, and records of fixed size.
 
     header   "MSA", version, kind, the first 16 bytes of the session's context
-    set      one bit a client of the roster, the first client's bit lowest
-    records  one for each client of the set that the receiver has to do with, in roster order
+    set      one bit per client of the roster, the first client's bit lowest
+    records  one for each client of the set that is relevant to the receiver, in roster order
 
-Records carry no ids and no lengths: the set says whose they are, and every size follows from the
-plan. So a set has one encoding only, no client can be listed twice, and there is nothing whose
-length a peer could choose. A message that is a byte longer or shorter is refused.
+Records have no ids and no lengths: the set determines whose they are, and the plan determines
+every size. So a set has one encoding only, no client can be listed twice, and a peer cannot choose
+a length. A message that is a byte too long or too short is refused.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CONTEXT_BYTES = 16
 HEADER_BYTES = len(MAGIC) + 2 + CONTEXT_BYTES
 
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
-"""A share of the self-mask's seed and one of the masking key, sealed."""
+"""The size of a sealed share of the self-mask's seed with one of the masking key, in bytes."""
 
 
 class Kind(IntEnum):
-    """What a message is: odd ones go to the server, even ones to the clients."""
+    """The kind of a message: odd kinds go to the server, even kinds to the clients."""
 
     SHARES = 1
     DELIVERY = 2
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
 
 def write(kind: Kind, context: bytes, *parts: bytes) -> bytes:
-    """Return a message."""
+    """Return a message of this kind: the header, then `parts`."""
     header = MAGIC + bytes([VERSION, kind]) + context[:CONTEXT_BYTES]
     return b"".join((header, *parts))
 
@@ -57,10 +57,10 @@ def members_bytes(members: Members) -> bytes:
 
 
 class Reader:
-    """Takes a message apart, from its beginning to its end.
+    """Parses a message, from its beginning to its end.
 
     Raises:
-        SecureAggregationError: the header, or the size of any part, is not what it must be.
+        SecureAggregationError: the header, or the size of a part, is not the expected one.
     """
 
     def __init__(self, kind: Kind, context: bytes, message: bytes, *, sender: str) -> None:
@@ -75,7 +75,7 @@ class Reader:
             raise self._fault("is of another session, round, model, configuration or plan")
 
     def members(self, clients: int) -> Members:
-        """Take a set of clients."""
+        """Read a set of clients."""
         raw = np.frombuffer(self._take(-(-clients // 8)), np.uint8)
         bits = np.unpackbits(raw, bitorder="little")
         if bits[clients:].any():
@@ -83,12 +83,12 @@ class Reader:
         return bits[:clients].astype(np.bool_)
 
     def records(self, count: int, size_bytes: int) -> list[bytes]:
-        """Take so many records."""
+        """Read `count` records of `size_bytes` each."""
         raw = bytes(self._take(count * size_bytes))
         return [raw[start : start + size_bytes] for start in range(0, len(raw), size_bytes)]
 
     def body(self, size_bytes: int) -> memoryview:
-        """Take bytes, without a copy."""
+        """Read bytes, without a copy."""
         return self._take(size_bytes)
 
     def end(self) -> None:

@@ -81,22 +81,22 @@ class NoisyEncoding:
 
     @property
     def scale(self) -> float:
-        """The whole number that a value of 1.0 becomes."""
+        """The factor from values to whole numbers."""
         return self.grid.clip_scaled / self.clip_norm
 
     @property
     def weight_max(self) -> int:
-        """Every client counts once."""
+        """1: every client counts once."""
         return 1
 
     @property
     def numbers(self) -> int:
-        """How many numbers a vector becomes, the weight among them."""
+        """The number of coordinates of an encoded vector, with the weight."""
         return padded(self.length) + 1
 
     @property
     def wire_bytes(self) -> int:
-        """The bytes of one masked vector."""
+        """The size of one masked vector, in bytes."""
         return packed_bytes(self.numbers, self.bits)
 
     def to_bytes(self) -> bytes:
@@ -105,7 +105,11 @@ class NoisyEncoding:
         return repr((self.law, *numbers, self.clients, self.noisy, self.seed)).encode()
 
     def require_room(self, clients: int) -> None:
-        """Check that it was made for so many clients."""
+        """Check that the encoding was made for so many clients.
+
+        Raises:
+            ConfigError: it was made for fewer.
+        """
         assert clients <= self.clients
 
     def encode(self, vector: NDArray[Any], weight: int, *, entropy: Entropy) -> NDArray[np.uint32]:
@@ -113,18 +117,18 @@ class NoisyEncoding:
 
         Shapes: vector (length,) of floating point; result (numbers,).
         Guarantees: the noise follows from the operating system's entropy, whatever `entropy` is.
-        Edge cases: with weight 0 nothing but zeros: it stands for a vector that has left before.
+        Edge cases: with weight 0, all zeros: the placeholder of a vector that was sent before.
         Raises:
             UpdateError: the shape or weight is wrong, or a value is not finite.
         """
         if vector.shape != (self.length,) or vector.dtype.kind not in "fV":
-            raise UpdateError(f"the vector must be of ({self.length},) reals, got {vector.shape}")
+            raise UpdateError(f"the vector must have shape ({self.length},), got {vector.shape}")
         if type(weight) is not int or weight not in (0, 1):
             raise UpdateError(f"the weight must be 0 or 1 in a noisy sum, got {weight!r}")
-        numbers, kept = np.zeros(self.numbers, np.uint32), entropy(KEY_BYTES)
+        numbers, caller_key = np.zeros(self.numbers, np.uint32), entropy(KEY_BYTES)
         numbers[-1] = weight
         if weight:
-            words = _Words(sha256(kept + system_entropy(KEY_BYTES)).digest())
+            words = _Words(sha256(caller_key + system_entropy(KEY_BYTES)).digest())
             whole = self._rounded(vector, words)
             whole += self.grid.noise(len(whole), words.words)
             numbers[:-1] = whole.astype(np.uint32)
@@ -147,19 +151,19 @@ class NoisyEncoding:
         turned = rotate(values, self.seed) * self.scale
         grid = self.grid
         long = float(np.linalg.norm(turned))
-        if long > grid.clip_scaled:  # by the rounding of float64
+        if long > grid.clip_scaled:  # by rounding errors of float64
             turned *= grid.clip_scaled / long
         return rounded_within(turned, grid.norm_l2, words.uniform)
 
 
 class _Words:
-    """Uniform numbers of a secret key."""
+    """Uniform random numbers, generated from a secret key."""
 
     def __init__(self, key: bytes) -> None:
         self._stream, self._buffer = Keystream(key), stream_buffer()
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """Return so many words of 64 bits."""
+        """Return `count` words of 64 bits."""
         made = np.empty(2 * count, np.uint32)
         for start in range(0, len(made), BLOCK):
             part = made[start : start + BLOCK]
@@ -167,5 +171,5 @@ class _Words:
         return made.view(np.uint64)
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """Return so many numbers in [0, 1)."""
+        """Return `count` numbers in [0, 1)."""
         return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53

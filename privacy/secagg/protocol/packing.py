@@ -1,7 +1,7 @@
-"""Vectors of unsigned numbers of up to 32 bits, packed without gaps.
+"""Packs vectors of unsigned numbers of up to 32 bits without gaps.
 
-Whole bytes are copied. Other widths go through groups of 32 numbers of `bits` bits, which fill
-`bits` words of 32 bits, some thousand groups at a time so that they stay in the cache.
+Widths of whole bytes are copied. For other widths, 32 numbers of `bits` bits fill `bits` words of
+32 bits; some thousand of these groups are processed at a time, so that they stay in the cache.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Words = NDArray[np.uint32]
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Return how many bytes `count` numbers take."""
+    """Return the size of `count` packed numbers, in bytes."""
     return -(-count * bits // 8)
 
 
 def pack(values: Words, bits: int) -> bytes:
-    """Return the lowest `bits` bits of each value, the first value's lowest bit first."""
+    """Return the lowest `bits` bits of each value, concatenated; the lowest bit comes first."""
     if bits % 8 == 0:
         return _bytes_of(values.astype("<u4", copy=False))[:, : bits // 8].tobytes()
     blocks = [
@@ -33,9 +33,9 @@ def pack(values: Words, bits: int) -> bytes:
 
 
 def unpack(data: bytes | memoryview, count: int, bits: int) -> Words:
-    """Return the `count` numbers that `pack` made `data` of.
+    """Return the `count` numbers that `pack` encoded as `data`.
 
-    The caller has checked that there are `packed_bytes(count, bits)` bytes.
+    The caller has checked that `data` has `packed_bytes(count, bits)` bytes.
     """
     raw = np.frombuffer(data, np.uint8, packed_bytes(count, bits))
     if bits == 32:
@@ -83,5 +83,5 @@ def _unpack_groups(raw: NDArray[np.uint8], count: int, bits: int) -> Words:
 
 
 def _bytes_of(values: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """Return the bytes of little-endian numbers, a row each."""
+    """Return the bytes of little-endian numbers, one row per number."""
     return values.view(np.uint8).reshape(-1, 4)

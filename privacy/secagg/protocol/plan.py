@@ -14,10 +14,10 @@ __all__ = ["Minimum", "Plan", "plan_secure_sum"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything public about a secure sum.
+    """The public parameters of a secure sum.
 
-    Server and clients must have equal ones, and each computes its own: a client that took one
-    from the server would let it choose what it withstands.
+    Server and clients must have equal plans, and each computes its own: a client that accepted the
+    server's plan would let the server choose how many attackers the sum withstands.
     """
 
     topology: Topology
@@ -31,25 +31,25 @@ class Plan:
         return repr(astuple(self.topology)).encode() + self.encoding.to_bytes()
 
     def describe(self) -> str:
-        """Return in plain words what the plan withstands."""
+        """Return a text on the dropouts and the collusion that the plan tolerates."""
         topology = self.topology
         against = f"{topology.neighbours} neighbours" if topology.ring else "all the others"
         return (
             f"tolerates {topology.dropout} of {topology.clients} clients dropping out and "
             f"{topology.corrupt} colluding with the server; each client is masked against "
-            f"{against}, {topology.threshold} shares give a secret back, and a sum is of at least "
+            f"{against}, {topology.threshold} shares recover a secret, and a sum is of at least "
             f"{topology.survivors_min} clients"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """What a client insists on, whatever the server plans.
+    """The least protection that a client accepts, for any plan of the server.
 
     Attributes:
         clients: the smallest cohort.
-        survivors: the fewest clients whose sum may become known.
-        corrupt: so many colluding clients must be withstood.
+        survivors: the fewest clients whose sum may be revealed.
+        corrupt: the number of colluding clients that the plan must tolerate.
     """
 
     clients: int = 3
@@ -60,7 +60,7 @@ class Minimum:
         """Check a plan's topology.
 
         Raises:
-            ConfigError: it protects less.
+            ConfigError: the plan protects less.
         """
         for name, least, value in (
             ("the cohort", self.clients, topology.clients),
@@ -90,7 +90,7 @@ def plan_secure_sum(
     that may drop out; see `choose_topology` and `Encoding` for the rest.
 
     Raises:
-        ConfigError: no such plan is safe, or a sum could overflow.
+        ConfigError: no plan is safe for these numbers, or a sum could overflow.
     """
     return Plan(
         topology=choose_topology(

@@ -1,7 +1,7 @@
-"""Secrets from shares, checked: which masks are to be taken off a sum.
+"""Recovers secrets from shares, verifies them, and computes the masks to remove from a sum.
 
-A client in the sum loses its self-mask; one that shared its secrets and then vanished loses the
-masks that its neighbours share with it.
+For a client in the sum that is its self-mask. For a client that shared its secrets and then
+dropped out, they are the pair masks that its neighbours share with it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from .steps import Purpose, mask_key
 __all__ = ["Recovery", "recover"]
 
 Shares = Mapping[int, bytes]
-"""Of one secret, by the index of their holder."""
+"""The shares of one secret, by the index of their holder."""
 
 
 def recover(
     shares: Shares, *, threshold: int, check: Callable[[bytes], bool], owner: str
 ) -> tuple[bytes, int | None]:
-    """Return a secret, and the index of a holder whose share is wrong.
+    """Return a secret, and the index of the holder whose share is wrong, if one is.
 
-    One wrong share is found, by leaving each holder out in turn, if there is a share to spare.
+    If there are more shares than the threshold, one wrong share is found by omitting each holder
+    in turn.
 
     Raises:
         SecureAggregationError: there are too few shares, or too many wrong ones.
@@ -38,7 +39,7 @@ def recover(
     holders = sorted(shares)
     if len(holders) < threshold:
         raise SecureAggregationError(
-            f"only {len(holders)} shares of a secret of client {owner!r} are there, and "
+            f"only {len(holders)} shares of a secret of client {owner!r} were received, and "
             f"{threshold} are needed: nothing was unmasked"
         )
     spare = len(holders) > threshold
@@ -51,14 +52,14 @@ def recover(
         if check(secret):
             return secret, suspect
     raise SecureAggregationError(
-        f"the shares of a secret of client {owner!r} do not give what it committed to: it, or "
-        "some that hold its shares, did not follow the protocol; nothing was unmasked",
+        f"the shares of a secret of client {owner!r} do not match its commitment: the client, or "
+        "some holders of its shares, did not follow the protocol; nothing was unmasked",
         suspect=owner,
     )
 
 
 class Recovery:
-    """The masks of one session that are to be taken off.
+    """The masks to remove from the sum of one session.
 
     Attributes:
         suspects: clients whose share of some secret was wrong.
@@ -87,7 +88,7 @@ class Recovery:
         """Return the masks to add to the sum, from the shares of each client's secret.
 
         Raises:
-            SecureAggregationError: a secret cannot be had.
+            SecureAggregationError: a secret cannot be recovered.
         """
         masks: list[Mask] = []
         for client in np.flatnonzero(self._shared).tolist():
@@ -103,7 +104,7 @@ class Recovery:
         return Mask(derive_key(seed, self._context, Purpose.SELF_MASK, client), -1)
 
     def _pair_masks(self, gone: int, shares: Shares) -> Iterator[Mask]:
-        """Yield what takes off the masks that survivors share with a client that is gone."""
+        """Yield the inverse of the masks that survivors share with a dropped-out client."""
         expected = self._keys[gone].masking
         secret = self._recover(
             gone, shares, lambda secret: AgreementKeyPair.of(secret).public == expected

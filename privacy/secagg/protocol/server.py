@@ -1,16 +1,16 @@
-"""The server's part in one secure sum: it passes messages on, adds vectors up and unmasks the sum.
+"""The server's part in one secure sum: it relays messages, sums masked vectors, unmasks the sum.
 
-A round is: `collect` each client's message, then `close_round`, which returns what is to be sent
-to each client. After four rounds of messages `sum` gives the result. What a client sends is
-either taken or refused with an error that names the client; a refused one may send again until
-the round is closed, and who sent nothing by then has dropped out. `close_round` and `sum` raise
-if too few are left: the session is over then, and nothing was unmasked.
+In each round, `collect` takes each client's message; `close_round` then returns the next message
+for each client. After four rounds of messages `sum` returns the result. A client's message is
+accepted or refused with an error that names the client; a refused client may send again until
+the round is closed. A client that sent no valid message by then has dropped out. `close_round` and
+`sum` raise if too few clients are left: the session is over then, and nothing was unmasked.
 
-The signatures of the keys in the roster are the caller's to check (`Advertisement.require_signed`),
-who can leave a client out whose is wrong; the clients check them for themselves.
+The caller verifies the signatures of the roster's keys (`Advertisement.require_signed`), and can
+leave out a client whose signature is not valid; the clients verify them too.
 
-The server keeps one vector, whatever the number of clients. Its state cannot be saved: a server
-that was restarted abandons the session and begins a new one, with a new session id.
+The server stores one vector for any number of clients. Its state cannot be saved: a server that
+was restarted abandons the session and begins a new one, with a new session id.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = ["SecureSum", "ServerSession"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureSum:
-    """What a session reveals, and all that it reveals.
+    """The result of a session, which reveals nothing else.
 
     Attributes:
         vector: the sum of weight * clipped vector over the clients in it.
         weight: the sum of their weights.
-        clients: who is in the sum.
-        suspects: clients that gave a wrong share, which was found and not used.
+        clients: the names of the clients in the sum.
+        suspects: the names of clients that sent a wrong share, which was not used.
     """
 
     vector: NDArray[np.float64]
@@ -55,7 +55,7 @@ class SecureSum:
 
 
 UNMASKING_THREADS = 16
-"""At most: the system spreads them over its cores."""
+"""The most threads that add masks."""
 
 
 class ServerSession:
@@ -68,32 +68,34 @@ class ServerSession:
         self._step: ProtocolStep | None = ProtocolStep.SHARE
         self._answered = self._nobody()
         self._sets: list[Members] = []
-        """Who shared, sent a masked vector, confirmed: one set a closed round."""
+        """One set per closed round: who shared, who sent a masked vector, who confirmed."""
         self._sealed: dict[int, dict[int, bytes]] = {}
-        """By receiver, then by sender."""
+        """The sealed shares, by receiver and sender."""
         self._signatures: dict[int, bytes] = {}
         """Of the current round."""
         self._total = np.zeros(plan.encoding.numbers, np.uint32)
         self._shares: dict[int, dict[int, bytes]] = {}
-        """By the owner of the secret, then by the holder of the share."""
+        """The revealed shares, by the owner of the secret and the holder of the share."""
 
     @property
     def missing(self) -> list[str]:
-        """The clients whose message of this round has not come."""
+        """The clients whose message of this round has not arrived."""
         waiting = self._expected() & ~self._answered
         return [self._roster.names[client] for client in np.flatnonzero(waiting).tolist()]
 
     def collect(self, client: str, message: bytes) -> None:
-        """Take a client's message of the current round; who sent it has been authenticated.
+        """Take a client's message of the current round; the caller has authenticated the sender.
 
         Raises:
-            SecureAggregationError: it is refused, and nothing has changed.
+            SecureAggregationError: the message is refused; the session is unchanged.
         """
         step, sender = self._running(), self._roster.index(client)
         if not self._expected()[sender]:
             raise SecureAggregationError(f"client {client!r} dropped out earlier", suspect=client)
         if self._answered[sender]:
-            raise SecureAggregationError(f"client {client!r} has sent its message", suspect=client)
+            raise SecureAggregationError(
+                f"client {client!r} has already sent its message", suspect=client
+            )
         take: Callable[[int, Reader], None] = (
             self._take_shares,
             self._take_masked,
@@ -104,15 +106,15 @@ class ServerSession:
         self._answered[sender] = True
 
     def close_round(self) -> dict[str, bytes]:
-        """End a round and return the next message for each client that is still there.
+        """End a round and return the next message for each remaining client.
 
         Raises:
-            SecureAggregationError: too few are; the session is over.
+            SecureAggregationError: too few clients remain; the session is over.
         """
         step = self._running()
         if step is ProtocolStep.UNMASK:
-            raise SecureAggregationError("after the last round comes the sum, not another round")
-        self._step = None  # unless all goes well
+            raise SecureAggregationError("the last round is closed: call sum(), not close_round()")
+        self._step = None  # the session is over, unless the rest succeeds
         present, self._answered = self._answered, self._nobody()
         what, deliver = (
             ("shared their secrets", self._deliver_shares),
@@ -132,10 +134,10 @@ class ServerSession:
         """Unmask the sum, and end the session.
 
         Raises:
-            SecureAggregationError: the shares that came do not suffice; nothing was unmasked.
+            SecureAggregationError: too few shares arrived; nothing was unmasked.
         """
         if self._running() is not ProtocolStep.UNMASK:
-            raise SecureAggregationError("there is no sum before the last round")
+            raise SecureAggregationError("the sum is available only after the last round")
         self._step = None
         shared, survivors, _ = self._sets
         recovery = Recovery(
@@ -193,7 +195,7 @@ class ServerSession:
         return self._deliver(Kind.SURVIVORS, present, lambda _: self._signatures)
 
     def _deliver_confirmations(self, present: Members) -> dict[str, bytes]:
-        """Pass on as many signatures as are needed, the same for everybody."""
+        """Send a quorum of signatures, the same to every client."""
         chosen = np.flatnonzero(present)[: self._plan.topology.quorum]
         signers = self._nobody()
         signers[chosen] = True
@@ -204,7 +206,7 @@ class ServerSession:
     def _deliver(
         self, kind: Kind, present: Members, records_for: Callable[[int], dict[int, bytes]]
     ) -> dict[str, bytes]:
-        """Return for each client who is there, and its neighbours' records."""
+        """Return for each client the set of present clients, and its neighbours' records."""
         messages = {}
         for receiver in np.flatnonzero(present).tolist():
             records = records_for(receiver)
@@ -215,7 +217,7 @@ class ServerSession:
         return messages
 
     def _expected(self) -> Members:
-        """Return who may send a message in this round."""
+        """Return the clients that may send a message in this round."""
         return self._sets[-1] if self._sets else ~self._nobody()
 
     def _neighbours(self, client: int) -> list[int]:

@@ -1,9 +1,9 @@
 """Shamir's secret sharing of 32-byte secrets, over the prime field of 65,521 elements.
 
-A secret is cut into 18 limbs of 15 bits, each of which is the constant term of a random
-polynomial. The largest prime below 2^16 is chosen because a share's limb is then exactly two
-bytes, and because a sum of thousands of products stays below 2^53: all the polynomials are
-evaluated at all points by one product of float64 matrices, exactly.
+A secret is split into 18 limbs of 15 bits, each of which is the constant term of a random
+polynomial. The prime is the largest below 2^16: a share's limb is then exactly two bytes, and a
+sum of thousands of products stays below 2^53, so one product of float64 matrices evaluates all
+polynomials at all points exactly.
 
 Source: Shamir, "How to share a secret" (1979).
 """
@@ -32,10 +32,10 @@ Field = NDArray[np.int64]
 
 
 def split(secret: bytes, *, points: Sequence[int], threshold: int, entropy: Entropy) -> list[bytes]:
-    """Return a share of `secret` for each point; any `threshold` of them give it back.
+    """Return a share of `secret` for each point; any `threshold` of them recover it.
 
-    Guarantees: fewer shares than that say nothing about the secret. Work and memory do not
-        depend on the secret's value.
+    Guarantees: fewer shares reveal nothing about the secret. Work and memory do not depend on the
+        secret's value.
     """
     assert len(secret) == SECRET_BYTES and 1 <= threshold <= len(points)
     assert len(set(points)) == len(points) and min(points) >= 1 and max(points) <= POINTS_MAX
@@ -48,12 +48,12 @@ def split(secret: bytes, *, points: Sequence[int], threshold: int, entropy: Entr
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret that exactly `threshold` shares, by their points, stand for.
+    """Return the secret of exactly `threshold` shares, given by their points.
 
-    Shamir's scheme cannot tell a wrong share: check the secret against what is known of it.
+    Shamir's scheme does not detect a wrong share: the caller verifies the secret.
 
     Raises:
-        SecureAggregationError: the shares are not those of any 32-byte secret.
+        SecureAggregationError: the shares do not give a 32-byte secret.
     """
     points = tuple(sorted(shares))
     rows = np.array([np.frombuffer(shares[point], "<u2") for point in points], np.float64)
@@ -76,9 +76,9 @@ def evaluate(coefficients: Field, points: tuple[int, ...], prime: int = PRIME) -
     return np.remainder(values, prime).astype(np.int64)
 
 
-@lru_cache(maxsize=2)  # on the complete graph all clients ask for the same ones
+@lru_cache(maxsize=2)  # on the complete graph all clients use the same points
 def _powers(points: tuple[int, ...], count: int, prime: int) -> NDArray[np.float64]:
-    """Return the powers 0 to `count` - 1 of each point, a row each."""
+    """Return the powers 0 to `count` - 1 of each point, one row per point."""
     base, power = np.array(points, np.int64), np.ones(len(points), np.int64)
     powers = np.empty((len(points), count))
     for exponent in range(count):
@@ -89,12 +89,12 @@ def _powers(points: tuple[int, ...], count: int, prime: int) -> NDArray[np.float
 
 @lru_cache(maxsize=256)
 def _lagrange_at_zero(points: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return the factors by which the points' values add up to the value at zero."""
+    """Return the Lagrange coefficients of the points' values for the value at zero."""
     row = np.array(points, np.int64)
     above, below = np.ones(len(row), np.int64), np.ones(len(row), np.int64)
     for place, point in enumerate(points):
         difference = (point - row) % PRIME
-        difference[place] = 1  # its own point is left out
+        difference[place] = 1  # omits the point itself
         below = below * difference % PRIME
         above = above * np.where(np.arange(len(row)) == place, 1, point) % PRIME
     factors = [
@@ -105,7 +105,7 @@ def _lagrange_at_zero(points: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def _uniform(count: int, entropy: Entropy) -> Field:
-    """Return exactly uniform elements of the field: what is not below the prime is drawn again."""
+    """Return exactly uniform elements of the field, by rejection sampling."""
     drawn = np.empty(0, np.uint16)
     while len(drawn) < count:
         more = np.frombuffer(entropy(2 * (count - len(drawn) + 8)), "<u2")

@@ -1,4 +1,4 @@
-"""The steps of a session, what is signed and derived in them, and the keys that two sides share."""
+"""The steps of a session, the purposes of its keys and signatures, and the keys of two clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ProtocolStep", "Purpose", "mask_key", "sealing_key"]
 
 
 class ProtocolStep(IntEnum):
-    """What a client does, in order."""
+    """A client's steps, in order."""
 
     SHARE = 0
     MASK = 1
@@ -30,10 +30,10 @@ class Purpose:
 
 
 def mask_key(agreed: bytes, context: bytes, one: int, other: int) -> bytes:
-    """Return the key of the mask that two clients share, the same for both."""
+    """Return the key of two clients' pair mask; it is the same for both."""
     return derive_key(agreed, context, Purpose.PAIR_MASK, min(one, other), max(one, other))
 
 
 def sealing_key(agreed: bytes, context: bytes, sender: int, receiver: int) -> bytes:
-    """Return the key under which one client's shares for another are sealed, once."""
+    """Return the key that seals the shares of one client for another; it is used once."""
     return derive_key(agreed, context, Purpose.SHARES, sender, receiver)

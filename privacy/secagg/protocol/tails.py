@@ -1,9 +1,8 @@
 """Exact tails of the hypergeometric distribution, in whole numbers.
 
-Server and clients compute their parameters separately and must agree to the last bit, so there
-are no floating-point numbers here. H(population, marked, drawn) is how many of `drawn` clients,
-drawn without replacement, are marked. Of each count of marked ones, the ways to draw follow from those of the
-count beside it.
+Server and clients compute their parameters separately and must agree exactly, so this module uses
+no floating-point numbers. H(population, marked, drawn) is the number of marked clients among
+`drawn` clients, drawn without replacement. Its probabilities are computed by recurrence.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ def largest_rarely_below(population: int, marked: int, drawn: int, *, bound: Fra
 
 
 def disconnects(clients: int, missing: int, neighbours: int) -> Fraction:
-    """Bound the probability that the ring falls apart when `missing` random clients are gone.
+    """Bound the probability that the loss of `missing` random clients disconnects the ring.
 
-    It does so only if two groups of neighbours / 2 clients in a row are gone:
-    n (n - k - 1) / 2 pairs of places, each with B! (n - k)! / ((B - k)! n!).
+    That needs the loss of two groups of neighbours / 2 consecutive clients: n (n - k - 1) / 2
+    pairs of positions, each with probability B! (n - k)! / ((B - k)! n!).
 
-    Source: as Google's federated-compute chooses the degree of its Harary graph, after Bell,
-        Bonawitz, Gascón, Lepoint, Raykova (2020).
+    Source: the degree of the Harary graph in Google's federated-compute, after Bell, Bonawitz,
+        Gascón, Lepoint, Raykova (2020).
     """
     if neighbours > missing:
         return Fraction(0)

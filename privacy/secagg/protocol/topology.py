@@ -1,12 +1,11 @@
-"""Who is masked against whom, and how many must agree: chosen from the cohort's size.
+"""The neighbours, thresholds and quorum of a session, chosen from the cohort's size.
 
-Up to `COMPLETE_MAX` clients everybody is everybody's neighbour (Bonawitz et al., "Practical
-secure aggregation for privacy-preserving machine learning", 2017). Above, if that leaves each at
-most half as many neighbours, the clients stand in a random order in a ring, and each is the
-neighbour of the k / 2 before and behind it (a Harary graph, as in Bell et al., "Secure
-single-server aggregation with (poly)logarithmic overhead", 2020; k and the threshold as Google's
-federated-compute chooses them). Where it does not, the graph stays complete up to
-`COMPLETE_LIMIT` clients.
+Up to `COMPLETE_MAX` clients the graph is complete (Bonawitz et al., "Practical secure aggregation
+for privacy-preserving machine learning", 2017). For more, the clients form a ring in a random
+order, and each is the neighbour of the k / 2 clients on either side (a Harary graph, as in Bell
+et al., "Secure single-server aggregation with (poly)logarithmic overhead", 2020; k and the
+threshold as in Google's federated-compute), if that halves the number of neighbours. Otherwise
+the graph stays complete up to `COMPLETE_LIMIT` clients.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ __all__ = ["CLIENTS_MIN", "COMPLETE_MAX", "Topology", "choose_topology", "ring_d
 
 COMPLETE_MAX = 100
 COMPLETE_LIMIT = 500
-"""The work of everybody with everybody grows with the square of the cohort."""
+"""The work of a complete graph grows with the square of the cohort."""
 NEIGHBOURS_MAX = 1000
 CLIENTS_MIN = 3
 PRIVACY_BITS = 40
-"""Secrecy fails with a probability of 2^-40 at most, over all orders of the ring that are tried."""
+"""Secrecy fails with a probability of at most 2^-40, over all orders of the ring that are tried."""
 
 SUCCESS_BITS = 20
-"""Too many dropouts among one client's neighbours end a session with one of 2^-20 at most."""
+"""Too many dropouts among a client's neighbours end a session with probability <= 2^-20."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The numbers that a session of one cohort obeys.
+    """The numbers of a session's graph and thresholds.
 
     Attributes:
         clients: the cohort's size, n.
-        corrupt: so many clients may collude with each other and a lying server.
-        dropout: so many clients may drop out.
-        ring: whether neighbours are those in the ring, not everybody.
-        neighbours: of each client; k in the ring.
-        threshold: so many shares give a secret back, fewer say nothing.
-        quorum: so many clients must sign the same survivors before anybody unmasks:
-            more than (clients + corrupt) / 2, so that no two sets of survivors have it.
-        survivors_min: a sum is of at least so many clients.
-        window_min: so many of any k / 2 clients in a row of the ring must be there: more than
-            could all be corrupt, so that no choice of dropouts cuts the ring. 0 if complete.
+        corrupt: the number of clients that may collude with each other and a lying server.
+        dropout: the number of clients that may drop out.
+        ring: whether the graph is a ring; else it is complete.
+        neighbours: the number of each client's neighbours; k in the ring.
+        threshold: the number of shares that recover a secret; fewer reveal nothing.
+        quorum: the number of clients that must sign the same survivors before anybody unmasks:
+            more than (clients + corrupt) / 2, so that no two sets of survivors reach it.
+        survivors_min: the fewest clients of a sum.
+        window_min: the fewest present clients among any k / 2 consecutive ones of the ring: more
+            than could all be corrupt, so that no choice of dropouts cuts the ring. 0 if complete.
     """
 
     clients: int
@@ -74,12 +73,12 @@ class Topology:
             and (not self.ring or 2 * self.threshold > self.neighbours)
         )
         if not fair:
-            raise ConfigError(f"these numbers do not protect anybody: {self}")
+            raise ConfigError(f"these numbers protect no client: {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingDegree:
-    """What the ring needs: see `Topology`."""
+    """The numbers of a ring: see `Topology`."""
 
     neighbours: int
     threshold: int
@@ -96,12 +95,12 @@ def choose_topology(
 ) -> Topology:
     """Return the topology of a cohort, for assumed fractions of corrupt and lost clients.
 
-    Without `complete_max`, the size from which the ring is used is computed. An adversary who
-    can try 2^grinding_bits orders of the ring and take the best succeeds no more often than one
-    who can try none does with 0.
+    Without `complete_max`, the size from which the ring is used is computed. An adversary who can
+    try 2^grinding_bits orders of the ring and choose the best is no more likely to succeed than
+    one who can try only one order with grinding_bits = 0.
 
     Raises:
-        ConfigError: no topology withstands so many.
+        ConfigError: no topology tolerates so many corrupt and lost clients.
     """
     if type(clients) is not int or not CLIENTS_MIN <= clients <= POINTS_MAX:
         raise ConfigError(f"clients must be a whole number in [3, {POINTS_MAX}], got {clients!r}")
@@ -140,17 +139,17 @@ def ring_degree(
     grinding_bits: int = 0,
     at_most: int | None = None,
 ) -> RingDegree | None:
-    """Return the smallest degree that keeps secrets and survives dropouts, and its threshold.
+    """Return the smallest degree that protects secrets and tolerates dropouts, and its threshold.
 
-    With `semi_malicious`, as always in a session, no choice of what a server tells the
-    neighbours of an honest client makes them give away both of its secrets.
+    With `semi_malicious`, as always in a session, a server cannot obtain both secrets of an honest
+    client by sending different messages to its neighbours.
 
-    Edge cases: None if the largest degree, `at_most`, does not.
+    Edge cases: None if the largest degree, `at_most`, is not enough.
     """
     largest = min(clients - 2, clients if at_most is None else at_most) // 2 * 2
     bits = PRIVACY_BITS + grinding_bits
     found = _degree(clients, corrupt, dropout, largest, semi_malicious, bits)
-    if found is None:  # a smaller one is not safer, and trying all of them takes long
+    if found is None:  # smaller degrees are not safer, and testing all of them takes long
         return None
     for degree in range(2, largest, 2):
         smaller = _degree(clients, corrupt, dropout, degree, semi_malicious, bits)
@@ -162,7 +161,7 @@ def ring_degree(
 def _degree(
     clients: int, corrupt: int, dropout: int, degree: int, semi_malicious: bool, bits: int
 ) -> RingDegree | None:
-    """Return what a ring of this degree needs, or None if it is not safe or falls apart."""
+    """Return the numbers of a ring of this degree, or None if it is not safe or can be cut."""
     if degree < 2 or disconnects(clients, corrupt + dropout, degree) * (1 << (bits + 1)) >= 1:
         return None
     secrecy = Fraction(1, clients << (bits + 1))
@@ -182,7 +181,7 @@ def _degree(
 
 
 def _complete(clients: int, corrupt: int, quorum: int) -> Topology:
-    """Return the topology in which the quorum is the threshold too."""
+    """Return the complete graph's topology, whose threshold is the quorum."""
     return Topology(
         clients=clients,
         corrupt=corrupt,
@@ -211,9 +210,10 @@ def _ring(clients: int, corrupt: int, dropout: int, quorum: int, degree: RingDeg
 
 
 def _window_min(clients: int, corrupt: int, degree: int, privacy_bits: int) -> int:
-    """Return more than half of what two windows of degree / 2 clients may have in corrupt ones.
+    """Return one more than half of the corrupt clients that two windows may contain together.
 
-    The n^2 / 2 pairs of windows share half of the permitted failures.
+    A window has degree / 2 clients. The n^2 / 2 pairs of windows share half of the permitted
+    failure probability.
     """
     bound = Fraction(2, clients * clients << (privacy_bits + 1))
     return smallest_rarely_above(clients, corrupt, degree, bound=bound) // 2 + 1
@@ -222,4 +222,4 @@ def _window_min(clients: int, corrupt: int, degree: int, privacy_bits: int) -> i
 def _count(name: str, fraction: float, clients: int) -> int:
     if type(fraction) not in (int, float) or not 0 <= fraction < 1:
         raise ConfigError(f"{name} must be a fraction in [0, 1), got {fraction!r}")
-    return floor(Fraction(str(fraction)) * clients)  # 0.29 of 100 is 29, in spite of binary
+    return floor(Fraction(str(fraction)) * clients)  # by decimal arithmetic: 0.29 of 100 is 29

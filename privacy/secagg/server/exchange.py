@@ -1,9 +1,9 @@
-"""One secure round over a Flower grid: instructions in, one reply a sum out.
+"""One secure round over a Flower grid: it takes instructions and returns one reply per sum.
 
 All groups of a round take each step together, in one exchange with their clients.
 
-The server has no secrets, and what it sends follows from what it heard: a server that was
-restarted, and whose grid repeats the answers that were recorded, goes on with the same session.
+The server has no secrets, and its messages follow from the clients' answers. So a restarted
+server whose grid repeats the recorded answers continues the same session.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class SecureExchange:
     """The server's side of one secure round, of a train or an evaluate instruction.
 
     Attributes:
-        failures: why a client is in no sum, or did not help to unmask it, by node id.
-        suspects: clients in whose messages something was wrong.
-        introduced: who has said already who it is in the next session.
+        failures: node id -> why the client is in no sum, or did not help to unmask it.
+        suspects: clients that sent an invalid message.
+        introduced: the introductions for the next session that clients have already sent.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SecureExchange:
         seed: int,
         introduced: Mapping[int, Member],
     ) -> None:
-        """`seed` decides who is in a group with whom; who is in `introduced` is not asked."""
+        """`seed` determines the groups; clients in `introduced` need not introduce themselves."""
         self._grid, self._terms, self._timeout, self._seed = grid, terms, timeout, seed
         self._instructions = {message.metadata.dst_node_id: message for message in instructions}
         head = instructions[0]
@@ -72,7 +72,7 @@ class SecureExchange:
         self.introduced: dict[int, Member] = {}
 
     def run(self) -> list[Message]:
-        """Return a combined reply for each sum and an error for everybody who is in none."""
+        """Return a combined reply for each sum, and an error for each client that is in none."""
         replies: list[Message] = []
         try:
             groups = self._groups()
@@ -90,7 +90,7 @@ class SecureExchange:
     # ------------------------------------------------------------------ the sessions
 
     def _groups(self) -> list[SecureGroup]:
-        """Ask who everybody is, and return the sessions that there will be."""
+        """Get the clients' introductions, and return the sessions to run."""
         members, number = self._members(), self._round()
         groups = draw_groups(
             list(members),
@@ -106,7 +106,7 @@ class SecureExchange:
                     keys={node: members[node].key for node in nodes},
                     advertised={node: members[node].advertised for node in nodes},
                     certificates={
-                        node: said for node in nodes if (said := members[node].certificate)
+                        node: held for node in nodes if (held := members[node].certificate)
                     },
                     setup=members[nodes[0]].setup,
                     terms=self._terms,
@@ -119,7 +119,7 @@ class SecureExchange:
         ]
 
     def _through_all_steps(self, groups: list[SecureGroup]) -> list[SecureGroup]:
-        """Take the groups from step to step, and return those that are left."""
+        """Take the groups through all steps, and return those that complete them."""
         begun = {node: group.instruction for group in groups for node in group.nodes}
         self._collect(groups, self._ask(self._category + SUFFIX, begun))
         for kind in ANSWERS:
@@ -137,7 +137,7 @@ class SecureExchange:
         return groups
 
     def _try(self, group: SecureGroup, step: Callable[[SecureGroup], Any]) -> Any:
-        """Let a group take a step; None if that ends its session, for all of its clients."""
+        """Let a group take a step; None if an error ends the session for all its clients."""
         try:
             return step(group)
         except SecureAggregationError as error:
@@ -160,32 +160,32 @@ class SecureExchange:
                 self.introduced[node] = member
 
     def _members(self) -> dict[int, Member]:
-        """Ask everybody who has not said it yet who it is."""
+        """Return the clients that can take part, after asking for missing introductions."""
         if len(self._instructions) > CLIENTS_MAX:
             raise ConfigError(
                 f"secure sums are of at most {CLIENTS_MAX} clients, got "
                 f"{len(self._instructions)}; lower run.cohort"
             )
-        said = {node: self._known[node] for node in self._instructions if node in self._known}
-        unknown = sorted(self._instructions.keys() - said.keys())
+        found = {node: self._known[node] for node in self._instructions if node in self._known}
+        unknown = sorted(self._instructions.keys() - found.keys())
         question = RecordDict({RECORD: ConfigRecord({"version": VERSION})})
         for node, content in self._ask(IDENTITY, dict.fromkeys(unknown, question)):
             if (member := Member.read(content)) is None:
                 self.failures[node] = (
-                    f"what it says of itself is malformed, or of another version than {VERSION}"
+                    f"its introduction is malformed, or of another version than {VERSION}"
                 )
             else:
-                said[node] = member
+                found[node] = member
         members: dict[int, Member] = {}
         used: set[bytes] = set()
-        usual = _most_common(member.setup for member in said.values())
-        for node in sorted(said):
-            if said[node].setup != usual:
+        usual = _most_common(member.setup for member in found.values())
+        for node in sorted(found):
+            if found[node].setup != usual:
                 self.failures[node] = "it has another app or run config than most clients"
                 continue
             try:
-                used |= said[node].public_keys(node, used=used)
-                members[node] = said[node]
+                used |= found[node].public_keys(node, used=used)
+                members[node] = found[node]
             except SecureAggregationError as error:
                 self.failures[node] = str(error)
         if len(members) < CLIENTS_MIN:
@@ -208,7 +208,7 @@ class SecureExchange:
     def _ask(
         self, kind: str, contents: Mapping[int, RecordDict]
     ) -> Iterator[tuple[int, RecordDict]]:
-        """Send clients a message each, and yield who answers what."""
+        """Send each client a message, and yield the node ids and contents of the replies."""
         if not contents:
             return
         nodes, group = list(contents), self._head.group_id
@@ -242,7 +242,7 @@ def _params_of(content: RecordDict) -> Params:
 
 
 def _most_common(setups: Iterable[bytes]) -> bytes | None:
-    """Return what most clients were told; of two as common ones, the one that sorts first."""
+    """Return the most common setup hash; of equally common ones, the smallest."""
     counts = Counter(setups)
     return min(counts, key=lambda setup: (-counts[setup], setup), default=None)
 

@@ -1,13 +1,14 @@
-"""`SecureAggregationGrid`: any Flower grid, its clients' updates seen only as a sum.
+"""`SecureAggregationGrid`: wraps any Flower grid so that clients' updates are seen only as a sum.
 
     strategy.start(SecureAggregationGrid(grid, SecureTerms(clip=0.5)), arrays)
 
-Every train and evaluate instruction becomes a secure sum with the clients of its cohort, who must
-run `meadow.privacy.secagg.client.app.secure_app`. The strategy gets one reply that stands for all of them
-(`strategies.combined`), and error replies of whoever is not in it, so every linear strategy works.
+Every train and evaluate instruction becomes a secure sum over the clients of its cohort, which
+must run `meadow.privacy.secagg.client.app.secure_app`. The strategy gets one reply that stands for
+all of them (`strategies.combined`), and error replies of clients that are not in the sum, so every
+linear strategy works.
 
 With `SecureTerms(group_size=g)` the cohort is divided at random, and the strategy gets one reply
-for each group of at least g clients: what needs single updates, as a median does, takes those.
+for each group of at least g clients; rules such as a median use those in place of single updates.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ SUMMED = ("train", "evaluate")
 
 
 class SecureAggregationGrid(WrappedGrid):
-    """A Grid over another one, through which single updates do not come.
+    """A Grid that wraps another one and never receives single updates.
 
-    Guarantees: no train or evaluate instruction is sent but as part of a secure sum.
-    Raises, when it is given messages:
+    Guarantees: train and evaluate instructions are sent only as part of a secure sum.
+    Raises, when messages are sent:
         RunError: the instructions of one round differ, or are of a type that cannot be summed.
     """
 
@@ -49,39 +50,39 @@ class SecureAggregationGrid(WrappedGrid):
         emit: Emit = lambda kind, detail: None,
         seed: int = 0,
     ) -> None:
-        """`emit` hears "secure_sum" after every round, and "secure_suspects" of lying clients.
+        """`emit` gets "secure_sum" after every round, and "secure_suspects" if clients lied.
 
-        `seed` decides the groups, if there are any.
+        `seed` determines the groups, if there are any.
         """
         super().__init__(grid)
         self._terms, self._emit, self._seed = terms, emit, seed
         self._introduced: tuple[str, dict[int, Member]] = ("", {})
-        """Who said in a group's training who it is in its evaluation."""
+        """The introductions for the evaluation that clients sent with a group's training."""
 
     @property
     def combines_in_groups(self) -> bool:
-        """Whether there are several replies, each of a group."""
+        """Whether there are several replies, one per group."""
         return self._terms.group_size is not None
 
     # ------------------------------------------------------------------ Flower's interface
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages that are no instructions to train or evaluate."""
+        """Send messages other than instructions to train or evaluate."""
         batch = list(messages)
         for message in batch:
             if _category(message.metadata.message_type) in SUMMED:
                 raise RunError(
-                    f"a {message.metadata.message_type!r} message would bring single updates back; "
-                    "give it to send_and_receive with those of the whole cohort"
+                    f"a {message.metadata.message_type!r} message would return single updates; "
+                    "pass it to send_and_receive with those of the whole cohort"
                 )
         return self._grid.push_messages(batch)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return one reply for everybody in the sum, and errors of the others.
+        """Return one reply for all clients in the sum, and error replies of the others.
 
-        Units: `timeout` is of each exchange, in seconds.
+        Units: `timeout` applies to each exchange, in seconds.
         """
         batch = messages if isinstance(messages, Broadcast) else list(messages)
         kinds = {message.metadata.message_type for message in _samples(batch)}
@@ -98,7 +99,7 @@ class SecureAggregationGrid(WrappedGrid):
             terms=self._terms,
             timeout=timeout,
             seed=self._seed,
-            # Within a group alone: answers of others are not repeated after a restart.
+            # Only within a message group: other answers are not repeated after a restart.
             introduced=introduced if of_group == group else {},
         )
         self._introduced = ("", {})
@@ -120,19 +121,19 @@ def _category(message_type: str) -> str:
 
 
 def _samples(batch: Sequence[Message]) -> Sequence[Message]:
-    """Return messages that show what a batch is of."""
+    """Return messages that represent a batch."""
     return batch[:1] if isinstance(batch, Broadcast) else batch
 
 
 def _require_alike(batch: Sequence[Message]) -> None:
-    """Check that everybody is asked the same, once: a sum is over answers to one question."""
+    """Check that all clients get the same instruction, and each client only one."""
     if isinstance(batch, Broadcast):
         return
     first = batch[0]
     for message in batch:
         same = message.content is first.content or message.content == first.content
         if not same or message.metadata.group_id != first.metadata.group_id:
-            raise RunError("clients of one secure sum must be given the same instruction")
+            raise RunError("clients of one secure sum must get the same instruction")
     nodes = {message.metadata.dst_node_id for message in batch}
     if len(nodes) != len(batch):
-        raise RunError("a client is given two instructions of one secure sum")
+        raise RunError("a client must get only one instruction of one secure sum")

@@ -1,4 +1,4 @@
-"""One session of a secure round: the server's side, between two exchanges with the clients."""
+"""The server's side of one session of a secure round: one group of clients, one sum."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..terms.vector import VectorLayout
 __all__ = ["SecureGroup", "draw_groups", "session_id"]
 
 OVERHEAD_BYTES_MAX = 4096
-"""What a masked vector's message may have beside the vector."""
+"""The bytes that a masked vector's message may have in addition to the vector."""
 
 
 class SecureGroup:
     """The clients of one sum.
 
     Attributes:
-        failures: why a client is not in the sum, or did not help to unmask it, by node id.
-        suspects: clients in whose messages something was wrong.
+        failures: node id -> why the client is not in the sum, or did not help to unmask it.
+        suspects: clients that sent an invalid message.
     """
 
     def __init__(
@@ -62,31 +62,31 @@ class SecureGroup:
         self.instruction = RecordDict({**content, RECORD: announcement.record()})
 
     def collect(self, node: int, content: RecordDict) -> None:
-        """Take a client's answer; one that is refused puts the client out."""
+        """Take a client's answer; a refused answer excludes the client."""
         try:
             self._session.collect(name_of(node), _message_in(content, self._plan))
         except (SecureAggregationError, ProtocolError) as error:
             self.failures[node] = str(error)
 
     def next_messages(self) -> dict[int, RecordDict]:
-        """End a step, and return what each client is told next.
+        """End a step, and return the next message for each client.
 
         Raises:
             SecureAggregationError: too few clients are left.
         """
-        heard, session = self._session.close_round(), self._announcement.session
+        messages, session = self._session.close_round(), self._announcement.session
         return {
             int(name): RecordDict(
-                {RECORD: ConfigRecord({"session": session, "message": heard[name]})}
+                {RECORD: ConfigRecord({"session": session, "message": messages[name]})}
             )
-            for name in sorted(heard, key=int)
+            for name in sorted(messages, key=int)
         }
 
     def replies(self, instructions: Mapping[int, Message]) -> list[Message]:
-        """Return the reply that stands for everybody in the sum.
+        """Return the reply that stands for all clients in the sum.
 
         Raises:
-            SecureAggregationError: there is no sum, or its weight cannot be.
+            SecureAggregationError: there is no sum, or its weight is impossible.
         """
         result = self._session.sum()
         self.suspects = result.suspects
@@ -113,35 +113,35 @@ class SecureGroup:
 def draw_groups(
     nodes: list[int], *, size: int | None, seed: int, about: tuple[str, int]
 ) -> list[list[int]]:
-    """Divide clients at random into groups of at least `size`, as many as there can be.
+    """Divide clients at random into as many groups of at least `size` as possible.
 
-    Guarantees: depends on the set of clients, the seed and what the round is about alone. Sizes
-        differ by one at most.
-    Edge cases: one group if `size` is None, or there are fewer than twice as many clients.
+    Guarantees: the groups depend only on the set of clients, the seed and the round's run, type
+        and message group. Their sizes differ by at most one.
+    Edge cases: one group if `size` is None, or there are fewer than 2 `size` clients.
     """
     count = max(1, len(nodes) // size) if size else 1
     if count == 1:
         return [sorted(nodes)]
     ids = np.array(sorted(nodes), np.uint64)
     ranks: NDArray[Any] = spread(derive(seed, "secure groups", *about), ids)
-    order = ids[np.argsort(ranks, kind="stable")].tolist()
-    return [sorted(order[place::count]) for place in range(count)]
+    shuffled = ids[np.argsort(ranks, kind="stable")].tolist()
+    return [sorted(shuffled[place::count]) for place in range(count)]
 
 
 def session_id(head: Metadata, number: int, nodes: list[int]) -> bytes:
     """Return the id of the session of these clients, in this round of this run."""
-    said = (head.run_id, head.message_type, head.group_id, number, nodes)
-    return sha256(b"meadow secure session 1\0" + repr(said).encode()).digest()
+    about = (head.run_id, head.message_type, head.group_id, number, nodes)
+    return sha256(b"meadow secure session 1\0" + repr(about).encode()).digest()
 
 
 def _message_in(content: RecordDict, plan: Plan) -> bytes:
-    """Return what a client's answer says; a masked vector comes as an array of bytes."""
+    """Return the message in a client's answer; a masked vector is an array of bytes."""
     if MASKED in content.array_records:
         tensors = tensors_of(content.array_records[MASKED])
         tensor = tensors.get(MASKED)
         size_max = plan.encoding.wire_bytes + OVERHEAD_BYTES_MAX
         if tensor is None or tensor.dtype != np.uint8 or not _fits(tensor.shape, size_max):
-            raise SecureAggregationError("a masked vector is not an array of so many bytes")
+            raise SecureAggregationError("a masked vector is not an array of the planned size")
         return tensor.numpy().tobytes()
     message = content.config_records.get(RECORD, ConfigRecord()).get("message")
     if type(message) is not bytes:

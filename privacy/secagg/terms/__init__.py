@@ -1,1 +1,1 @@
-"""What a server and its clients say to each other in a secure round."""
+"""The messages between a server and its clients in a secure round."""

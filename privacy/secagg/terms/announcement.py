@@ -1,7 +1,7 @@
-"""What the server says of a secure sum when it begins, and what both sides bind it to.
+"""The server's announcement of a secure sum, and the binding that both sides derive from it.
 
-The beacon, which decides the ring of a large cohort, is a hash of what every client has advertised.
-A client takes part only with its own fresh keys, so nobody knows the ring before it has spoken.
+The beacon, which determines the ring of a large cohort, is a hash of all clients' advertisements.
+A client takes part only with its own fresh keys, so nobody knows the ring before it has sent them.
 """
 
 from __future__ import annotations
@@ -44,30 +44,30 @@ _FIELDS: Mapping[str, tuple[Any, int, int]] = {
     "certificates": (list, 0, CLIENTS_MAX),
     "metrics": (str, 0, METRICS_COUNT_MAX * (METRIC_CHARS_MAX + 1)),
 }
-"""The fields of an announcement beside the numbers of its terms: the type of each, and the least and
-most that it may be, or its length."""
+"""The fields of an announcement, without the numbers of its terms: the type of each, and the minimum
+and maximum of its value or length."""
 _TERMS = {entry.name: entry.name.replace("_", "-") for entry in fields(SecureTerms)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """What the server says of a session when it begins."""
+    """The server's announcement of a session."""
 
     session: bytes
     round: int
     keys: Mapping[int, bytes]
     """The long-term public key of every client of the cohort, by node id."""
     advertised: Mapping[int, bytes]
-    """The keys that every client has drawn for this session alone, signed."""
+    """The signed keys that each client has drawn for this session only, by node id."""
     terms: SecureTerms
     setup: bytes
-    """The hash of what clients were told beside their messages; see `setup_of`."""
+    """The hash of the clients' configuration outside their messages; see `setup_of`."""
     certificates: Mapping[int, bytes] = field(default_factory=dict)
-    """What binds a key to its client's enrolment, of the clients that have it."""
+    """Node id -> the certificate that binds the client's key to its enrolment, if it has one."""
 
     @property
     def roster(self) -> Roster:
-        """The cohort as `secagg` knows it."""
+        """The roster of the cohort."""
         return Roster.of(
             {name_of(node): (key, self.advertised[node]) for node, key in self.keys.items()}
         )
@@ -81,46 +81,46 @@ class Announcement:
         return self.terms.plan(clients=len(self.keys), length=length, seed=self.session)
 
     def record(self) -> ConfigRecord:
-        """Return the record that says all of it."""
-        said: dict[str, Any] = {
+        """Return the announcement as a ConfigRecord."""
+        entries: dict[str, Any] = {
             wire: value
             for wire, value in zip(_TERMS.values(), astuple(self.terms), strict=True)
             if value is not None
         }
-        said["metrics"] = "\n".join(self.terms.metrics)
+        entries["metrics"] = "\n".join(self.terms.metrics)
         nodes = sorted(self.keys)
-        said["nodes"] = b"".join(node.to_bytes(NODE_BYTES, "big") for node in nodes)
-        said["keys"] = b"".join(self.keys[node] for node in nodes)
-        said["advertised"] = b"".join(self.advertised[node] for node in nodes)
+        entries["nodes"] = b"".join(node.to_bytes(NODE_BYTES, "big") for node in nodes)
+        entries["keys"] = b"".join(self.keys[node] for node in nodes)
+        entries["advertised"] = b"".join(self.advertised[node] for node in nodes)
         if any(self.certificates.values()):
-            said["certificates"] = [self.certificates.get(node, b"") for node in nodes]
-        said |= {"session": self.session, "round": self.round, "setup": self.setup}
-        return ConfigRecord(said)
+            entries["certificates"] = [self.certificates.get(node, b"") for node in nodes]
+        entries |= {"session": self.session, "round": self.round, "setup": self.setup}
+        return ConfigRecord(entries)
 
     @classmethod
     def read(cls, record: ConfigRecord) -> Announcement:
-        """Return what a record says.
+        """Parse a record.
 
         Raises:
-            SecureAggregationError: a field is missing, of another type or beyond what it may be, or a
-            client is listed twice.
+            SecureAggregationError: a field is missing, of another type or out of its bounds, or a
+                client is listed twice.
         """
         try:
-            said = {name: _checked(record, name) for name in _FIELDS if name in record}
-            nodes = [int.from_bytes(each, "big") for each in _cut(said["nodes"], NODE_BYTES)]
+            entries = {name: _checked(record, name) for name in _FIELDS if name in record}
+            nodes = [int.from_bytes(each, "big") for each in _cut(entries["nodes"], NODE_BYTES)]
             if nodes != sorted(set(nodes)):
                 raise ValueError("its nodes are not sorted and different")
-            keys = _cut(said["keys"], KEY_BYTES)
-            advertised = _cut(said["advertised"], ADVERTISEMENT_BYTES)
-            certificates = said.get("certificates", [b""] * len(nodes))
+            keys = _cut(entries["keys"], KEY_BYTES)
+            advertised = _cut(entries["advertised"], ADVERTISEMENT_BYTES)
+            certificates = entries.get("certificates", [b""] * len(nodes))
             terms: dict[str, Any] = {
                 name: record[wire] for name, wire in _TERMS.items() if wire in record
             }
-            terms["metrics"] = tuple(filter(None, said["metrics"].split("\n")))
+            terms["metrics"] = tuple(filter(None, entries["metrics"].split("\n")))
             return cls(
-                session=said["session"],
-                round=said["round"],
-                setup=said["setup"],
+                session=entries["session"],
+                round=entries["round"],
+                setup=entries["setup"],
                 keys=dict(zip(nodes, keys, strict=True)),
                 advertised=dict(zip(nodes, advertised, strict=True)),
                 terms=SecureTerms(**terms),
@@ -138,7 +138,7 @@ def _checked(record: ConfigRecord, name: str) -> Any:
     """Return a field of an announcement.
 
     Raises:
-        ValueError: it is of another type, or larger or smaller than it may be.
+        ValueError: its type is another, or its value or length is out of bounds.
     """
     value: Any = record[name]
     kind, least, most = _FIELDS[name]
@@ -146,7 +146,7 @@ def _checked(record: ConfigRecord, name: str) -> Any:
         raise ValueError(f"its {name} must be {kind.__name__}, is {type(value).__name__}")
     size = value if kind is int else len(value)
     if not least <= size <= most:
-        raise ValueError(f"its {name} must be of {least} to {most}, is of {size}")
+        raise ValueError(f"the value or length of its {name} must be {least} to {most}, is {size}")
     if kind is list and any(
         type(each) is not bytes or len(each) > CERTIFICATE_BYTES_MAX for each in value
     ):
@@ -155,30 +155,27 @@ def _checked(record: ConfigRecord, name: str) -> Any:
 
 
 def name_of(node: int) -> str:
-    """Return what a client is called in a roster."""
+    """Return a client's name in a roster."""
     return str(node)
 
 
 def setup_of(run_config: Mapping[str, object]) -> bytes:
-    """Return the hash of what a server tells its clients beside the message: under plain Flower,
-    the run config.
-
-    Shapes: `SETUP_BYTES`.
-    """
-    said = repr(sorted(run_config.items())).encode()
-    return sha256(b"meadow secure setup 1\0" + said).digest()
+    """Return the hash, of `SETUP_BYTES`, of the configuration that a server gives its clients
+    outside the message: under plain Flower, the run config."""
+    text = repr(sorted(run_config.items())).encode()
+    return sha256(b"meadow secure setup 1\0" + text).digest()
 
 
 def bind(
     announcement: Announcement, *, run_id: int, category: str, group: str, content: RecordDict
 ) -> Binding:
-    """Return what a session is bound to, from what this side itself has seen.
+    """Return the binding of a session, from messages that this side itself has sent or received.
 
-    `content` is the instruction's, of the message group `group`: its arrays are the binding's
-    model, and everything else that a client's work depends on is the configuration.
+    `content` is that of the instruction, in the message group `group`: its arrays are the
+    binding's model, and everything else that a client's work depends on is the configuration.
 
-    Guarantees: every field of the announcement and of its terms is bound, and every record of the
-    content with its name, kind, values and their order.
+    Guarantees: the binding covers every field of the announcement and of its terms, and every
+        record of the content with its name, kind, values and their order.
     """
     digest = sha256(b"meadow secure round 2\0")
     for part in (run_id, category, group):
@@ -214,10 +211,10 @@ def _beacon(announcement: Announcement, run_id: int) -> bytes:
 
 
 def _cut(joined: bytes, size: int) -> list[bytes]:
-    """Return the pieces of equal size that were joined.
+    """Split into pieces of `size` bytes.
 
     Raises:
-        ValueError: the last one is shorter.
+        ValueError: the last piece would be shorter.
     """
     if len(joined) % size:
         raise ValueError(f"{len(joined)} bytes are not pieces of {size}")

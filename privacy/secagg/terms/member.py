@@ -1,4 +1,4 @@
-"""A client of a secure sum, as it introduces itself: on the wire, and what the server checks."""
+"""A client's introduction to a secure sum: its record on the wire, and the server's checks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ INTRODUCTION = "introduction"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """What a client says of itself.
+    """A client's introduction.
 
     Attributes:
         key: its long-term public key.
         advertised: its keys for one session (`ClientKeys.advertise`).
-        setup: the hash of what the server has told it beside the message (`setup_of`).
-        certificate: what others may believe the key for; nothing under plain Flower.
+        setup: the hash of its configuration outside the message (`setup_of`).
+        certificate: proves that the key belongs to the client; empty under plain Flower.
     """
 
     key: bytes
@@ -33,7 +33,7 @@ class Member:
     certificate: bytes = b""
 
     def record(self) -> ConfigRecord:
-        """Return the record that says it."""
+        """Return the introduction as a ConfigRecord."""
         return ConfigRecord(
             {
                 "key": self.key,
@@ -45,7 +45,7 @@ class Member:
 
     @classmethod
     def read(cls, content: RecordDict) -> Member | None:
-        """Return what a client says of itself; None if it says nothing, or is malformed."""
+        """Return the introduction in a message's content; None if it is missing or malformed."""
         record = content.config_records.get(INTRODUCTION, ConfigRecord())
         key, advertised, setup = (record.get(name) for name in ("key", "advertised", "setup"))
         if type(key) is not bytes or type(advertised) is not bytes or type(setup) is not bytes:
@@ -63,8 +63,8 @@ class Member:
         """Return all public keys of the client with this node id.
 
         Raises:
-            SecureAggregationError: it has not signed them, somebody has `used` one of them
-                already, or nothing secret can be agreed on with them.
+            SecureAggregationError: the client has not signed them, one of them is in `used`, or a
+                key agreement with one of them gives no secret.
         """
         keys, name = Advertisement.from_bytes(self.advertised), name_of(node)
         keys.require_signed(self.key, name=name)

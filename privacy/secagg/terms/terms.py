@@ -1,15 +1,17 @@
-"""What a server and its clients say to each other in a secure round: Flower messages.
+"""The Flower messages between a server and its clients in a secure round.
 
-    query.secure_identity   who are you?         a client's long-term key, and keys for one session
-    train.secure            the instruction      shares of its secrets, sealed; it has trained
-    evaluate.secure         likewise             likewise; it has evaluated
-    query.secure_vector     shares for it        its vector under masks
-    query.secure_confirm    who is in the sum    its signature of that
+    message type            from the server      the client's answer
+    query.secure_identity   (empty)              its long-term key, and keys for one session
+    train.secure            the instruction      sealed shares of its secrets, after training
+    evaluate.secure         the instruction      sealed shares of its secrets, after evaluation
+    query.secure_vector     shares for it        its masked vector
+    query.secure_confirm    who is in the sum    its signature over that set
     query.secure_unmask     those signatures     one share of one secret of each client
 
-All of them have a ConfigRecord "secure", and nothing else but the instruction itself and the
-masked vector, which is an array. What is inside of "message" is `secagg`'s. Who a client is, is in
-a ConfigRecord "introduction"; the last answer of a training has one too, for the evaluation.
+All of them have a ConfigRecord "secure", whose "message" is a message of `privacy.secagg.protocol`.
+In addition there are only the instruction itself and the masked vector, which is an array. A
+client introduces itself in a ConfigRecord "introduction"; the last answer of a training has one
+too, for the evaluation.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ __all__ = [
 
 RECORD = "secure"
 MASKED = "masked"
-"""The array of a masked vector's bytes, and the record that it is in."""
+"""The name of the array of a masked vector's bytes, and of its record."""
 SECURE_SUM_FAILED = 1002
-"""Code of the error reply of a client that is not in the sum, or of everybody without a sum."""
+"""Code of the error reply of a client that is not in the sum, or whose sum failed."""
 
 GRINDING_BITS = 64
-"""A ring is as safe as if nobody chose it from someone who tries 2^64 of them: the server can try
-as many as it computes between the last introduction that it hears and its announcement."""
+"""The ring is chosen to be safe against a server that tries 2^64 rings and takes the best. A server
+can try rings only between the last introduction that it receives and its announcement."""
 
 METRICS_COUNT_MAX = 64
 METRIC_CHARS_MAX = 128
 CLIENTS_MAX = 10_000
-"""The largest cohort: everybody is told everybody's keys."""
+"""The largest cohort: every client gets the keys of all others."""
 WHOLE_BOUNDS = {
     "bits": (8, 32),
     "value_bits": (2, 24),
@@ -72,10 +74,9 @@ NUMBER_BOUNDS = {
     "clip_norm": (1e-12, 1e12),
     "noise_multiplier": (1e-9, 1e9),
 }
-"""What the numbers of a run's terms may be, the ends included: all that is used, and within it no sum
-or plan overflows."""
+"""The bounds of the numbers of a run's terms, inclusive; within them no sum or plan overflows."""
 ABSENT = ("weight_max", "group_size", "clip_norm", "noise_multiplier")
-"""Which of them may be None."""
+"""The terms that may be None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +84,15 @@ class SecureTerms:
     """The public numbers of a run's secure sums; see `plan_secure_sum` for most of them.
 
     Attributes:
-        weight_max: a client with more examples counts as this many; None is the most that leaves
-            room for the cohort.
-        metrics: which metrics are summed up beside the params.
-        metrics_max: a metric, and the change of an integer in the params, is clipped to this.
+        weight_max: the most examples that a client's update is weighted by; None is the largest
+            number for which no sum of the cohort overflows.
+        metrics: the names of the metrics that are summed with the params.
+        metrics_max: metrics, and deltas of integer params, are clipped to this magnitude.
         group_size: the fewest clients of a group; None is one sum of the whole cohort.
-        clip_norm: with `noise_multiplier`: the L2 norm that the whole vector is clipped to.
-        noise_multiplier: of the noise in a sum, standard deviation / clip_norm; the clients add
-            it, each its share. None: sums carry no noise. Noisy sums have no metrics.
-        noise_law: how that noise is distributed.
+        clip_norm: the L2 norm that the whole vector is clipped to, in a noisy sum.
+        noise_multiplier: standard deviation of the noise in a sum / clip_norm; each client adds
+            a share of the noise. None: sums have no noise. Noisy sums have no metrics.
+        noise_law: the distribution of that noise.
     """
 
     corrupt: float = 0.33
@@ -116,10 +117,10 @@ class SecureTerms:
         if any(not 0 < len(n) <= METRIC_CHARS_MAX or not n.isprintable() for n in self.metrics):
             raise ConfigError(f"metrics must have short plain names, got {self.metrics!r:.200}")
         if (self.clip_norm is None) != (self.noise_multiplier is None):
-            raise ConfigError("a noisy sum needs clip_norm and noise_multiplier, and no other has")
+            raise ConfigError("set both clip_norm and noise_multiplier, or neither")
         require_choice("noise_law", self.noise_law, LAWS)
         if self.noise_multiplier is not None and self.metrics:
-            raise ConfigError(f"metrics carry no noise: none may be summed, got {self.metrics}")
+            raise ConfigError(f"a noisy sum must have no metrics, got {self.metrics}")
 
     def _check_numbers(self) -> None:
         for name, (least, most) in (*WHOLE_BOUNDS.items(), *NUMBER_BOUNDS.items()):
@@ -134,32 +135,32 @@ class SecureTerms:
                 raise ConfigError(f"{name} must be in [{least:g}, {most:g}], got {value!r:.80}")
 
     def require_noise_terms(self, record: Mapping[str, Any]) -> None:
-        """Check that sums have the noise and the clip that an instruction announces.
+        """Check that sums have the noise and the clip norm that an instruction announces.
 
         Raises:
-            ProtocolError: what is announced cannot be.
-            SecureAggregationError: they have others: a ledger would be wrong.
+            ProtocolError: the instruction announces impossible values.
+            SecureAggregationError: the terms have other values: a ledger would be wrong.
         """
         noise, clipping = NoiseTerms.of(record), Clipping.of(record)
-        said: tuple[object, ...] = (None, None, None)
+        announced: tuple[object, ...] = (None, None, None)
         if noise is not None and clipping is not None and noise.is_distributed:
-            said = noise.multiplier, clipping.norm, noise.law
+            announced = noise.multiplier, clipping.norm, noise.law
         law = None if self.noise_multiplier is None else self.noise_law
         ours = self.noise_multiplier, self.clip_norm, law
-        if said != ours:
+        if announced != ours:
             raise SecureAggregationError(
-                f"the instruction announces sums with noise multiplier, clip and law {said}, the "
-                f"terms of the sum say {ours}"
+                "the instruction announces sums with noise multiplier, clip norm and law "
+                f"{announced}, the terms of the sum have {ours}"
             )
 
     def plan(self, *, clients: int, length: int, seed: bytes = b"") -> Plan:
-        """Return the plan of one session; `seed` decides how noisy sums are rotated.
+        """Return the plan of one session; `seed` determines the rotation of noisy sums.
 
-        The noise of the fewest clients whose sum may become known is enough, less those that may
-        collude with the server: they know their own.
+        The noise suffices for the smallest sum that may be revealed, without the shares of clients
+        that may collude with the server, as those know their own noise.
 
         Raises:
-            ConfigError: these numbers are not safe for so many clients, or a group has fewer.
+            ConfigError: the terms are not safe for `clients`, or `clients` is below `group_size`.
         """
         if self.group_size is not None and clients < self.group_size:
             raise ConfigError(
@@ -199,7 +200,7 @@ class SecureTerms:
 
 
 SUFFIX = ".secure"
-"""An instruction is of the type "train" or "evaluate" and this."""
+"""The suffix of an instruction's message type, after "train" or "evaluate"."""
 IDENTITY = "query.secure_identity"
 ANSWERS = (
     "query.secure_vector",
@@ -209,12 +210,12 @@ ANSWERS = (
 
 
 def is_answer(message_type: str) -> bool:
-    """Return whether a message goes on with a session that has begun."""
+    """Return whether a message continues a session that has begun."""
     return message_type in ANSWERS
 
 
 def is_talk(message_type: str) -> bool:
-    """Return whether a message is about a session, and asks nothing of the data."""
+    """Return whether a message belongs to a session's protocol and uses no data."""
     return message_type == IDENTITY or is_answer(message_type)
 
 

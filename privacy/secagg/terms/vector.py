@@ -1,8 +1,8 @@
-"""A client's update as one vector for a secure sum, and the sum as a mean update.
+"""Converts a client's update to one vector for a secure sum, and the sum to a mean update.
 
-The vector is the change of every param, in the order of the params, and then two values for each
-metric: the metric and whether there is one. What is not a change of a floating-point param is
-scaled, so that the clip of the sum is a larger bound for it.
+The vector is the delta of every param, in the order of the params, followed by two values per
+metric: the metric, and 1 if it was reported. All but the deltas of floating-point params are
+scaled, so that the clip of the sum is a larger bound for them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["VectorLayout"]
 
 
 class VectorLayout:
-    """Where params and metrics lie in the vector; server and clients compute the same one.
+    """The positions of params and metrics in the vector; server and clients compute the same ones.
 
-    Shapes: a vector has `length` values. Complex params are two each.
-    Edge cases: in a noisy sum there are only params of floating point; others stay what they
-        were. Else integers are rounded half to even, a boolean is true if most of the weight says so; both
-        change by at most `metrics_max`, floating-point params by at most `clip`. A metric that
-        only some clients report is averaged over those, and is None if there are none.
+    Shapes: a vector has `length` values. A complex param takes two values.
+    Edge cases: a noisy sum has only floating-point params; others keep their values. Otherwise,
+        integers are rounded half to even, and a boolean is true if clients with most of the weight
+        report true; both change by at most `metrics_max`, floating-point params by at most `clip`.
+        A metric is averaged over the clients that report it, and is None if none does.
     """
 
     def __init__(self, params: Params, terms: SecureTerms) -> None:
@@ -50,20 +50,21 @@ class VectorLayout:
         """Return a client's vector.
 
         Raises:
-            UpdateError: its params are not finite, or not those of the model.
+            UpdateError: the params are not finite, or their names, shapes or dtypes differ from
+                the model's.
         """
         vector, start = np.zeros(self.length, np.float32), 0
         for name, old in self._params.items():
             new = trained.get(name)
             if new is None or new.shape != old.shape or new.dtype != old.dtype:
                 raise UpdateError(f"tensor {name!r} must be {old.dtype.name} {old.shape}")
-            change = _as_reals(new.numpy()) - _as_reals(old)
-            if not np.isfinite(change).all():
+            delta = _as_reals(new.numpy()) - _as_reals(old)
+            if not np.isfinite(delta).all():
                 raise UpdateError(f"tensor {name!r} has values that are not finite")
             if name not in self._sizes:
                 continue
-            vector[start : start + change.size] = change * self._scale_of(old.dtype)
-            start += change.size
+            vector[start : start + delta.size] = delta * self._scale_of(old.dtype)
+            start += delta.size
         if strangers := trained.keys() - self._params.keys():
             raise UpdateError(f"tensor {min(strangers)!r} is not one of the model's")
         for place, name in enumerate(self._terms.metrics):
@@ -84,8 +85,8 @@ class VectorLayout:
             if name not in self._sizes:
                 params[name] = old
                 continue
-            change = sums[start : start + self._sizes[name]] / (weight * self._scale_of(old.dtype))
-            params[name] = _moved(old, change)
+            delta = sums[start : start + self._sizes[name]] / (weight * self._scale_of(old.dtype))
+            params[name] = _moved(old, delta)
             start += self._sizes[name]
         pairs = sums[self._deltas :].reshape(-1, 2)
         return params, self._means(self._terms.metrics, pairs)
@@ -110,9 +111,9 @@ def _as_reals(values: NDArray[Any]) -> NDArray[np.float64]:
     return reals.astype(np.float64)
 
 
-def _moved(old: NDArray[Any], change: NDArray[np.float64]) -> NDArray[Any]:
-    """Return params plus a change, in their own dtype."""
-    moved = _as_reals(old) + change
+def _moved(old: NDArray[Any], delta: NDArray[np.float64]) -> NDArray[Any]:
+    """Return params plus a delta, in the params' dtype."""
+    moved = _as_reals(old) + delta
     if old.dtype.kind == "c":
         return moved.view(np.complex128).astype(old.dtype).reshape(old.shape)
     if old.dtype.kind == "b":

@@ -103,7 +103,7 @@ def test_the_clip_follows_the_quantile() -> None:
 
 def test_only_means_are_made_private() -> None:
     """A strategy that looks at single updates is refused."""
-    with pytest.raises(ConfigError, match="looks at single updates"):
+    with pytest.raises(ConfigError, match="uses single updates"):
         private_algorithm(plan_of(), replace(fedavg(), linear=False))
 
 

@@ -140,5 +140,5 @@ def test_an_introduction_is_good_once() -> None:
     combined(arena.round(1))
     params = {name: values * 2 for name, values in model().items() if values.ndim}
     replies = arena.round(2, params=params)
-    assert "a session is begun once" in reasons(replies)[3]
+    assert "a session must begin only once" in reasons(replies)[3]
     require_mean(combined(replies), [1, 2, 4], 2, params)

@@ -103,7 +103,7 @@ def test_updates_are_not_pushed() -> None:
 @pytest.mark.parametrize(
     ("batch", "says"),
     [
-        (lambda arena: [arena.instructions()[0], arena.instructions()[0]], "two instructions"),
+        (lambda arena: [arena.instructions()[0], arena.instructions()[0]], "only one instruction"),
         (lambda arena: [arena.instructions(1)[0], arena.instructions(2)[1]], "same instruction"),
         (
             lambda arena: [arena.instructions()[0], arena.instructions(kind="evaluate")[1]],

@@ -55,8 +55,8 @@ def masks(bytes_: int, dtype: Any = np.uint8) -> Callable[[Message], None]:
         (IDENTITY, introduces(certificate=b"c" * 5000), "malformed"),
         (STEPS[0], says(message=b""), ""),
         (STEPS[0], says(message=b"x" * (1 << 20)), ""),
-        (STEPS[1], masks(1 << 20), "not an array of so many bytes"),
-        (STEPS[1], masks(100, np.float64), "not an array of so many bytes"),
+        (STEPS[1], masks(1 << 20), "not an array of the planned size"),
+        (STEPS[1], masks(100, np.float64), "not an array of the planned size"),
         (STEPS[1], masks(0), ""),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_step_is_answered_once(kind: str) -> None:
 
     arena.wire.on_way_back = ask_again
     arena.round()
-    assert "is asked for, but" in again[0] or "in no session" in again[0]
+    assert "is requested, but" in again[0] or "in no session" in again[0]
     assert not any(
         name in arena.clients.context_of(2).state
         for name in ("meadow-secure-session", "meadow-secure-vector")
@@ -289,7 +289,7 @@ def test_a_key_that_changes_is_found_out() -> None:
 
     arena.wire.on_way_out = to(1, "train.secure", change)
     replies = arena.round(2, params=params)
-    assert "client 3 has another key than the one it had at first" in reasons(replies)[1]
+    assert "client 3 has another key than the one that it had at first" in reasons(replies)[1]
     require_mean(combined(replies), [2, 3, 4], 2, params)
 
 

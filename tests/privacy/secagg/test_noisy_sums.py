@@ -115,20 +115,20 @@ def test_one_dropout_too_many_releases_nothing() -> None:
 def test_clients_refuse_sums_with_another_noise_than_announced(changes: dict[str, Any]) -> None:
     """What an owner's ledger counts is what the sum has."""
     found = reasons(run(**changes))
-    assert len(found) == CLIENTS and "the terms of the sum say" in found[1]
+    assert len(found) == CLIENTS and "the terms of the sum have" in found[1]
 
 
 def test_clients_refuse_sums_without_the_announced_noise() -> None:
     """Terms without noise, under an instruction that announces it."""
     found = reasons(run(SecureTerms(metrics=())))
-    assert len(found) == CLIENTS and "the terms of the sum say (None, None, None)" in found[1]
+    assert len(found) == CLIENTS and "the terms of the sum have (None, None, None)" in found[1]
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"metrics": ("loss",)}, "metrics carry no noise"),
-        ({"clip_norm": None}, "needs clip_norm and noise_multiplier"),
+        ({"metrics": ("loss",)}, "must have no metrics"),
+        ({"clip_norm": None}, "set both clip_norm and noise_multiplier"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be in"),
         ({"clip_norm": float("nan")}, "clip_norm must be"),
     ],

@@ -132,7 +132,7 @@ PRIVATE = {"enabled": True, "noise_multiplier": 1.0, "sampling": "fixed", "corre
             "simulation.devices come and go",
         ),
         ({"dp": PRIVATE}, "selection.min_separation = 1 must be at least 2 with"),
-        ({"dp": {**PRIVATE, "sampling": "poisson"}}, 'sampling = "poisson" has coins decide alone'),
+        ({"dp": {**PRIVATE, "sampling": "poisson"}}, 'sampling = "poisson" samples each client'),
         (
             {
                 "dp": {**PRIVATE, "bands": 6},

@@ -45,7 +45,7 @@ def noise_matrix(correlation: Correlation, rounds: int = ROUNDS) -> NDArray[np.f
         row = row + sum(factor * kept[each] for each, factor in step.made_of)
         rows.append(row + sum(factor * kept[each] for each, factor in step.beside))
         kept[number] = row
-        kept = {each: kept[each] for each in step.kept}
+        kept = {each: kept[each] for each in step.stored}
     return np.array(rows)
 
 

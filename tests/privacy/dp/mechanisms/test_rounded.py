@@ -15,7 +15,7 @@ from meadow.privacy.dp.mechanisms.inversion import first_bits
 from meadow.privacy.dp.mechanisms.rounded import (
     BITS,
     Kind,
-    _is_kept,
+    _is_accepted,
     _proposed,
     _Whole,
     rounded_noise,
@@ -96,7 +96,7 @@ def test_a_coin_that_does_not_decide_is_followed_by_others(kind: Kind, whole: in
             for apart, kept in ((-(1 << 28), True), (1 << 28, False)):
                 coin = threshold + apart
                 give = scripted([12345, coin & (2**64 - 1)])
-                assert _is_kept(kind, whole, fraction, coin >> 64, give) is kept
+                assert _is_accepted(kind, whole, fraction, coin >> 64, give) is kept
                 with pytest.raises(IndexError):
                     give(1)
 
@@ -115,7 +115,7 @@ def test_float64_decides_only_what_it_can(kind: Kind, monkeypatch: pytest.Monkey
     with mpmath.workdps(60):
         near = int(mpmath.floor(mpmath.ldexp(probability(kind, whole, fraction, 64), 64)))
     asked = []
-    monkeypatch.setattr(module, "_is_kept", lambda *given: asked.append(given) or True)
+    monkeypatch.setattr(module, "_is_accepted", lambda *given: asked.append(given) or True)
     bits = first_bits(_Whole(kind), 63)
     first = 2 * (bits[0] + 5)
     for coin in (near, near + 9, near - 9):

@@ -87,8 +87,8 @@ def test_what_is_not_finite_is_refused(kit, value, place):
     [
         (np.zeros(5), 1, r"shape \(4,\), got \(5,\)"),
         (np.zeros((2, 2)), 1, "shape"),
-        (np.zeros(4, np.int32), 1, "floating point, got int32"),
-        (np.zeros(4, complex), 1, "floating point"),
+        (np.zeros(4, np.int32), 1, "floating-point, got int32"),
+        (np.zeros(4, complex), 1, "floating-point"),
         (np.zeros(4), 2, r"in \[0, 1\], got 2"),
         (np.zeros(4), -1, "got -1"),
         (np.zeros(4), 1.0, "got 1.0"),

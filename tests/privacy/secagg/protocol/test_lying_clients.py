@@ -99,7 +99,7 @@ def test_a_dealer_of_wrong_shares(kit, cohort):
         cohort.answer(step, heard)
         heard = cohort.server.close_round()
     cohort.answer(ProtocolStep.UNMASK, heard)
-    with pytest.raises(SecureAggregationError, match="what it committed to") as caught:
+    with pytest.raises(SecureAggregationError, match="do not match its commitment") as caught:
         cohort.server.sum()
     assert caught.value.suspect == LIAR
 

@@ -121,7 +121,7 @@ def test_no_topology_below_the_bounds_can_be_made(change):
     """Not even by hand, as by somebody who got the plan from a server."""
     good = choose_topology(clients=16, corrupt=0.33, dropout=0.3)
     fields = {name: getattr(good, name) for name in Topology.__slots__}
-    with pytest.raises(ConfigError, match="do not protect"):
+    with pytest.raises(ConfigError, match="protect no client"):
         Topology(**{**fields, **change})
 
 
