@@ -2,16 +2,16 @@
 
     DIR/client.toml     the owner's: apps, data, device, policy
     DIR/identity/       who this client is
-    DIR/agent.sqlite    what was answered and counted
-    DIR/blobs/          tensors from the server, the last few
-    DIR/runs/           tensors of replies, and what apps keep between rounds
-    DIR/spare/          files that nobody needs any more, to be written over
-    DIR/ranks/          where a group of training processes meets
-    DIR/training.log    what the training process prints
+    DIR/agent.sqlite    recorded replies, and the owner's ledger
+    DIR/blobs/          the newest tensors from the server
+    DIR/runs/           tensors of replies, and the apps' client state
+    DIR/spare/          unneeded files, for reuse
+    DIR/ranks/          rendezvous of a group of training processes
+    DIR/training.log    output of the training process
     DIR/agent.lock      held while an agent runs
 
-It imports neither torch nor an app. It holds one stream to the server; what is to be done arrives
-on it, is done one after another, and is answered exactly once, whatever dies in between.
+It imports neither torch nor an app. It holds one stream to the server. Instructions arrive on the
+stream, are executed one after another, and are answered exactly once, even if processes die.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ RENEWAL_CHECK_S = 3600.0
 LEASE_S_MIN = 1.0
 LEASE_S_MAX = 3600.0
 STEADY_S = 15.0
-"""After a connection that lasted this long, or carried something, the next is tried at once."""
+"""After a connection that lasted this long, or carried data, the agent reconnects at once."""
 
 
 class Agent:
@@ -65,7 +65,7 @@ class Agent:
         report: Report = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare an agent on its folder; without `trainer`, it has a training process."""
+        """Prepare an agent on its folder; the default `trainer` is a training process."""
         self._directory = Path(directory)
         self._trainer = trainer
         self._report = report
@@ -79,7 +79,7 @@ class Agent:
         self._clock_told: str | None = None
 
     def stop(self) -> None:
-        """Let `run` return soon; what is not finished goes on after the next start."""
+        """Let `run` return soon; unfinished work continues after the next start."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -88,7 +88,7 @@ class Agent:
         Raises:
             IdentityError: the server has revoked this client, or its certificate is not usable.
             ConfigError: it is not enrolled, or client.toml is wrong.
-            StoreError: another agent runs on the folder, its disk fails, or its ledger is gone.
+            StoreError: another agent runs on the folder, its disk fails, or its ledger is missing.
         """
         identity = self._identities.load()
         with hold_lock(self._directory):
@@ -182,7 +182,7 @@ class Agent:
         welcome: Welcome,
         assignments: Assignments,
     ) -> None:
-        """Take what the server says until the stream ends, which raises why."""
+        """Handle the server's messages until the stream ends, which raises the cause."""
         assignments.lease_s = bounded_lease_s(welcome.lease_s)
         self._uplink.attach(connection)
         text = f"connected to {connection.address} as {identity.name} (node {welcome.node_id})"
@@ -211,14 +211,14 @@ class Agent:
         self._clock_told = fault
 
     def _server_now(self) -> datetime:
-        """Return the time by the server's clock, as far as that is known: it is the one that counts."""
+        """Return the estimated time of the server's clock, by which certificates are valid."""
         return datetime.fromtimestamp(self._server_clock.server_s(self._clock()), UTC)
 
     def _check_certificate(self, identity: ClientIdentity) -> None:
-        """Pass if a server that did not let us in may yet do so.
+        """Check that the certificate of a client that a server refused is still valid.
 
         Raises:
-            IdentityError: it will not: the certificate has expired.
+            IdentityError: the certificate has expired.
         """
         now = self._server_now()
         until = identity.certificate.not_after
@@ -230,7 +230,7 @@ class Agent:
             )
 
     async def _keep_certificate(self, connection: Connection) -> None:
-        """Renew the certificate in time; then hang up, to come back with the new one."""
+        """Renew the certificate in time; then hang up, to reconnect with the new one."""
         while True:
             identity = self._identities.load()
             if identity.certificate.needs_renewal(self._server_now()):
@@ -252,7 +252,7 @@ class Agent:
 
 
 async def _prepare(owner: Owner, trainer: Trainer) -> None:
-    """Where only one app is installed, have it loaded before it is asked for."""
+    """Load the app before its first instruction, if only one is installed."""
     with suppress(MeadowError, OSError):
         apps = list(owner.config().apps)
         if len(apps) == 1:
@@ -262,7 +262,7 @@ async def _prepare(owner: Owner, trainer: Trainer) -> None:
 async def _until_first_failure(
     tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]
 ) -> None:
-    """Wait until a task fails, which is raised, or it is time to stop."""
+    """Wait until a task fails, and raise its error, or until the agent is to stop."""
     waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
     while not stopping.done():
         done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -271,5 +271,5 @@ async def _until_first_failure(
 
 
 def bounded_lease_s(told: float) -> float:
-    """Return how long a lease is, whatever a server says; the longest where that is no number."""
+    """Return the length of a lease in seconds within its bounds; the longest for NaN."""
     return max(LEASE_S_MIN, min(LEASE_S_MAX, told))

@@ -1,4 +1,4 @@
-"""What the server wants from this client now: a bounded queue, worked off in order of arrival."""
+"""The server's instructions to this client: a bounded queue, executed in order of arrival."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["INSTRUCTIONS_MAX", "Assignments"]
 
 INSTRUCTIONS_MAX = 64
 CANCEL_GRACE_S = 2.0
-"""Work that ends this soon after it was cancelled is let end: a new process takes longer."""
+"""Time that cancelled work has to end by itself, as a new training process takes longer."""
 LEASE_BEATS = 4
-"""How often a lease is renewed in its length."""
+"""The number of renewals within the length of a lease."""
 
 
 class Assignments:
-    """Takes instructions, has them executed one by one and their replies delivered.
+    """Takes instructions, executes them one by one, and delivers their replies.
 
     An instruction is *in hand* from its arrival until its reply is confirmed. In that time a
-    second delivery of it changes nothing, and its lease at the server is renewed - except while
-    a training process that should report progress does not.
+    second delivery of it has no effect, and its lease at the server is renewed - except while a
+    training process does not report its progress.
     """
 
     def __init__(
@@ -56,11 +56,13 @@ class Assignments:
         """Take an instruction, unless it is in hand already.
 
         Raises:
-            LimitError: its id is none, or too long to be kept.
+            LimitError: its id is empty or too long.
         """
         id_ = instruction.id
         if not 0 < len(id_) <= ID_CHARS_MAX:
-            raise LimitError(f"an instruction's id of {len(id_)} characters, not 1-{ID_CHARS_MAX}")
+            raise LimitError(
+                f"an instruction's id must have 1 to {ID_CHARS_MAX} characters, has {len(id_)}"
+            )
         current = self._current is not None and self._current.id == id_
         if current or id_ in self._queued or id_ in self._deliveries:
             return
@@ -75,7 +77,7 @@ class Assignments:
         self._busy.set()
 
     def confirm(self, instruction_id: str) -> None:
-        """The server has the reply to an instruction."""
+        """Note that the server has the reply to an instruction."""
         self._deliveries.confirm(instruction_id)
 
     async def cancel(self, cancel: Cancel) -> None:
@@ -97,14 +99,14 @@ class Assignments:
                 asyncio.get_running_loop().call_later(CANCEL_GRACE_S, self._task.cancel)
 
     async def redeliver(self) -> None:
-        """Send the replies that an earlier agent process recorded and did not get confirmed."""
+        """Send the recorded replies of an earlier agent process that were not confirmed."""
         for recorded in await asyncio.to_thread(self._state.unacknowledged):
             if recorded.instruction_id not in self._deliveries:
                 reply = Reply(instruction_id=recorded.instruction_id, envelope=recorded.envelope)
                 await self._deliver(reply, recorded.run_id, label_of(recorded.envelope))
 
     async def work(self) -> None:
-        """Work off the queue, for ever."""
+        """Execute the instructions of the queue, forever."""
         renewing = asyncio.create_task(self._renew_leases())
         try:
             while True:

@@ -1,4 +1,4 @@
-"""One connection to the server: a stream of small messages, and calls beside it for tensors."""
+"""One connection to the server: a stream of small messages, and separate calls for tensors."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _OPTIONS: Final[list[tuple[str, int | str]]] = [
     ("grpc.http2.max_frame_size", 1 << 20),
     ("grpc.http2.bdp_probe", 0),
 ]
-"""Large steps: a chunk a frame."""
+"""The frame size: one chunk per frame."""
 LOOKAHEAD_BYTES_MAX = 4 << 20
 LOOKAHEAD_CHUNKS = 4
-"""So many are on the line before they are asked for; what nobody has taken is lost with it."""
+"""The bytes that may be in transit unread; they are lost with the connection."""
 
 
 def channel_options() -> list[tuple[str, int | str]]:
-    """Return how a channel behaves: it notices a dead line, and shares nothing with another."""
+    """Return the options of a channel: it detects a dead line, and shares no state with others."""
     return [
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -62,16 +62,16 @@ def channel_options() -> list[tuple[str, int | str]]:
 
 
 class Connection:
-    """An open stream, and what goes beside it on the same connection; a context manager.
+    """An open stream, and the transfers on the same connection; a context manager.
 
     Attributes:
-        lost: done once the stream has ended.
+        lost: a future that is done once the stream has ended.
     """
 
     def __init__(
         self, address: str, credentials: grpc.ChannelCredentials, line: LineState | None = None
     ) -> None:
-        """Open it; `line` is what earlier connections have found out about the way."""
+        """Open a connection; `line` is the state that earlier connections have measured."""
         self.address = address
         self._line = line or LineState()
         lookahead = LOOKAHEAD_CHUNKS * self._line.chunk_bytes
@@ -86,17 +86,17 @@ class Connection:
         self.lost = self._stream.lost
 
     async def hello(self, client: str, version: str) -> Welcome:
-        """Introduce ourselves and return the server's welcome.
+        """Introduce the client and return the server's welcome.
 
         Raises:
-            UnreachableError: no server answers there.
-            IdentityError: the server does not know, or has revoked, this client.
-            ProtocolError: it answers something else.
+            UnreachableError: no server answers at the address.
+            IdentityError: the server does not know this client, or has revoked it.
+            ProtocolError: the answer is not a welcome.
         """
         greeting = Hello(protocol=PROTOCOL_VERSION, client=client, version=version)
         try:
             async with asyncio.timeout(ANSWER_WAIT_S):
-                with suppress(UnreachableError):  # why it ended is what `receive` says
+                with suppress(UnreachableError):  # `receive` raises the cause
                     await self.send(AgentMessage(hello=greeting))
                 answer = await self.receive()
         except TimeoutError:
@@ -127,7 +127,7 @@ class Connection:
         """Ask for the next certificate.
 
         Raises:
-            UnreachableError, IdentityError, ProtocolError: there is none.
+            UnreachableError, IdentityError, ProtocolError: the server issues none.
         """
         with rpc_errors(self.address):
             request = RenewRequest(csr_pem=csr_pem)
@@ -136,7 +136,7 @@ class Connection:
             )
 
     def hang_up(self) -> None:
-        """End the stream; whoever waits for a message gets an `UnreachableError`."""
+        """End the stream; a pending `receive` raises an `UnreachableError`."""
         self._stream.close()
 
     async def __aenter__(self) -> Self:

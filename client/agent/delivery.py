@@ -1,4 +1,4 @@
-"""Replies on their way to the server, each until the server has confirmed it."""
+"""Delivers replies to the server, each until the server has confirmed it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["Deliveries"]
 
 DELIVERIES_MAX = 64
 REPLY_BYTES_MAX = 128 << 10
-"""A larger reply is sent as a file, which goes on where a lost connection stopped."""
+"""A larger reply is sent as a file, whose transfer resumes after a lost connection."""
 
 
 class Deliveries:
-    """Uploads what a reply refers to, sends the reply, and does so again until it is confirmed."""
+    """Uploads a reply's files and sends the reply, and repeats both until it is confirmed."""
 
     def __init__(self, uplink: Uplink, state: AgentState, report: Report) -> None:
         self._uplink = uplink
@@ -41,11 +41,11 @@ class Deliveries:
         return instruction_id in self._tasks
 
     def ids(self) -> list[str]:
-        """Return the instructions whose replies are on their way."""
+        """Return the ids of the instructions whose replies are being delivered."""
         return list(self._tasks)
 
     async def begin(self, reply: Reply, *, run_id: int, label: str) -> None:
-        """Deliver a reply in the background; waits only while too many are on their way."""
+        """Deliver a reply in the background; waits only while too many are being delivered."""
         await self._room.acquire()
         instruction_id = reply.instruction_id
         self._confirmed[instruction_id] = asyncio.get_running_loop().create_future()
@@ -54,19 +54,19 @@ class Deliveries:
         task.add_done_callback(lambda _: self._end(instruction_id))
 
     def confirm(self, instruction_id: str) -> None:
-        """The server has a reply."""
+        """Note that the server has a reply."""
         confirmed = self._confirmed.get(instruction_id)
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(None)
 
     def withdraw(self, instruction_id: str) -> None:
-        """The server no longer wants a reply."""
+        """Stop the delivery of a reply that the server no longer wants."""
         self.confirm(instruction_id)
         if instruction_id in self._tasks:
             self._tasks[instruction_id].cancel()
 
     async def close(self) -> None:
-        """Stop; what is not confirmed yet goes out after the next start."""
+        """Stop; unconfirmed replies are sent again after the next start."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -86,9 +86,11 @@ class Deliveries:
                 await connection.send(AgentMessage(reply=sent))
             except (UnreachableError, IdentityError):
                 attempt = await self._uplink.pause(connection, attempt)
-            except GoneError:  # answered already, or no longer wanted; what is recorded stays
+            except GoneError:  # answered already, or no longer wanted; the record stays
                 break
-            except MeadowError as error:  # the server refuses it: it has to know, and the owner
+            except (
+                MeadowError
+            ) as error:  # the server refuses it: report that to the server and the owner
                 self._report(Event(kind="failed", text=f"{label}: {error}", detail={"run": run_id}))
                 reply = _without_result(reply, error)
             else:
@@ -96,15 +98,15 @@ class Deliveries:
         self._state.acknowledge(reply.instruction_id)
         failed = bool(reply.refused) or reply.envelope.HasField("error")
         updates = any(record.HasField("arrays") for record in reply.envelope.records)
-        told = updates or not is_talk(reply.envelope.metadata.message_type)
-        if confirmed.done() and told and not failed:
+        reported = updates or not is_talk(reply.envelope.metadata.message_type)
+        if confirmed.done() and reported and not failed:
             what = "update" if updates else "answer"
             text = f"{label}: {what} sent {size_text(size)}"
             self._report(Event(kind="sent", text=text, detail={"run": run_id, "bytes": size}))
 
     async def _upload(self, connection: Connection, reply: Reply, run_id: int) -> tuple[int, Reply]:
-        """Send the reply's files; return how many bytes they and the reply are, and the message
-        that is to be sent: the reply, or where it is too large for one, the file that it is in."""
+        """Send the reply's files; return the bytes of files and reply, and the message to send: the
+        reply, or a reference to its file if it is too large for a message."""
         folder = self._state.reply_dir(run_id, reply.instruction_id)
         size = reply.ByteSize()
         blobs = blobs_of(reply.envelope)
@@ -119,7 +121,7 @@ class Deliveries:
 
 
 def _in_file(envelope: Envelope, folder: Path) -> Blob:
-    """Write an envelope beside the files of its tensors, under a name that it always has."""
+    """Write an envelope next to the files of its tensors, under a fixed name."""
     data = envelope.SerializeToString(deterministic=True)
     blob_id = f"reply-{sha256(data).hexdigest()[:32]}"
     folder.mkdir(parents=True, exist_ok=True)

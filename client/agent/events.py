@@ -1,4 +1,4 @@
-"""What an agent says about itself: a line for a person, and the same as data."""
+"""The events that an agent reports: a line of text for people, and the same as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Event", "Report", "size_text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that its owner may want to know.
+    """An event for the owner's log.
 
     `kind`: connected, disconnected, training, sent, refused, failed, cancelled, renewed, warning.
     """
@@ -21,13 +21,13 @@ class Event:
 
     @property
     def level(self) -> str:
-        """How much it asks for attention: INFO or WARNING."""
+        """The log level: INFO or WARNING."""
         troubling = ("disconnected", "refused", "failed", "warning")
         return "WARNING" if self.kind in troubling else "INFO"
 
     @property
     def line(self) -> str:
-        """The event as a line of a log, less its time: level, run and round, and what happened."""
+        """The event as a line of a log, without its time: level, run and round, text."""
         run = self.detail.get("run")
         named = run is None or self.text.startswith("run ")
         return f"{self.level:<7} {'' if named else f'run {run}, '}{self.text}"
@@ -37,7 +37,7 @@ Report = Callable[[Event], None]
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as people write it, for instance "12.3 kB"."""
+    """Return a size for people, for instance "12.3 kB"."""
     size = float(size_bytes)
     for unit in ("B", "kB", "MB"):
         if size < 1000:

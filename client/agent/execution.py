@@ -1,4 +1,4 @@
-"""One instruction's way on the client: recorded already? allowed? counted, fetched, executed."""
+"""Executes one instruction: look up its recorded reply, check the policy, count, fetch, train."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .uplink import Uplink
 __all__ = ["Execution", "label_of"]
 
 BLOBS_KEPT = 4
-NOT_TOLD = "this client has no result; its owner's log says why"
+HIDDEN_REASON = "this client has no result; its owner's log says why"
 CORRUPT_MAX = 3
 
 
@@ -69,14 +69,14 @@ class Execution:
         self._offers = Offers(owner.directory)
         self._verified: dict[str, tuple[int, int]] = {}
         self.training = False
-        """Whether the trainer is at work now."""
+        """Whether the trainer is executing an instruction."""
 
     async def perform(self, instruction: Instruction, step: Callable[[], None]) -> Reply | None:
-        """Return the reply to an instruction, None if the server does not want one any more.
+        """Return the reply to an instruction, None if the server no longer wants one.
 
-        Guarantees: an instruction whose reply was recorded is not executed again, also after the
-            reply was given up; one that trains is counted in the ledger before it is executed.
-            An instruction that cannot be executed is answered as failed, whatever that raises.
+        Guarantees: an instruction whose reply was recorded is not executed again, even after the
+            reply was deleted; one that trains is counted in the ledger before it is executed.
+            An instruction whose execution raises any exception is answered with an error.
         """
         try:
             check_fields(instruction)
@@ -89,18 +89,18 @@ class Execution:
             return await self._refuse(instruction, str(error))
         except GoneError:
             return None
-        except Exception as error:  # whatever a server's words bring about, the agent goes on
+        except Exception as error:  # the agent must survive any instruction
             ours = isinstance(error, MeadowError | OSError)
             reason = str(error) if ours else f"it raised {type(error).__name__}: {error}"
             text = f"{label_of(instruction.envelope)}: {reason[:REASON_CHARS_MAX]}"
             self._report(Event(kind="failed", text=text, detail={"run": instruction.run_id}))
-            envelope = _as_told(instruction, failure(instruction, APP_NOT_LOADED, reason))
+            envelope = _for_server(instruction, failure(instruction, APP_NOT_LOADED, reason))
             return Reply(instruction_id=instruction.id, envelope=envelope)
 
     async def _offered(
         self, instruction: Instruction, reason: str, step: Callable[[], None]
     ) -> Reply | None:
-        """Take what the server offers for its owner to approve; go on if its author is trusted."""
+        """Fetch an offered app for the owner's approval; continue if its author is trusted."""
         app = instruction.app
         if not app.HasField("archive"):
             return await self._refuse(instruction, reason)
@@ -112,7 +112,7 @@ class Execution:
                 self._offers.receive, app, archive, run_id=instruction.run_id, now_s=self._clock()
             )
             if self._owner.sha256(app.name) != app.sha256.removeprefix("sha256:"):
-                raise RefusedError("what was installed is not that version")
+                raise RefusedError("the installed version is another one than offered")
         except GoneError:
             return None
         except (MeadowError, OSError) as error:
@@ -152,10 +152,8 @@ class Execution:
         if done.envelope.HasField("error") and error.code != NOTHING_TO_EVALUATE:
             text = f"{label}: {error.reason}"
             self._report(Event(kind="failed", text=text, detail=detail))
-        envelope = _as_told(instruction, done.envelope)
-        await _carried_through(
-            asyncio.to_thread(self._state.record, instruction, envelope, done.state)
-        )
+        envelope = _for_server(instruction, done.envelope)
+        await _finish(asyncio.to_thread(self._state.record, instruction, envelope, done.state))
         return envelope
 
     async def _train(self, instruction: Instruction, step: Callable[[], None]) -> TrainingDone:
@@ -176,14 +174,14 @@ class Execution:
         """Return the owner's policy if it allows the instruction.
 
         Raises:
-            RefusedError: no.
+            RefusedError: it does not.
         """
         try:
             policy = self._owner.config().policy
             installed = self._owner.sha256(instruction.app.name)
         except (ConfigError, AppError) as error:
             self._report(Event(kind="warning", text=str(error)))
-            raise RefusedError("this client's client.toml or app needs its owner") from error
+            raise RefusedError("this client's client.toml or app has an error") from error
         if is_training(instruction):
             self._ledger.require_unanswered(instruction)
         rounds_today = 0
@@ -216,7 +214,7 @@ class Execution:
         return Reply(instruction_id=instruction.id, refused=reason)
 
     async def _fetch(self, blob: Blob) -> None:
-        """See that a blob is in the folder of blobs, whole."""
+        """Fetch a blob into the folder of blobs, unless it is there and complete."""
         path = blob_path(self._blob_dir, check_blob_id(blob.id))
         if self._verified.get(blob.id) == (blob.size_bytes, blob.crc32) and path.is_file():
             path.touch()
@@ -226,7 +224,7 @@ class Execution:
         self._verified[blob.id] = (blob.size_bytes, blob.crc32)
 
     async def _download(self, blob: Blob, folder: Path, file_pool: FilePool | None = None) -> Path:
-        """Fetch a blob, over as many connections as that takes."""
+        """Fetch a blob, over several connections if necessary."""
         check_blob_id(blob.id)
         attempt = corrupt = 0
         while True:
@@ -241,7 +239,7 @@ class Execution:
                     raise
 
     def _prune(self, needed: set[str], bytes_max: int) -> None:
-        """Keep what is needed now, and of the files used last a few that are not too large together."""
+        """Keep the `needed` blobs, and the newest others up to `BLOBS_KEPT` and `bytes_max`."""
         files = sorted(self._blob_dir.iterdir(), key=lambda path: -path.stat().st_mtime_ns)
         kept_bytes = 0
         for index, path in enumerate(files):
@@ -253,16 +251,16 @@ class Execution:
                 self._verified.pop(path.stem, None)
 
 
-def _as_told(instruction: Instruction, answer: Envelope) -> Envelope:
-    """Return an answer as the server gets it: where nothing leaves without the client's own noise,
-    all failures are the same one, whatever brought it about and wherever."""
+def _for_server(instruction: Instruction, answer: Envelope) -> Envelope:
+    """Return the answer for the server. If clients add the noise themselves, all failures look the
+    same, as the cause of a failure could reveal data."""
     if answer.HasField("error") and hides_from_server(instruction):
-        return failure(instruction, APP_RAISED, NOT_TOLD)
+        return failure(instruction, APP_RAISED, HIDDEN_REASON)
     return answer
 
 
-async def _carried_through(work: Coroutine[Any, Any, Any]) -> None:
-    """Wait for work in a thread to its end, cancelled or not: what comes next must find it done."""
+async def _finish(work: Coroutine[Any, Any, Any]) -> None:
+    """Wait until work in a thread has ended, even if cancelled: later steps need its result."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
@@ -275,6 +273,6 @@ async def _carried_through(work: Coroutine[Any, Any, Any]) -> None:
 
 
 def label_of(envelope: Envelope) -> str:
-    """Return what to call the work for people: the round, or the run if it has none."""
+    """Return a label of the work for people: the round, or the run if it has none."""
     group = envelope.metadata.group_id[:20]
     return f"round {group}" if group.isdigit() else f"run {envelope.metadata.run_id}"

@@ -1,4 +1,4 @@
-"""One agent a folder: a lock that goes away with its process, however that ends."""
+"""Allows one agent per folder: a lock that is released when its process ends, also by a crash."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NAME = "agent.lock"
 
 @contextmanager
 def hold_lock(directory: Path) -> Iterator[None]:
-    """Be the only agent on `directory` for the length of the block.
+    """Hold the lock of the agent's folder `directory` in the block.
 
     Raises:
-        StoreError: another agent is; the text says which process.
+        StoreError: another agent holds the lock; the message names its process.
     """
     fd = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -28,7 +28,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(fd, 20, 0).decode(errors="replace").strip()
-            text = f"{directory}: an agent is running on it already, process {holder}"
+            text = f"{directory}: an agent is already running on it, process {holder}"
             raise StoreError(text) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

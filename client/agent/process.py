@@ -1,7 +1,7 @@
-"""The training process as the agent sees it: started, asked, watched, killed.
+"""The agent's side of the training process: starts, instructs, monitors and kills it.
 
-It is another process so that whatever happens in it - out of memory, a crash in a driver, an
-endless loop - leaves the connection, the owner's policy and the record of what was done intact.
+It is a separate process so that its failures - out of memory, a crash in a driver, an endless
+loop - do not affect the connection, the owner's policy and the records of the agent.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MODULE = "meadow.client.worker.training_process"
 
 
 class ProcessDiedError(MeadowError):
-    """The training process ended without an answer; the text says how."""
+    """The training process ended without an answer; the message says how."""
 
 
 class TrainingProcess:
-    """One running training process; `start` makes it, `stop` ends it."""
+    """One running training process; `start` creates it, `stop` ends it."""
 
     def __init__(
         self,
@@ -59,17 +59,17 @@ class TrainingProcess:
     @classmethod
     async def start(
         cls,
-        order: TrainingStart,
+        start_message: TrainingStart,
         *,
         environment: Mapping[str, str],
         log: Path,
         memory_bytes_max: int | None,
         step: Callable[[], None],
     ) -> TrainingProcess:
-        """Start a process and wait until it has loaded its app, or says why it cannot.
+        """Start a process and wait until it has loaded its app, or reports why it cannot.
 
         Raises:
-            ProcessDiedError: it died before that.
+            ProcessDiedError: the process died before that.
         """
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
@@ -82,11 +82,11 @@ class TrainingProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # a Ctrl-C in the terminal is for the agent alone
+                start_new_session=True,  # Ctrl-C in the terminal must reach only the agent
             )
         started = cls(process, await AsyncPipe.open(ours, TrainerMessage), log, memory_bytes_max)
         try:
-            await started._send(AgentOrder(start=order))
+            await started._send(AgentOrder(start=start_message))
             started.ready = (await started._answer("ready", step)).ready
         except BaseException:
             await started.stop()
@@ -94,7 +94,7 @@ class TrainingProcess:
         return started
 
     async def execute(self, work: TrainingWork, step: Callable[[], None]) -> TrainingDone:
-        """Have one instruction executed; `step` is called while it goes on.
+        """Execute one instruction in the process; `step` is called while it runs.
 
         Raises:
             ProcessDiedError: the process died.
@@ -103,7 +103,7 @@ class TrainingProcess:
         return (await self._answer("done", step)).done
 
     async def inspect(self) -> Inspection:
-        """Have the owner's data loaded and counted.
+        """Load and count the owner's data in the process.
 
         Raises:
             ProcessDiedError: the process died.
@@ -122,8 +122,8 @@ class TrainingProcess:
         return self._process.returncode is None
 
     def outgrown(self) -> bool:
-        """Return whether the process, and what it started, hold more memory than they may, where
-        the system says it."""
+        """Return whether the process and its children hold more memory than allowed; False if the
+        system does not report it."""
         if self._memory_bytes_max is None:
             return False
         used = _resident_pages(self._process.pid) * os.sysconf("SC_PAGE_SIZE")
@@ -136,7 +136,7 @@ class TrainingProcess:
         return True
 
     async def stop(self) -> None:
-        """End the process and everything that it started; returns when it is gone."""
+        """End the process and its children; returns when it has ended."""
         self._pipe.close()
         self._kill()
         await self._process.wait()
@@ -146,9 +146,9 @@ class TrainingProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def _send(self, order: AgentOrder) -> None:
+    async def _send(self, message: AgentOrder) -> None:
         try:
-            await self._pipe.send(order)
+            await self._pipe.send(message)
         except ConnectionError:
             await self._died()
 
@@ -163,7 +163,7 @@ class TrainingProcess:
         raise AssertionError("unreachable")
 
     async def _died(self) -> None:
-        """Say how the process ended."""
+        """Raise a `ProcessDiedError` that says how the process ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EXIT_WAIT_S):
                 await self._process.wait()
@@ -176,11 +176,11 @@ class TrainingProcess:
 
 
 def _resident_pages(pid: int) -> int:
-    """Return how much memory a process and its children hold; what they share counts for each."""
+    """Return the resident pages of a process and its children; shared pages count for each."""
     folder = Path(f"/proc/{pid}")
     try:
         pages = int((folder / "statm").read_text().split()[1])
         texts = [path.read_text() for path in (folder / "task").glob("*/children")]
-    except (OSError, IndexError):  # it ended meanwhile
+    except (OSError, IndexError):  # the process has ended
         return 0
     return pages + sum(_resident_pages(int(child)) for text in texts for child in text.split())

@@ -1,4 +1,4 @@
-"""What an owner is told of a connection that does not come about: each cause once."""
+"""Reports to the owner why a connection fails: each cause once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .events import Event, Report
 __all__ = ["Outage"]
 
 LOOKED_AGAIN = 16
-"""After so many attempts that failed alike, it is looked again whether the cause is still the same."""
+"""After so many attempts that failed alike, the cause is examined again."""
 
 
 class Outage:
-    """One time without a connection; attempts that fail for the same cause are one line."""
+    """One period without a connection; attempts that fail for the same cause are one line."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -27,16 +27,16 @@ class Outage:
         self._told = ""
 
     def end(self) -> None:
-        """There is a connection."""
+        """Note that there is a connection."""
         self._seen = self._told = ""
 
     async def tell(
         self, error: MeadowError, identity: ClientIdentity, *, welcomed: bool, now_s: float
     ) -> None:
-        """Report why there is none, unless that is known.
+        """Report why there is no connection, unless that was reported already.
 
-        A look at what is in the way costs a connection, so it is taken where nothing has answered
-        as a server, and then not for each attempt.
+        An examination of the cause opens a connection, so it is done only if no Meadow server
+        answered, and not for each attempt.
         """
         seen = _cause(str(error))
         self._alike = self._alike + 1 if seen == self._seen else 0
@@ -56,5 +56,5 @@ class Outage:
 
 
 def _cause(text: str) -> str:
-    """Return what tells causes apart: not ports, times and counts."""
+    """Return the text without ports, times and counts, which identifies the cause."""
     return re.sub(r"[0-9]+", "0", text)

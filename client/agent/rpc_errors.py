@@ -1,4 +1,4 @@
-"""gRPC's errors become ours here, once."""
+"""Translates gRPC's errors into Meadow's."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["GoneError", "rpc_errors"]
 
 
 class GoneError(ProtocolError):
-    """The server no longer has, or no longer wants, what is asked for or sent."""
+    """The server no longer has what was requested, or no longer wants what was sent."""
 
 
 ON_CLOSED = "Cannot invoke RPC"
-"""How gRPC's text begins where a channel is closed: it raises no error of its own for that."""
+"""The start of gRPC's message for a closed channel, which has no exception type of its own."""
 
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-"""How gRPC says that a server is not of the authority that is believed."""
+"""gRPC's message if the server's certificate is not of the trusted authority."""
 
 _NO_FLEET = (
-    "what answers there knows nothing of this call: it is another listener than the one that is meant "
-    "(a server has one for enrolment and one for its fleet), or no Meadow server"
+    "the listener at this address does not know this call: it is another one than intended (a server "
+    "has one for enrolment and one for its fleet), or not a Meadow server"
 )
 
 _KINDS: dict[grpc.StatusCode, type[MeadowError]] = {
@@ -38,17 +38,17 @@ _KINDS: dict[grpc.StatusCode, type[MeadowError]] = {
     grpc.StatusCode.OUT_OF_RANGE: ProtocolError,
     grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
 }
-"""Everything else - a lost connection, a restart, a deadline - may go away by itself."""
+"""All other errors - a lost connection, a restart, a deadline - may be temporary."""
 
 
 @contextmanager
 def rpc_errors(address: str) -> Iterator[None]:
-    """Turn what gRPC raises in the block into the error tree.
+    """Translate gRPC's exceptions in the block.
 
     Raises:
-        UnreachableError: the server did not answer; trying again later may help.
-        IdentityError: it does not accept who we are.
-        GoneError, LimitError, ProtocolError: it refuses what we ask.
+        UnreachableError: the server did not answer; a later attempt may succeed.
+        IdentityError: the server does not accept this client's identity.
+        GoneError, LimitError, ProtocolError: the server refuses the request.
     """
     try:
         yield
@@ -60,18 +60,18 @@ def rpc_errors(address: str) -> Iterator[None]:
         if kind is UnreachableError:
             details = f"{address}: {_short(details) or code.name.lower()}"
         raise kind(details) from error
-    except ValueError as error:  # of a channel that was closed after the call was decided on
+    except ValueError as error:  # the channel was closed before the call
         if not str(error).startswith(ON_CLOSED):
             raise
         raise UnreachableError(f"{address}: hung up") from error
 
 
 def _short(details: str) -> str:
-    """Return the part of gRPC's text that a person can use: the last cause."""
+    """Return the part of gRPC's message that is useful to people: the last cause."""
     if UNTRUSTED in details:
         return (
-            "what answers there has no certificate of this client's authority: is it the right "
-            "server? If that was laid out anew, enrol again"
+            "the server there has no certificate of this client's authority: is it the right "
+            "server? If it was set up anew, enrol again"
         )
     if (status := re.search(r"http2 header with status: ([0-9]{3})", details)) is not None:
         return (

@@ -1,11 +1,11 @@
-"""What makes work count exactly once: each answer, and an app's memory, in one durable record.
+"""Makes work count exactly once: a reply and the app's client state are one durable record.
 
-An instruction may arrive twice: its acknowledgement was lost, or a process died. Its reply and the
-`Context.state` that the app left behind are committed together before the reply is sent, so that
-a second delivery finds both or neither.
+An instruction may arrive twice, if its acknowledgement was lost or a process died. Its reply and
+the app's `Context.state` are committed together before the reply is sent, so that a second
+delivery finds both or neither.
 
-    DIR/runs/<run id>/reply-<digest>/   files of tensors that a reply refers to
-    DIR/runs/<run id>/state/            files of tensors that the app keeps between rounds
+    DIR/runs/<run id>/reply-<digest>/   tensor files of a reply
+    DIR/runs/<run id>/state/            tensor files of the app's client state
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..owner.ledger import content_of
 __all__ = ["AgentState", "Recorded"]
 
 RUNS_MAX = 64
-"""How many runs are remembered; the one used longest ago is forgotten first."""
+"""The most runs whose state is stored; the least recently used one is deleted first."""
 
 REPLIES_MAX = 64
-"""How many replies wait for their acknowledgement; the oldest is given up first."""
+"""The most replies that wait for acknowledgement; the oldest is deleted first."""
 
 ACKNOWLEDGE = "UPDATE replies SET acknowledged = 1 WHERE instruction_id = ?"
 
@@ -45,36 +45,36 @@ class Recorded:
 
 
 class AgentState:
-    """The agent's memory of its runs, in its database and the folder `runs`.
+    """The agent's state of its runs, in its database and the folder `runs`.
 
     Attributes:
-        file_pool: the agent's files that nobody needs any more.
+        file_pool: the agent's unneeded files, for reuse.
     """
 
     def __init__(self, database: AgentDatabase, directory: Path) -> None:
-        """Of the agent on the folder `directory`."""
+        """Open the state of the agent on the folder `directory`."""
         self._database = database
         self._runs = directory / "runs"
         self.file_pool = FilePool(directory / "spare")
         self._acknowledged: deque[str] = deque(maxlen=REPLIES_MAX)
-        """Noted, but not written yet; of refusals too, which are not in the database."""
+        """Acknowledged, but not written yet; with refusals, which are not in the database."""
 
     def reply_dir(self, run_id: int, instruction_id: str) -> Path:
-        """Return where the files of a reply live; the id, a peer's word, is never a file name."""
+        """Return the folder of a reply's files; the id comes from a peer, so it is hashed."""
         digest = sha256(instruction_id.encode()).hexdigest()[:24]
         return self._runs / str(run_id) / f"reply-{digest}"
 
     def state_dir(self, run_id: int) -> Path:
-        """Return where the files of an app's state live."""
+        """Return the folder of the files of an app's client state."""
         return self._runs / str(run_id) / "state"
 
     def state_of(self, run_id: int) -> bytes:
-        """Return what the app of a run left behind, empty at first."""
+        """Return the client state of a run's app, empty at first."""
         rows = self._database.sealed("runs", "WHERE run_id = ?", (str(run_id),))
         return cast(bytes, rows[0]["state"]) if rows else b""
 
     def recorded(self, instruction_id: str) -> Recorded | None:
-        """Return the reply to an instruction that was executed already."""
+        """Return the reply to an instruction that was already executed, None if it was not."""
         found = self._select("WHERE instruction_id = ?", (instruction_id,))
         return found[0] if found else None
 
@@ -88,10 +88,10 @@ class AgentState:
         return found[0] if found else None
 
     def record(self, instruction: Instruction, reply: Envelope, state: bytes) -> Recorded:
-        """Commit a reply together with the state that its execution left.
+        """Commit a reply together with the client state after its execution.
 
         Guarantees: durable on return. A run keeps its newest reply and those that are not yet
-            acknowledged; older ones go, with their files.
+            acknowledged; older ones are deleted, with their files.
         """
         run_id, key = instruction.run_id, str(instruction.run_id)
         acknowledged, self._acknowledged = self._acknowledged, deque(maxlen=REPLIES_MAX)
@@ -131,13 +131,13 @@ class AgentState:
     def acknowledge(self, instruction_id: str) -> None:
         """Note that the server has a reply, or no longer wants it; durable with the next record.
 
-        A reply whose acknowledgement is lost is sent once more by the next agent process, and
-        acknowledged again.
+        If that is lost, the next agent process sends the reply once more, and the server
+        acknowledges it again.
         """
         self._acknowledged.append(instruction_id)
 
     def close(self) -> None:
-        """Write what was noted."""
+        """Write the noted acknowledgements."""
         with self._database.transaction() as rows:
             rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in self._acknowledged])
 
@@ -153,9 +153,9 @@ class AgentState:
         ]
 
     def _sweep(self, run_id: int, state: Envelope) -> None:
-        """Delete the files of earlier states, and of attempts that did not get to a commit."""
+        """Delete the files of earlier states, and of attempts that were not committed."""
         folder = self.state_dir(run_id)
-        kept = {blob_path(folder, blob.id).name for blob in blobs_of(state)}
+        present = {blob_path(folder, blob.id).name for blob in blobs_of(state)}
         for path in folder.iterdir() if folder.is_dir() else ():
-            if path.name not in kept:
+            if path.name not in present:
                 path.unlink(missing_ok=True)

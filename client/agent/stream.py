@@ -1,8 +1,8 @@
 """A stream of small messages in both directions: gRPC's threads below, asyncio's tasks above.
 
-gRPC has connections for threads and others for asyncio, and the two kinds never share one. Tensors
-go over one that blocks in threads, for that moves several times as many bytes a second; so
-messages do too, and a client is one connection of the server's, not two.
+gRPC has separate connections for threads and for asyncio. Tensors use a blocking connection in
+threads, which moves several times as many bytes per second. Messages use the same one, so a client
+has one connection to the server, not two.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Sent = tuple[AgentMessage, Callable[[], None]]
 
 
 class Stream:
-    """An open `Fleet.Connect`; to be closed.
+    """An open `Fleet.Connect`; the caller closes it.
 
-    It reads a message when it is asked for one, and holds one that is being sent: what neither
-    side takes waits at gRPC, within its windows.
+    It reads a message only on `receive`, and holds at most one that is being sent; unread messages
+    wait in gRPC, within its windows.
 
     Attributes:
-        lost: done once the stream is closed or has ended.
+        lost: a future that is done once the stream is closed or has ended.
     """
 
     def __init__(self, connect: Callable[[Iterator[AgentMessage]], Any], address: str) -> None:
-        """Open it: `connect` makes the call, given what is sent."""
+        """Open the stream; `connect` makes the call, given the iterator of messages to send."""
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._address = address
@@ -46,10 +46,10 @@ class Stream:
             self._lose()
 
     async def send(self, message: AgentMessage) -> None:
-        """Send a message, and return when it is on its way.
+        """Send a message, and return when gRPC has taken it.
 
         Raises:
-            UnreachableError: the stream has ended; `receive` says why.
+            UnreachableError: the stream has ended; `receive` raises the cause.
         """
         async with self._writing:
             taken: asyncio.Future[None] = self._loop.create_future()
@@ -60,7 +60,7 @@ class Stream:
                 raise UnreachableError(f"{self._address}: the stream has ended")
 
     async def receive(self) -> ServerMessage:
-        """Return the server's next message; of those who ask, one at a time.
+        """Return the server's next message; concurrent calls are served one at a time.
 
         Raises:
             UnreachableError, IdentityError, ProtocolError: the stream has ended.
@@ -74,14 +74,14 @@ class Stream:
         return message
 
     def close(self) -> None:
-        """End it; whoever waits for a message gets an `UnreachableError`."""
+        """End the stream; a pending `receive` raises an `UnreachableError`."""
         self._lose()
         self._outgoing.put(None)
         self._call.cancel()
         self._reader.shutdown(wait=False)
 
     def _messages(self) -> Iterator[AgentMessage]:
-        """Yield what is sent, in gRPC's thread: it asks for the next when one is on its way."""
+        """Yield the messages to send, in gRPC's thread, which takes the next after sending one."""
         while (sent := self._outgoing.get()) is not None:
             message, taken = sent
             yield message
@@ -91,7 +91,7 @@ class Stream:
         _settle(self.lost)
 
     def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function in the loop, if that still runs."""
+        """Call a function in the event loop, if that still runs."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
 

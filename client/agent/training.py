@@ -1,4 +1,4 @@
-"""Who trains: the agent hands work over and does not care to whom."""
+"""The interface between the agent and a trainer, which executes its instructions."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class Trainer(Protocol):
         state: bytes,
         step: Callable[[], None],
     ) -> TrainingDone:
-        """Return the app's reply, its tensors as files in `reply_dir`, and its new state.
+        """Return the app's reply, its tensors as files in `reply_dir`, and its new client state.
 
-        `step` is called now and then while the work goes on. Whatever goes wrong in the app is
-        in the reply's error. Cancelling the call stops the work.
+        `step` is called repeatedly while the work runs. A failure of the app is the reply's error.
+        Cancelling the call stops the work.
         """
         ...
 
     async def prepare(self, app: str) -> None:
-        """Get an app ready, so that its first instruction does not have to wait."""
+        """Load an app, so that its first instruction does not have to wait."""
 
     async def close(self) -> None:
-        """Stop, and give back memory and devices."""
+        """Stop, and release memory and devices."""
 
 
 def failure(instruction: Instruction, code: int, reason: str) -> Envelope:
-    """Return the reply that says why there is no result."""
+    """Return an error reply with this code and reason."""
     asked = instruction.envelope.metadata
     now_s = time.time()
     return Envelope(

@@ -1,8 +1,8 @@
-"""Blobs to and from the server, in steps that fill the line.
+"""Transfers blobs to and from the server, in chunks that use the full bandwidth.
 
-A transfer is a blocking loop in a thread of its own: one hop between threads a file, not one a
-chunk. It never holds more than a few chunks, and it goes on where an earlier attempt stopped. What
-it finds out about the line outlives its connection.
+A transfer is a blocking loop in its own thread, so threads switch once per file, not per chunk. It
+holds only a few chunks in memory, and resumes where an earlier attempt stopped. Its measurements
+of the line outlive the connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Bulk"]
 
 UPLOAD_SETBACKS_MAX = 3
 PORTION_CHUNKS = 4
-"""So many chunks are sent before the server says what it has, where connections break."""
+"""The chunks sent before the server confirms what it has, if connections break."""
 T = TypeVar("T")
 Started = Callable[["grpc.Future[Any]"], None]
 

@@ -129,7 +129,7 @@ class WarmProcess(Trainer):
         for key, value in (("site-index", config.data.index), ("site-count", config.data.count)):
             if value is not None:
                 node_config[key] = value
-        order = TrainingStart(
+        start_message = TrainingStart(
             app_dir=str(folder),
             sha256=sha256,
             node_config=pack_entries(node_config),
@@ -139,7 +139,7 @@ class WarmProcess(Trainer):
         )
         environment = training_environment(config.device)
         wanted = (
-            order.SerializeToString(),
+            start_message.SerializeToString(),
             environment,
             config.device,
             config.policy.report_device,
@@ -149,7 +149,7 @@ class WarmProcess(Trainer):
         await self._stop()
         memory_mb_max = config.device.memory_mb_max
         self._process = await TrainingProcess.start(
-            order,
+            start_message,
             environment=environment,
             log=self._log,
             memory_bytes_max=None if memory_mb_max is None else memory_mb_max * 1_000_000,

@@ -147,7 +147,7 @@ PRIVATE = {"enabled": True, "noise_multiplier": 1.0, "sampling": "fixed", "corre
                 "selection": {"min_separation": 5},
                 "run": {"cohort": 4},
             },
-            'clipping = "adaptive" changes what noise is in proportion to',
+            'clipping = "adaptive" changes the scale of the noise',
         ),
     ],
 )

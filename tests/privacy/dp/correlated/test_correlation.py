@@ -240,7 +240,7 @@ def test_the_event_and_the_count_are_those_of_turns() -> None:
     assert replace(plan, participations_max=2).counted(12) == 2
     claim = claim_of(plan, 14, (2, 2))
     for part in (
-        "5 rounds later at the earliest",
+        "after 5 rounds at the earliest",
         "3 times at most",
         "2 of the releases repeated a round",
     ):

@@ -147,7 +147,7 @@ def test_a_sum_beyond_the_bound_would_wrap() -> None:
 
 def test_noise_that_no_client_can_draw() -> None:
     """Says what to lower."""
-    with pytest.raises(ConfigError, match="noise_multiplier = 10000 asks"):
+    with pytest.raises(ConfigError, match="noise_multiplier = 10000 needs"):
         encoding(noise_multiplier=1e4)
 
 
