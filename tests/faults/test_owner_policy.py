@@ -92,7 +92,7 @@ SITES = {
     "changed": ("", "install the same files on both sides", change),
     "unknown": ("", "app 'slots' is not installed here", uninstall),
     "gone": ("", "install the same files on both sides", empty),
-    "bad-toml": ("min_cohort = -1", "client.toml or app needs its owner", nothing),
+    "bad-toml": ("min_cohort = -1", "client.toml or app has an error", nothing),
 }
 
 

@@ -93,7 +93,7 @@ def test_second_agent_on_a_folder(client: Client) -> None:
 
     async def scenario() -> None:
         async with client.connected():
-            with pytest.raises(StoreError, match="an agent is running on it already, process"):
+            with pytest.raises(StoreError, match="an agent is already running on it, process"):
                 await Agent(client.directory).run()
 
     asyncio.run(scenario())

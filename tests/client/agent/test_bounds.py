@@ -50,7 +50,7 @@ def test_ids_that_are_none(id_: str) -> None:
     nothing: Any = {}
 
     async def scenario() -> None:
-        with pytest.raises(Exception, match=f"not 1-{ID_CHARS_MAX}"):
+        with pytest.raises(Exception, match=f"must have 1 to {ID_CHARS_MAX} characters"):
             await Assignments(*[nothing] * 5).accept(pb.Instruction(id=id_))
 
     asyncio.run(scenario())
