@@ -131,7 +131,7 @@ PRIVATE = {"enabled": True, "noise_multiplier": 1.0, "sampling": "fixed", "corre
             },
             "simulation.devices come and go",
         ),
-        ({"dp": PRIVATE}, "selection.min_separation = 1 must be at least 2 with"),
+        ({"dp": PRIVATE}, "selection.min_separation must be >= 2, the rounds"),
         ({"dp": {**PRIVATE, "sampling": "poisson"}}, 'sampling = "poisson" samples each client'),
         (
             {
@@ -139,7 +139,7 @@ PRIVATE = {"enabled": True, "noise_multiplier": 1.0, "sampling": "fixed", "corre
                 "selection": {"min_separation": 5},
                 "run": {"cohort": 4},
             },
-            "bands = 6 is more than selection.min_separation = 5",
+            "selection.min_separation must be >= 6, the rounds",
         ),
         (
             {
