@@ -21,7 +21,7 @@ from ..randomness.seeded import seeded
 if TYPE_CHECKING:
     from ..task import Task
 
-__all__ = ["EXAMINED", "check_separation", "check_unchanged", "example_losses", "fixed_tensors"]
+__all__ = ["EXAMINED", "check_separation", "check_unchanged", "example_losses", "tensors_held"]
 
 EXAMINED = 8
 """How many examples a batch of the examination has."""
@@ -50,27 +50,31 @@ def example_losses(
     return losses
 
 
-def fixed_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of all that DP-SGD leaves as it is: the buffers, and params without gradient."""
-    params = {name: each for name, each in module.named_parameters() if not each.requires_grad}
-    buffers = dict(module.named_buffers())
-    return {name: each.detach().clone() for name, each in {**params, **buffers}.items()}
+def tensors_held(
+    module: torch.nn.Module, earlier: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Return copies of a module's params and buffers, by name; in the memory of `earlier` ones."""
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if earlier is None:
+        return {name: each.detach().clone() for name, each in held.items()}
+    for name, copy_ in earlier.items():
+        copy_.copy_(held[name].detach())
+    return earlier
 
 
 def check_unchanged(module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
-    """Return if the module holds these tensors still.
+    """Return if the module holds these tensors still, and no other ones.
 
     Raises:
         DataError: one was changed, added or removed: it may hold what examples are, without noise.
     """
     now = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    added = dict(module.named_buffers()).keys() - before.keys()
-    for name in [*before, *added]:
+    for name in [*before, *now]:
         if name not in now or name not in before or not _same(now[name], before[name]):
             raise DataError(
                 f"the model changes its tensor {name!r} while it computes, and DP-SGD adds no noise "
-                "to that: under example-level privacy a model must change no buffer; use "
-                "group or layer norm in the place of running statistics"
+                "to that: under example-level privacy a model must change neither params nor "
+                "buffers; use group or layer norm in the place of running statistics"
             )
 
 
@@ -145,8 +149,7 @@ class _BatchTrial:
 
     def _check_state(self) -> None:
         module = self._module
-        before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        before = {name: each.detach().clone() for name, each in before.items()}
+        before = tensors_held(module)
         self._losses()
         check_unchanged(module, before)
 

@@ -33,7 +33,7 @@ from ..example_separation import (
     check_separation,
     check_unchanged,
     example_losses,
-    fixed_tensors,
+    tensors_held,
 )
 from ..objectives import proximal
 from ..parallel.divided import Divided, send_params
@@ -44,10 +44,12 @@ from .optimizers import descend, new_slots
 if TYPE_CHECKING:
     from ...task import Data, Task
 
-__all__ = ["draw_examples", "step_noise", "train_dp_sgd"]
+__all__ = ["clipped_sums", "draw_examples", "step_noise", "train_dp_sgd"]
 
 GRADIENT_BYTES = 256 << 20
 """What the gradients of single examples may take at once."""
+BLOCK_BYTES = 4 << 20
+"""What gradients take at once in float64: it stays in a processor's cache."""
 GRADIENT_ROUNDING = 1e-2
 """By how much of its length a gradient may differ when it is computed in another way."""
 
@@ -73,8 +75,8 @@ def train_dp_sgd(
     Edge cases: an example whose gradient is not finite adds nothing; a batch without examples is a
         step of noise.
     Raises:
-        DataError: there are no data, an example has a part in another's loss, the module changes a
-            buffer, or Opacus is missing.
+        DataError: there are no data, an example has a part in another's loss, the module changes
+            what it holds, or Opacus is missing.
     """
     count = samples_in(data)
     if not count:
@@ -90,12 +92,12 @@ def train_dp_sgd(
     rows = max(1, GRADIENT_BYTES // max(1, size))
     own = (part,) if part else ()  # as `trainer.train` has it
     stream = derive(settings.seed, settings.server_round, client, "training", *own)
-    fixed, tried, plain = fixed_tensors(module), _some_of(data, device), copy.deepcopy(module)
+    held, tried, plain = tensors_held(module), _some_of(data, device), copy.deepcopy(module)
     check_separation(task, plain.train(), *tried)
     with seeded(stream, device), _example_gradients(module.train()) as hooked:
         _check_gradients(task, plain, hooked, tried)
         for step in range(1, terms.steps(settings.epochs) + 1):
-            sums = [torch.zeros_like(param) for param in params]
+            sums = [torch.zeros_like(each, dtype=widest_float(each.device)) for each in params]
             places = draw_examples(count, terms.rate, sampling)
             mine = rows_of(len(places), part, parts)
             for start in range(mine.start, mine.stop, rows):
@@ -104,9 +106,10 @@ def train_dp_sgd(
                 _add_clipped(task, hooked, params, batch, terms.clip, sums)
             if parallelism is not None:
                 parallelism.add_up(sums)
+            check_unchanged(module, held)
             gradients = [
-                (total + step_noise(total, terms, sampling)) / (terms.rate * count)
-                for total in sums
+                ((total + step_noise(total, terms, sampling)) / (terms.rate * count)).to(each.dtype)
+                for total, each in zip(sums, params, strict=True)
             ]
             for place, start_of in enumerate(starts):
                 here = params[place].detach()
@@ -114,7 +117,8 @@ def train_dp_sgd(
                     gradients[place], here, start_of, mu=settings.proximal_mu
                 )
             descend(params, gradients, slots, settings, step=step)
-    check_unchanged(module, fixed)
+            held = tensors_held(module, held)
+    check_separation(task, module, *tried)  # of what begins after a while, nothing leaves
     return count
 
 
@@ -143,15 +147,44 @@ def _add_clipped(
     device = sums[0].device
     inputs, targets = batch[0].to(device), batch[1].to(device)
     single = _gradients_of_examples(task, module, params, inputs, targets)
-    known = [each.flatten(1) for each in single if each is not None]
+    known = [(total, each) for total, each in zip(sums, single, strict=True) if each is not None]
     if known:
-        norms = torch.stack([each.norm(dim=1) for each in known]).norm(dim=0)
-        factors = torch.where(norms.isfinite(), (clip / norms).clamp(max=1.0), 0.0)
-        finite = bool(norms.isfinite().all())
-        for total, each in zip(sums, single, strict=True):
-            if each is not None:
-                rows = each if finite else each.nan_to_num(0.0, 0.0, 0.0)
-                total += (factors @ rows.flatten(1)).view_as(total)
+        rows = [each.flatten(1) for _, each in known]
+        for (total, _), added in zip(known, clipped_sums(rows, clip), strict=True):
+            total += added.view_as(total)
+
+
+def clipped_sums(
+    gradients: Sequence[torch.Tensor], clip: float, counted: torch.Tensor | None = None
+) -> list[torch.Tensor]:
+    """Return the sums of examples' clipped gradients, of each tensor; those not `counted` add nothing.
+
+    Shapes: gradients (..., examples, values), `counted` (..., examples), sums (..., values).
+
+    Guarantees: an example moves the sums by `clip` at most, up to the rounding of float64, whatever
+        the gradients' dtype, where the device has float64.
+    Edge cases: a gradient that is not finite adds nothing.
+    """
+    wide = widest_float(gradients[0].device)
+    squares = torch.zeros(gradients[0].shape[:-1], dtype=wide, device=gradients[0].device)
+    for each in gradients:
+        for block in _blocks(each):
+            squares += torch.linalg.vector_norm(block.to(wide), dim=-1) ** 2
+    finite = squares.isfinite()
+    kept = finite if counted is None else finite & counted
+    factors = torch.where(kept, (clip / squares.sqrt()).clamp(max=1.0), 0.0).unsqueeze(-2)
+    if not bool(finite.all()):
+        gradients = [each.nan_to_num(0.0, 0.0, 0.0) for each in gradients]
+    return [
+        torch.cat([factors @ block.to(wide) for block in _blocks(each)], dim=-1).squeeze(-2)
+        for each in gradients
+    ]
+
+
+def _blocks(gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return a few columns at a time."""
+    rows = gradients.numel() // max(1, gradients.shape[-1])
+    return gradients.split(max(1, BLOCK_BYTES // (8 * max(1, rows))), dim=-1)
 
 
 def _gradients_of_examples(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ....errors import DataError
+from ....machine.accelerators import widest_float
 from ....privacy.dp.example_level import ExampleTerms
 from ....privacy.dp.mechanisms.noise import generator_of
 from ....randomness.entropy import system_entropy
@@ -19,7 +20,7 @@ from ....randomness.seeded import seeded
 from ....randomness.seeds import derive
 from ....task import Task
 from ....training.example_separation import EXAMINED, check_separation
-from ....training.loop.dp_sgd import draw_examples, step_noise
+from ....training.loop.dp_sgd import clipped_sums, draw_examples, step_noise
 from ....training.loop.optimizers import descend, new_slots
 from ....training.objectives import proximal
 from ....training.settings import TrainingSettings
@@ -83,7 +84,7 @@ class _StackedDpSgd:
     def step(self, number: int) -> None:
         """Make one step of every client."""
         terms, settings, params = self._terms, self._settings, list(self.params.values())
-        sums = [torch.zeros_like(param) for param in params]
+        sums = [torch.zeros_like(each, dtype=widest_float(each.device)) for each in params]
         places = [draw_examples(count, terms.rate, self._sampling) for count in self._data.counts]
         width = max(map(len, places))
         together = max(1, self._rows // max(1, width))
@@ -92,7 +93,8 @@ class _StackedDpSgd:
         gradients = []
         for total, start in zip(sums, self._stacked.trained.values(), strict=True):
             drawn = self._drawn.to(total.device, total.dtype).view(-1, *(1 for _ in start.shape))
-            gradients.append((total + step_noise(total, terms, self._sampling)) / drawn)
+            mean = (total + step_noise(total, terms, self._sampling)) / drawn
+            gradients.append(mean.to(start.dtype))
         if settings.proximal_mu:
             starts = self._stacked.trained.values()
             gradients = [
@@ -117,11 +119,8 @@ class _StackedDpSgd:
         targets = targets.view(*rows.shape, *targets.shape[1:])
         params: Tensors = {name: tensor[low:high] for name, tensor in self.params.items()}
         single = list(self._stacked.example_gradients(params, inputs, targets).values())
-        norms = torch.stack([each.flatten(2).norm(dim=2) for each in single]).norm(dim=0)
-        counted = torch.from_numpy(own).to(device) & norms.isfinite()
-        factors = torch.where(counted, (self._terms.clip / norms).clamp(max=1.0), 0.0)
-        finite = bool(norms.isfinite().all())
-        for total, each in zip(sums, single, strict=True):
-            each = each if finite else each.nan_to_num(0.0, 0.0, 0.0)
-            added = torch.bmm(factors.unsqueeze(1), each.flatten(2))
-            total[low:high] += added.view_as(total[low:high])
+        rows_of = [each.flatten(2) for each in single]
+        counted = torch.from_numpy(own).to(device)
+        added = clipped_sums(rows_of, self._terms.clip, counted)
+        for total, each in zip(sums, added, strict=True):
+            total[low:high] += each.view_as(total[low:high])

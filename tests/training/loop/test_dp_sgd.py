@@ -185,6 +185,9 @@ class Mixing(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.how, self.seen, self.calls = how, torch.zeros(()), 0
+        self.list: list[torch.Tensor] = []
+        if how == "params":
+            self.weight = nn.Parameter(torch.zeros(3))
         if how in ("buffer", "late buffer", "hidden buffer"):
             self.register_buffer("mean", torch.zeros(3), persistent=how != "hidden buffer")
         if how == "frozen":
@@ -202,6 +205,17 @@ class Mixing(nn.Module):
             return x - mean
         elif how == "detached":
             return x - mean.detach()
+        elif how == "late mean":
+            return x - mean if self.calls > 200 else x
+        elif how == "late memory":
+            seen, self.seen = self.seen, mean.detach()
+            return x + seen if self.calls > 200 else x
+        elif how == "list":
+            self.list.append(mean.detach())
+            return x + sum(self.list[-3:]) if self.calls > 200 else x
+        elif how == "params":
+            if torch.is_grad_enabled():
+                self.weight.data += mean.detach()
         elif how == "neighbour":
             return x + x.roll(1, 0).clamp(min=10.0)
         elif how == "count":
@@ -215,7 +229,7 @@ class Mixing(nn.Module):
 
 
 MIXES = ["buffer", "late buffer", "hidden buffer", "frozen", "mean", "detached", "neighbour"]
-MIXES += ["count", "memory", "new buffer"]
+MIXES += ["count", "memory", "new buffer", "late mean", "late memory", "list", "params"]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -251,6 +265,66 @@ def test_a_loss_that_looks_across_its_batch_is_refused(mix: Any) -> None:
     loss = lambda o, t: mix(nn.functional.cross_entropy(o, t, reduction="none"))
     with pytest.raises(DataError, match="no example may have a part in the loss of another"):
         trained(data_of(), task=replace(TASK, loss=loss))
+
+
+def test_a_loss_that_looks_across_its_batch_later_is_refused() -> None:
+    """What begins after a while, and stays, is found before anything leaves."""
+    calls = 0
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return losses - losses.mean() if calls > 200 else losses
+
+    terms = ExampleTerms(clip=0.5, noise_multiplier=1e3, rate=0.01)
+    with pytest.raises(DataError, match="example-level privacy"):
+        trained(data_of(40), terms, task=replace(TASK, loss=loss), epochs=10)
+
+
+def test_params_that_the_model_changes_itself_are_refused() -> None:
+    """An embedding that shortens the rows that it looks up tells which those are."""
+
+    def reads() -> nn.Module:
+        embedding = nn.Embedding(7, 3, max_norm=5.0)
+        return nn.Sequential(embedding, nn.Flatten(), nn.Linear(12, 2))
+
+    words = torch.arange(80).view(20, 4) % 7, torch.arange(20) % 2
+    terms = ExampleTerms(clip=1.0, noise_multiplier=50.0, rate=0.2)
+    with pytest.raises(DataError, match="example-level privacy"):
+        trained(words, terms, reads, epochs=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_no_example_moves_a_sum_by_more_than_the_clip(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many others there are, and however few bits the params have."""
+    from meadow.training.loop import dp_sgd
+
+    totals: list[torch.Tensor] = []
+
+    def seeing(total: torch.Tensor, *_: Any) -> torch.Tensor:
+        totals.append(total.double().clone())
+        return torch.zeros_like(total)
+
+    monkeypatch.setattr(dp_sgd, "step_noise", seeing)
+    loss = lambda o, t: (o * t[:, None]).sum(1)
+    moved = []
+    for clip in (0.1, 0.23, 0.37, 0.71, 0.977):
+        totals.clear()
+        for last in (1.0, math.nan):
+            inputs = torch.tensor([[1.0, 0.5]]).repeat(65, 1)
+            inputs[-1] *= last
+            data = inputs.to(dtype), torch.full((65,), 3.1).to(dtype)
+            trained(
+                data,
+                replace(EVERY, clip=clip),
+                lambda: nn.Linear(2, 1, bias=False).to(dtype),
+                replace(TASK, loss=loss),
+            )
+        moved.append(float((totals[0] - totals[1]).norm()) / clip)
+    assert min(moved) > 0.9 and max(moved) <= 1 + 1e-12, moved
 
 
 def test_layers_that_take_no_batch_first_are_refused() -> None:
