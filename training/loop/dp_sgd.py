@@ -184,7 +184,8 @@ def clipped_sums(
 def _blocks(gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return a few columns at a time."""
     rows = gradients.numel() // max(1, gradients.shape[-1])
-    return gradients.split(max(1, BLOCK_BYTES // (8 * max(1, rows))), dim=-1)
+    width = max(1, BLOCK_BYTES // (8 * max(1, rows)))
+    return torch.split(gradients, width, dim=-1)
 
 
 def _gradients_of_examples(
