@@ -1,7 +1,7 @@
-"""An audit of one release: how well it is told whether somebody is in it, and how well it may be.
+"""An audit of one release: how well an attacker detects a member, beside what the claim allows.
 
 Many canaries push a value far beyond the clip, or do not take part. Each is one trial of the run's own
-mechanism. Who knows what to look for says "was there" above a threshold: with false positives a and
+mechanism. An attacker who knows the canary answers "member" above a threshold: with false positives a and
 false negatives b, both bounded with 99.9 % confidence, the release is not more private than a test
 with these errors allows.
 
@@ -80,7 +80,7 @@ class AuditResult:
 
 
 def audit(plan: PrivacyPlan | ExamplePlan, *, trials: int = 20_000) -> list[AuditResult]:
-    """Try a plan's mechanisms out, each by itself; the claim is that of one release that somebody took
+    """Try each of a plan's mechanisms alone; the claim is that of one release that a client took
     part in.
 
     Amplification by sampling, and the sum over rounds, are the accountant's and not looked at. Of an
@@ -197,7 +197,7 @@ def _central(plan: PrivacyPlan, trials: int) -> tuple[Reals, Reals]:
 
 
 def _count(mechanism: PrivateMean, clients: int, trials: int) -> tuple[Reals, Reals]:
-    """So many clients within the clip, or nobody: one alone would hardly be told from the noise."""
+    """As many clients within the clip, or none: one alone could hardly be distinguished from noise."""
     before = {"w": np.zeros(1)}
     within = Update(
         client=1,

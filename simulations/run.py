@@ -35,7 +35,7 @@ OnEvent = Callable[[str, Mapping[str, Any]], None]
 FLOWER_CLIENTS = 10
 RUN_ID = 1
 PLACES = frozenset({"site-index", "site-count", "partition-id", "num-partitions"})
-"""What a client's Context says of its place among the others."""
+"""Entries of a client's Context on its place among the others."""
 DURABLE_PAUSE_S = 1.0
 """What an interrupted simulation repeats at most, in seconds of work."""
 ORIGIN = "origin.json"
@@ -54,9 +54,9 @@ def simulate(
 ) -> dict[str, Any]:
     """Run an app, Meadow's or plain Flower's, with simulated clients; returns the summary.
 
-    The run folder `out` (by default `default_folder`) is new, or empty. `node_config` is what the
-    Context of every client says of its node beside its place. How many clients a Flower app has
-    its federation says, where `clients` does not.
+    The run folder `out` (by default `default_folder`) is new or empty. `node_config` has further
+    entries for every client's Context. A Flower app's federation sets the number of its clients
+    where `clients` is absent.
 
     Raises:
         AppError, ConfigError: the app or its configuration cannot be used.
@@ -114,7 +114,7 @@ def simulate_app(
 
 
 def clients_of(app: App) -> int:
-    """Return how many clients an app is simulated with, if nobody says it."""
+    """Return with how many clients an app is simulated by default."""
     if app.config is not None:
         return app.config.simulation.clients
     return (app.flower.supernodes if app.flower else None) or FLOWER_CLIENTS

@@ -88,7 +88,7 @@ ATTACKS: dict[str, Attack] = {
     "gaussian": gaussian,
 }
 STRENGTHS = {"ipm": 2.0, "alie": 1.5, "gaussian": 1.0}
-"""Where nothing is said."""
+"""The default."""
 
 
 def deviation(honest: Reals) -> Reals:

@@ -30,7 +30,7 @@ MARGIN_S = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The periods in which clients are there; it begins anew when its last one is over.
+    """The periods in which clients are available; the trace repeats after its last period.
 
     Shapes: all are (periods,), in the order of the clients, then of time.
     Edge cases: a client that has no period is never there.
@@ -107,7 +107,7 @@ class Trace:
 class SpeedTable:
     """Speeds that are known of some clients.
 
-    Shapes: `clients` (known,) ascending; `columns` name -> (known,), NaN for what is not said.
+    Shapes: `clients` (known,) ascending; `columns` name -> (known,), NaN for missing values.
     """
 
     clients: NDArray[np.int64]

@@ -41,7 +41,7 @@ class Devices:
     """The devices of a simulation's clients.
 
     Shapes: `ids` are node ids, (clients,), in any order; the results are (clients,) too.
-    Guarantees: what is said of a client depends on `seed`, on it, and on what else is handed in.
+    Guarantees: a client's values depend on `seed`, the client and the arguments alone.
     """
 
     config: DevicesConfig

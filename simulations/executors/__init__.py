@@ -1,1 +1,1 @@
-"""Ways of running simulated clients; `contract` says what they have in common."""
+"""Ways of running simulated clients; `contract` is their interface."""

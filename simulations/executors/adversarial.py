@@ -43,7 +43,7 @@ class AdversarialExecutor:
     round's honest updates, all of them, so adversaries answer last. Its replies to anything but
     a train instruction are honest, and so are those to one that nobody honest answers.
 
-    Guarantees: as every executor's; in order of the honest clients' ids, whoever is first.
+    Guarantees: those of every executor; replies come in the order of the honest clients' ids.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ __all__ = ["Candidate", "Choice", "Trying", "choose_executor"]
 SLICE = 16
 """Clients of a slice of those executors that take several at once; the others are timed on two."""
 SHORT_S = 1.0
-"""A run that is over in this time is not worth a trial."""
+"""A run that takes less than this, in seconds, is not worth a trial."""
 START_S = 6.0
 """What worker processes take to start: they import torch, and load the app."""
 THREADED_S = 0.02
@@ -49,7 +49,7 @@ class Candidate:
 
 Make = Callable[[Candidate, EventSink], Executor]
 Trying = Callable[[Candidate, int], None]
-"""Hears what is tried next, on how many clients."""
+"""Called before each trial with the candidate and the number of clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +68,11 @@ def choose_executor(
     workers: int | None = None,
     trying: Trying = lambda candidate, clients: None,
 ) -> Choice:
-    """Return the executor for a run: the one with which it is over first.
+    """Return the executor for a run: the one with the shortest expected time.
 
     `make` builds an executor, over clients of its own; `workers` is how many processes the
-    configuration allows; `trying` hears of each trial before it begins. A plain Flower app is not tried: its clients' code may do anything, and
-    what it does would be done twice.
+    configuration allows; `trying` is called before each trial. A plain Flower app is not tried:
+    its clients' code may have side effects, which a trial would repeat.
     """
     alone, config = Candidate("sequential"), app.config
     if config is None:
@@ -140,7 +140,7 @@ class _ExecutorTrial:
         return spent_s
 
     def best(self) -> Choice | None:
-        """Return the candidate with which the run is over first, if any applies."""
+        """Return the candidate with the shortest expected time, if any applies."""
         if not self._seconds:
             return None
         run_s = {

@@ -28,7 +28,7 @@ EXECUTORS = ("sequential", "vectorized", "processes", "ray")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorPlan:
-    """What a simulation says about its executor; None is what is best here.
+    """A simulation's settings of its executor; None lets Meadow choose.
 
     Attributes:
         threads: with how many an executor computes that runs clients one by one.
@@ -41,7 +41,7 @@ class ExecutorPlan:
 
     @classmethod
     def of(cls, app: App, name: str | None) -> ExecutorPlan:
-        """Return what the app's configuration says, or `name` for the name.
+        """Return the plan of the app's configuration; `name` replaces the executor's name.
 
         Raises:
             ConfigError: there is no such executor.
@@ -79,7 +79,7 @@ class ExecutorPlan:
         self, app: App, clients: int, *, trying: Trying = lambda candidate, clients: None
     ) -> tuple[ExecutorPlan, str]:
         """Return the plan with "auto" replaced by what a trial chose, and the reason; no reason
-        where there was nothing to choose. `trying` hears of each trial before it begins."""
+        where there was nothing to choose. `trying` is called before each trial."""
         if self.name != "auto":
             return self, ""
 

@@ -18,7 +18,7 @@ APP_RAISED = 2
 class Executor(Protocol):
     """Runs clients.
 
-    `combines` says that one reply to a train instruction may stand for many clients: then its
+    `combines`: one reply to a train instruction may stand for many clients; then its
     metrics list them (`strategies.combined`).
     """
 
@@ -41,16 +41,21 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSink:
-    """Who hears what goes wrong in a client's code, and how it is put into a sentence."""
+    """Receives the errors of clients' code and the executor's events.
+
+    Attributes:
+        traceback: called with a client's node id and the traceback of its error.
+        explain: returns one line on an error.
+    """
 
     traceback: Callable[[int, str], None] = lambda node_id, text: None
     explain: Callable[[Exception], str] = lambda error: f"{type(error).__name__}: {error}"
     event: Callable[[str, Mapping[str, object]], None] = lambda kind, detail: None
-    """Hears what is worth knowing of the executor itself: which one was chosen, a lost worker."""
+    """Called with the kind and the detail of the executor's own events, such as a lost worker."""
 
 
 def error_reply(message: Message, error: Exception, sink: EventSink) -> Message:
-    """Return the reply of a client whose app raised, and tell of it."""
+    """Return the error reply of a client whose app raised, and pass the traceback to the sink."""
     text = "".join(traceback.format_exception(error))
     sink.traceback(message.metadata.dst_node_id, text)
     return Message(Error(APP_RAISED, sink.explain(error)), reply_to=message)

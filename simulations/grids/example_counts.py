@@ -20,7 +20,7 @@ UNKNOWN = 0.0
 class ExampleCounts:
     """The numbers of examples of a simulation's clients; eight bytes a client.
 
-    Edge cases: a client that does not say, or fails to, counts as having `otherwise`.
+    Edge cases: a client without a count, or whose data fail to load, counts as `otherwise`.
     """
 
     def __init__(self, executor: Executor | None, clients: int, *, otherwise: int) -> None:

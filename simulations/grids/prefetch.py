@@ -1,4 +1,4 @@
-"""Executes pushed messages together with those like them, before anybody asks for these."""
+"""Executes pushed messages together with others of their kind, before those are pulled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Prefetch:
         return [self._early.pop(_id(message)) for message in asked]
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Nobody will ask for these."""
+        """Drop replies that will not be pulled."""
         for id_ in ids:
             self._early.pop(id_, None)
 

@@ -121,7 +121,7 @@ class SimulationGrid(RunGrid):
         return self._stopping
 
     def forget(self, group_id: str) -> None:
-        """Nobody asks for replies to a group's messages any more: they are not executed."""
+        """Drop a group's messages: their replies are no longer needed, and they are not executed."""
         self._drop([id_ for id_, m in self._waiting.items() if m.metadata.group_id == group_id])
 
     @property

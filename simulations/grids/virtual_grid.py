@@ -172,7 +172,7 @@ class VirtualGrid(SimulationGrid):
         self._clock.end(step)
 
     def _work_of(self, messages: Sequence[Message]) -> DeviceWork:
-        """Return what messages of one kind ask for; an update is as large as the params."""
+        """Return the work and the bytes of messages of one kind; an update is as large as the params."""
         kind, _ = _head(messages)
         heads = messages[:1] if isinstance(messages, Broadcast) else messages
         down = np.array([content_bytes(message) for message in heads], np.float64)

@@ -37,7 +37,7 @@ class SimulatedClients:
     ) -> None:
         """Nothing is written before a client keeps something. `states` replaces the file.
 
-        `node_config` is what the Contexts of all clients say beside their place.
+        `node_config` has further entries for the node_config of every client's Context.
         """
         self.count = count
         self.run_id = run_id
@@ -49,7 +49,7 @@ class SimulatedClients:
         self._disk_folder: SharedFolder | None = None
 
     def node_config_of(self, node_id: int) -> dict[str, Any]:
-        """Return what a client's Context says of its node.
+        """Return the node_config of a client's Context.
 
         Raises:
             ValueError: there is no such client.

@@ -1,7 +1,7 @@
 """What a client keeps, as one string of bytes: its records, with the tensors behind them.
 
 The layout: four bytes, big-endian, with the length of an envelope of `fleet.proto`; the envelope;
-the files of tensors that it names, in its order, each as long as the envelope says.
+the files of tensors that it names, in its order, each of the length in the envelope.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ __all__ = ["MemoryStates", "StateStore", "States"]
 BUFFER_BYTES_MAX = 64 << 20
 """States that wait in memory to be written together."""
 ROW_BYTES = 128
-"""What a state in memory takes beyond its own bytes, about."""
+"""The memory of a state beyond its own bytes, roughly, in bytes."""
 VERSIONS_KEPT = 3
 """The one that is being saved, and those of the two checkpoints before it."""
 

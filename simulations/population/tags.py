@@ -1,4 +1,4 @@
-"""Which simulated clients have the tags that a run asks for."""
+"""Which simulated clients have the tags of `selection.tags`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ids = NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagged:
-    """The clients that have all the tags that a run asks for.
+    """The clients that have all tags of `selection.tags`.
 
     Guarantees: whether a client has a tag depends on the seed, the tag and the client alone.
     """
@@ -42,7 +42,7 @@ def tagged_of(config: Config | None) -> Tagged | None:
     """Return whom [selection] lets take part by [simulation]'s tags; None for everybody.
 
     Raises:
-        ConfigError: [simulation] says nothing of a tag that is asked for, or not in its form.
+        ConfigError: [simulation] does not define a tag of the selection, or has a malformed one.
     """
     if config is None or not config.selection.tags:
         return None

@@ -3,7 +3,7 @@
 Source: Mohri, Sivek, Suresh, "Agnostic federated learning" (2019), equation 5 and section 4. The
 paper's weights ascend by projected gradients, which takes everybody's loss in one place. These
 ascend by exponentiated gradients, the mirror step on the same simplex, for which each client
-needs its own loss alone: so no reply has to be seen by itself.
+needs only its own loss, so the server never has to see a single reply.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Params = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One reply: what a client's training made of the params, and how much it counts.
+    """One reply: the params that a client trained, and their weight.
 
     A reply may stand for many clients: their weighted mean, and the sum of their weights.
     """
@@ -97,32 +97,32 @@ class Algorithm:
     client_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     """Keys for the clients' ConfigRecord: the local objective, e.g. {"proximal-mu": 0.1}."""
     sent: Callable[[State], Params] = params_of
-    """What the clients are sent to train: replies have the same names, shapes and dtypes, and so
-    has the aggregate's mean. Beside or instead of params it may have `auxiliary`."""
+    """Returns what clients receive to train. Replies and the aggregate's mean have the same names,
+    shapes and dtypes. It may contain auxiliary tensors beside or instead of params."""
     params_config: Callable[[Params], Mapping[str, int]] = lambda params: {}
     """Keys for the clients' ConfigRecords that follow from the initial params."""
     evaluated: Callable[[State], Params] | None = params_of
-    """What the clients are sent to evaluate; None: they are not asked to."""
+    """Returns what clients receive to evaluate; None: they do not evaluate."""
     evaluate_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     """As `client_config`, for evaluations: of an algorithm with personal params."""
     auxiliary: tuple[str, ...] = ()
     """The kinds of auxiliary tensors among what is sent: "control" for names as control/weight."""
     linear: bool = True
-    """False if it needs every single update: then nothing may add updates up on the way."""
+    """False if it needs every single update: then no executor or relay may sum updates."""
     of_model: bool = True
-    """Whether its params are the model's. If not, it begins with params of its own, and they are
-    nothing that the task's model could be evaluated with."""
+    """Whether its params are those of the task's model. If not, `init` makes them, and the model
+    cannot be evaluated with them."""
     measured: Callable[[State], Metrics] | None = None
-    """What its params say by themselves, in the place of a central evaluation."""
+    """Computes metrics from the params alone, instead of a central evaluation."""
     reports: bool = True
-    """Whether what single clients report is kept."""
+    """Whether metrics of single clients are kept."""
     lengths_max: Mapping[str, int] = field(default_factory=dict)
-    """The tensors that a reply has of any length, in one dimension, up to these."""
+    """Tensors of a reply whose length may differ, name -> largest length; they have one dimension."""
     fault: Callable[[Mapping[str, FlatTensor]], str | None] | None = None
-    """Says what is wrong with a reply's tensors, if numbers that are finite are not enough."""
+    """Returns what is wrong with a reply's tensors, where a check for finite numbers is not enough."""
     of_round: Callable[[State], Algorithm] | None = None
-    """What it is in the round that begins in a state, if its aggregator or its clients' keys
-    depend on that."""
+    """Returns the algorithm for the round that begins in a state, if its aggregator or its
+    `client_config` depends on that state."""
     recipe: Recipe | None = field(default=None, compare=False, repr=False)
     """How a builder made it; see `recipe_of`."""
 

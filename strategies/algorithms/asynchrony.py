@@ -1,4 +1,4 @@
-"""What a run says of asynchronous rounds: how many work, when a round is over, what is too old."""
+"""Settings of asynchronous rounds: concurrency, buffer size, staleness."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["Asynchrony", "Carry", "needs_more_than_params"]
 
 Tensors = Mapping[str, FlatTensor]
 Carry = Callable[[Params, Params, Tensors, float], Tensors]
-"""(the newest params, those that a client began with, what it made of them, its update's weight)
--> what the client would have made of the newest: the algorithm takes it for the client's params."""
+"""(newest params, params that the client started from, trained params, weight) -> the trained params
+as if the client had started from the newest ones; the algorithm uses them as the client's params."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class Asynchrony:
     Attributes:
         name: what it is called.
         carry: see `Carry`.
-        buffer_size: a round is over with so many valid updates, >= 1.
+        buffer_size: how many valid updates end a round, >= 1.
         concurrency: how many clients train at once: a fraction in (0, 1] of those that are there
             (a float), or a whole number of them (an int).
         weighting: what an update's weight is for its staleness.
-        max_staleness: a client that works on older params is told to stop; None: nobody is.
+        max_staleness: the training of clients on older params is cancelled, in rounds; None: never.
     """
 
     name: str

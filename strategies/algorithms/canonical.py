@@ -1,4 +1,4 @@
-"""Folds a round's updates in the canonical order of their clients, whoever answers first."""
+"""Folds a round's updates in the canonical order of their clients, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ class CanonicalFold:
             self._next += 1
 
     def finish(self) -> Aggregate:
-        """Return the aggregate; whoever has not answered by now is left out."""
+        """Return the aggregate, without the clients that have not answered."""
         self.settle(*self._cohort)
         return self._aggregator.finish(self._sum)

@@ -1,4 +1,4 @@
-"""All algorithms by the names that `strategy.name` has for them, with what each asks for."""
+"""All algorithms by their `strategy.name`, with the requirements of each."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["CATALOGUE", "Entry"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An algorithm, and what it asks for.
+    """An algorithm and its requirements.
 
     Attributes:
-        builder: makes it; its module says what it is for, and names the paper.
-        arguments: its argument -> the key of [strategy] that says it.
+        builder: makes it; its module describes the algorithm and names the paper.
+        arguments: argument of the builder -> key of [strategy].
         example: values for the arguments that have no default.
         client: what a client does beside training, as the rest of a sentence; empty for nothing.
         keeps: what a client keeps from round to round.
@@ -59,7 +59,7 @@ class Entry:
     single: bool = False
 
     def build(self, said: Mapping[str, Any]) -> Algorithm:
-        """Return the algorithm with the arguments that the keys of [strategy] say.
+        """Return the algorithm with its arguments from the keys of [strategy].
 
         Raises:
             ConfigError: an argument is out of its bounds.

@@ -1,4 +1,4 @@
-"""FedAsync: each update by itself moves the newest params a little towards the client's.
+"""FedAsync: each update moves the newest params a little towards the client's.
 
 Source: Xie, Koyejo, Gupta, "Asynchronous federated optimization" (2019), algorithm 1: the newest
 params are (1 - m) of what they were and m of the client's, where m is the mixing weight times the

@@ -22,7 +22,7 @@ from .fedavg import fedavg
 __all__ = ["BASE", "base_checksum", "lora"]
 
 BASE = "base-checksum"
-"""The key under which clients are told what the base model's checksum is."""
+"""The `client_config` key of the base model's checksum."""
 
 
 @builder

@@ -1,4 +1,4 @@
-"""The weighted mean of updates, as a streaming fold: memory for one sum, whoever many send.
+"""The weighted mean of updates, as a streaming fold: memory for one sum, for any number of clients.
 
 All tensors of a model are laid end to end, as one row of real values (a complex one is two).
 The row is worked through in blocks: the block of up to 20 updates is cast to a float64 matrix

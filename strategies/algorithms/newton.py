@@ -38,7 +38,7 @@ def newton(*, ridge: float = 0.0, server_learning_rate: float | None = None) -> 
     Each round is one step, `server_learning_rate` (1) times as long; where the Hessian is singular
     it is the shortest one that solves the equations.
 
-    Guarantees: the params of a round are those of the pooled data, whoever has which example.
+    Guarantees: the params of a round are those of the pooled data, however examples are divided.
     Raises:
         ConfigError: an argument is out of its bounds; at the start, the model has more than
             `VALUES_MAX` params, or some that are not real floating-point numbers.

@@ -108,7 +108,7 @@ class ScaledDelta:
         old: NDArray[Any] = self._old[values].astype(wide)
         onto = old if self._onto is self._old else self._onto[values].astype(wide)
         made -= old
-        with np.errstate(over="ignore"):  # whoever reads it checks the outcome
+        with np.errstate(over="ignore"):  # the caller checks the outcome
             made *= self._factor
             made += onto
             return made.astype(self.dtype)

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take out of a client's steps what only its own data ask for.
+"""SCAFFOLD: control variates correct each client's gradients for the drift of its own data.
 
 Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging
 for federated learning" (2020), algorithm 1, option II.

@@ -35,7 +35,7 @@ class Collected:
 class RobustAggregator:
     """Computes what a rule makes of the clients' deltas, each counting the same.
 
-    A client says itself how many examples it has; so nothing here depends on that.
+    The number of examples is the client's own claim, so nothing here depends on it.
 
     Guarantees: the result depends on the updates and their order alone. Inner products and sums
         are float64. Integer and boolean tensors become the median of the clients'.

@@ -1,4 +1,4 @@
-"""Rules that look at every value by itself: the median, the trimmed mean, and the mean around it.
+"""Rules for each coordinate alone: the median, the trimmed mean, and the mean around the median.
 
 Shapes: a rule takes the values of n rows, sorted along the last axis, shape (values, n), and
 returns shape (values,).

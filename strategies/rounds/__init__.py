@@ -1,1 +1,1 @@
-"""Rounds: whom to ask, what counts, when a round is over, and what a run remembers."""
+"""Rounds: selection of clients, checks of replies, the end of a round, and the state of a run."""

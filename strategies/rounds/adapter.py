@@ -1,8 +1,8 @@
 """Runs an `Algorithm` as a Flower Strategy: rounds, quorum, deadlines, resume, early stopping.
 
-Works on any Flower Grid; `grids.py` says what a grid may do more.
+Works on any Flower Grid; `grids.py` lists optional features of grids.
 
-Events that a `Recorder` hears: resumed, waiting, round_started, update_refused, update_clipped,
+Events that a `Recorder` receives: resumed, waiting, round_started, update_refused, update_clipped,
 client_failed, evaluation_refused, round_committed, early_stopped, stopped.
 """
 
@@ -37,7 +37,7 @@ class FederatedStrategy(Strategy):
 
     Guarantees: the params after a round depend on the params before it and the set of valid
         updates, to the last bit: not on the order of arrival, nor on interruptions.
-        A bad reply is refused and told; it never ends the round.
+        A bad reply is refused with an event; it never ends the round.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FederatedStrategy(Strategy):
             self._rounds = AsynchronousRounds(self._run_state, plan.asynchronous, clock=clock)
 
     def summary(self) -> None:
-        """Say nothing: whoever starts a run shows its configuration."""
+        """Print nothing: the command that starts a run shows its configuration."""
 
     # ------------------------------------------------------------------ Flower's steps
 

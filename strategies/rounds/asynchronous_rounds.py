@@ -153,7 +153,7 @@ class AsynchronousRounds:
         return id_
 
     def _content_of(self, instruction: OpenInstruction, terms: RoundTerms) -> RecordDict:
-        """Return what a client is told; those of one version share it."""
+        """Return a client's instruction; clients with the same version of the params share its content."""
         run_state, key = self._run_state, (instruction.version, instruction.repeat)
         if key not in self._contents:
             base = self._in_flight.base_of(instruction, run_state.state)
@@ -211,7 +211,7 @@ class AsynchronousRounds:
     def _end(
         self, grid: Grid, terms: RoundTerms, buffer: UpdateBuffer, before: State, meter: Meter
     ) -> None:
-        """Evaluate, commit, and drop what nobody asks for any more."""
+        """Evaluate, commit, and drop the params of versions that no client works on."""
         run_state, number = self._run_state, buffer.number
         stopped = self._stop_stale(buffer)
         if number == terms.last:
@@ -245,7 +245,7 @@ class AsynchronousRounds:
         self._forget(grid)
 
     def _stop_stale(self, buffer: UpdateBuffer) -> list[int]:
-        """Stop whoever works on too old params."""
+        """Cancel clients that work on params older than `max_staleness`."""
         oldest = self._asynchrony.max_staleness
         number, reason = buffer.number, f"is on params of more than {oldest} rounds before"
         stale = self._in_flight.settle_where(

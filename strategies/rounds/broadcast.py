@@ -81,7 +81,7 @@ def instruction_for_all(
     config: ConfigRecord,
     extra: Mapping[str, float | int | str | bool],
 ) -> Broadcast:
-    """Return a round's instruction of one kind: `config`, and what the algorithm says beside."""
+    """Return a round's instruction of one kind: `config` and the algorithm's own keys."""
     settings = extended(config, {**extra, "server-round": number})
     content = RecordDict({"arrays": arrays, "config": settings})
     return Broadcast(content, kind, clients, group_id=str(number))

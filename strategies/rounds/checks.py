@@ -209,7 +209,7 @@ def _tensors(client: int, arrays: ArrayRecord, forms: Forms) -> dict[str, FlatTe
 
 
 def _check_serialised(client: int, name: str, array: Array, form: TensorForm) -> None:
-    """Check what a record says of an array, before its bytes are looked at."""
+    """Check an array's declared dtype, shape and size, before its bytes are read."""
     if array.stype != NUMPY_STYPE:
         found = short(array.stype)
         raise ReplyError(client, f"tensor {name!r}", f"must be {NUMPY_STYPE!r}, is {found}")

@@ -131,7 +131,7 @@ def wait_for_clients(
     """Wait until `count` clients are connected, and return the node ids, ascending.
 
     A grid with a `wait_for_nodes(count)` waits by itself; others are asked again and again.
-    `emit` hears how many there are, whenever that changes.
+    `emit` is called with the number of clients whenever it changes.
 
     Edge cases: there are fewer than `count` if the grid is stopping, or gave up waiting.
     """

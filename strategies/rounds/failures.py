@@ -1,4 +1,4 @@
-"""Clients that failed in a round: what is told of each, and how several are listed."""
+"""Clients that failed in a round: the event of each, and how several are listed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def failure_detail(
     during: str = MessageType.TRAIN,
     error: Error | None = None,
 ) -> dict[str, Any]:
-    """Return what the event "client_failed" says.
+    """Return the detail of the event "client_failed".
 
     "during" is there where it was not training, and "fault" where the app's own code failed.
     """

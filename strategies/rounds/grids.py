@@ -3,7 +3,7 @@
 wait_for_nodes(count)     waits until that many clients are connected, without polling
 is_stopping() -> bool     whether the run is to end
 cohort_of(group_id)       the clients that a round was begun with before a restart, if any
-forget(group_id)          hears that a group's messages are no longer needed: their round is durable,
+forget(group_id)          called when a group's messages are no longer needed: their round is durable,
                           or who still works on one is to stop
 execute_pushed()          executes, in this process, what was pushed and not pulled so far
 wait_for_replies(ids)     waits, without polling, until `pull_messages` has something for them, or
@@ -59,7 +59,7 @@ def is_stopping(grid: Grid) -> bool:
 
 
 def name_of(grid: Grid) -> NameOf:
-    """Return what says the names of the grid's clients; those of a plain one have none."""
+    """Return the function that names the grid's clients; clients of a plain grid have no names."""
     known = getattr(grid, "name_of", None)
     return known if callable(known) else lambda client: None
 
@@ -81,7 +81,7 @@ def recall_group(grid: Grid, group_id: str) -> list[int]:
 
 
 def forget_group(grid: Grid, group_id: str) -> None:
-    """Emit the grid that a group of messages is over and done with."""
+    """Let the grid forget a group of messages."""
     forget = getattr(grid, "forget", None)
     if callable(forget):
         forget(group_id)

@@ -33,7 +33,7 @@ class RoundPlan:
         asynchronous: who works when without waiting for each other; None: rounds are synchronous.
             Then `cohort` and `selection` mean nothing, `min_clients` must be connected before the
             first instruction, `deadline_s` is each client's own, and clients evaluate at the end.
-        update_norm_policy: what happens to an update beyond it: "reject" refuses it, "clip"
+        update_norm_policy: how a larger update is treated: "reject" refuses it, "clip"
             scales the delta down to the limit.
     """
 

@@ -81,4 +81,4 @@ class Recorder(Protocol):
         """
 
     def event(self, kind: str, detail: Mapping[str, Any]) -> None:
-        """Tell people what happens: see `adapter.py` for the kinds."""
+        """Receive an event; `adapter.py` lists the kinds."""

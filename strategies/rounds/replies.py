@@ -1,4 +1,4 @@
-"""A round's replies: who answered, what of it counts, and what it adds up to."""
+"""A round's replies: which clients answered, which replies are valid, and their aggregate."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainingReplies:
         emit: Emit,
         name_of: NameOf = lambda client: None,
     ) -> None:
-        """Without `reports`, nothing that clients say beside their params is kept."""
+        """Without `reports`, metrics of single clients are not kept."""
         self._number = number
         self._cohort = frozenset(cohort)
         self._open = set(self._cohort)
@@ -82,7 +82,7 @@ class TrainingReplies:
         return sorted(self._contributors)
 
     def take(self, message: Message) -> None:
-        """Check a reply, and fold it or refuse it; whatever it holds, this does not raise."""
+        """Check a reply, and fold it or refuse it; no content of a reply makes this raise."""
         client = message.metadata.src_node_id
         try:
             _screen(message, number=self._number, asked=self._cohort, missing=self._open)
@@ -97,7 +97,7 @@ class TrainingReplies:
                 self.failures[client] = f"{error.field} {error.reason}"
 
     def finish(self) -> Aggregate:
-        """Return what the valid updates add up to; who has not answered has failed.
+        """Return the aggregate of the valid updates; clients that have not answered have failed.
 
         Raises:
             QuorumError: there are fewer than the quorum.
@@ -163,7 +163,7 @@ def within_norm(
     number: int,
     emit: Emit,
 ) -> Mapping[str, FlatTensor]:
-    """Clip an update that moves the params that were sent too far.
+    """Clip an update whose delta is larger than the limit.
 
     Raises:
         ReplyError: the plan rejects such updates.
@@ -182,7 +182,7 @@ def within_norm(
 
 
 def add_rows(table: ClientTable, reply: Reply) -> None:
-    """Add what is known of the single clients that a reply stands for."""
+    """Add the table of the single clients that a combined reply stands for."""
     columns = dict(reply.columns)
     examples = columns.pop(EXAMPLES_KEY, [None] * len(reply.clients))
     table.add(reply.clients, examples, columns)
@@ -202,7 +202,7 @@ def collect_evaluation(
 
     `table` takes what each of them measured, and `failed` those of whom nothing counts.
 
-    A site without test data says `NOTHING_TO_EVALUATE`, and is passed over without a word.
+    A site without test data answers `NOTHING_TO_EVALUATE`; it is skipped without an event.
     """
     missing, means = set(clients), MetricMeans()
     for message in replies:

@@ -1,4 +1,4 @@
-"""What a kind of rounds must do for a run: `synchronous_rounds.py`, `asynchronous_rounds.py`."""
+"""The interface of rounds: `synchronous_rounds.py` and `asynchronous_rounds.py` implement it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTerms:
-    """What a run says of all its rounds.
+    """Settings that all rounds of a run share.
 
     Attributes:
         last: the number of the last round.
-        deadline_s: how long an answer counts.
-        train_config, evaluate_config: what instructions say beside the algorithm's own.
+        deadline_s: seconds within which a reply counts.
+        train_config, evaluate_config: keys of the instructions beside the algorithm's own.
         evaluate: the central evaluation, if there is one.
     """
 
@@ -36,7 +36,7 @@ class RoundTerms:
 
 
 class Rounds(Protocol):
-    """Moves a run's course on, a round at a time."""
+    """Advances a run, one round at a time."""
 
     def refuse_misfit(self, grid: Grid) -> None:
         """Raise `ConfigError` if these rounds cannot be run on a grid."""

@@ -1,6 +1,6 @@
-"""The course of a run: where it is, what it was so far, and what a restart goes on from.
+"""The state of a run: its params, its history, and the checkpoint that a restart continues from.
 
-What kind of rounds move it on is nothing to it: see `rounds.py`.
+It is the same for every kind of rounds (`rounds.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunState:
         self.state = State(params={})
         self.arrays = ArrayRecord()
         self.params_config: Mapping[str, int] = {}
-        """What clients are told that follows from the initial params."""
+        """Keys for the clients that follow from the initial params."""
         self.history: list[Row] = []
         self._progress = Progress()
 
@@ -75,7 +75,7 @@ class RunState:
         return {}
 
     def adopt(self, arrays: ArrayRecord, server_round: int) -> None:
-        """Take params that somebody else made: the initial ones, or a wrapper's."""
+        """Take params from elsewhere: the initial ones, or those of a wrapping strategy."""
         params = arrays_to_params(arrays)
         if server_round == 1 or not self.state.params:
             self.state = replace(self.algorithm.init(params), round=server_round - 1)
@@ -107,7 +107,7 @@ class RunState:
         self.state, self.arrays = state, arrays
 
     def measure(self, number: int, evaluate: Evaluate | None) -> Metrics:
-        """Evaluate the params centrally, or let them speak for themselves."""
+        """Evaluate the params centrally, or by the algorithm's own `measured`."""
         if number and self.algorithm.measured is not None:
             return self.algorithm.measured(self.state)
         if evaluate is None or not self.algorithm.of_model:
@@ -115,7 +115,7 @@ class RunState:
         return scalars_of(evaluate(number, self.arrays))
 
     def commit(self, row: Row, table: RoundTable, kept: State) -> None:
-        """Make a round durable; from then on the params are read from where they were written.
+        """Make a round durable; afterwards the params are read from the checkpoint.
 
         `kept` is the state with what the rounds keep beside.
         """
@@ -133,7 +133,7 @@ class RunState:
     # ------------------------------------------------------------------ its end
 
     def is_exhausted(self) -> str:
-        """Return why early stopping ends the run here, and tell it; "" if it does not."""
+        """Return why early stopping ends the run here, and emit the event; "" if it does not."""
         stopping = self.plan.early_stopping
         if not self._progress.is_exhausted(stopping):
             return ""

@@ -1,6 +1,6 @@
-"""Synchronous rounds: a cohort is asked, and the round is over when it has answered.
+"""Synchronous rounds: a cohort trains, and the round ends when all of it has answered.
 
-With a deadline that some miss they are semi-synchronous: what comes later does not count.
+With a deadline they are semi-synchronous: later replies do not count.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class SynchronousRounds:
         privacy: PrivateRounds | None,
         clock: Callable[[], float],
     ) -> None:
-        """A round goes through `steps`, which lead back here unless somebody has changed them."""
+        """A round calls `steps`, which by default call the methods of this class."""
         self._run_state = run_state
         self._steps = steps
         self._plan = run_state.plan
         self._privacy = privacy
         self._clock = clock
         self._spent: Mapping[str, Any] | None = None
-        """What the round's row says of privacy."""
+        """The entry "privacy" of the round's row."""
         self._replies: TrainingReplies | None = None
         self._contributors: Sequence[int] = ()
         self._table = RoundTable()

@@ -1,4 +1,4 @@
-"""The updates that make an asynchronous round, whoever they are from and however old."""
+"""The updates of an asynchronous round, from any client and of any staleness."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class UpdateBuffer:
 
     @property
     def is_full(self) -> bool:
-        """Whether the round is over."""
+        """Whether there are enough updates."""
         return len(self._updates) >= self._asynchrony.buffer_size
 
     @property

@@ -1,8 +1,8 @@
-"""What a grid with a virtual clock does more; any other does none of it.
+"""Optional methods of a grid with a virtual clock.
 
 draw_cohort(...)      draws among the clients that are there at its time, waiting for enough
 now_s: float          seconds since the run began, on its clock
-begin_at(now_s)       hears at which time an interrupted run goes on
+begin_at(now_s)       sets the time at which an interrupted run goes on
 late: Sequence[int]   who was too late for the last step
 """
 
@@ -36,7 +36,7 @@ KEY = "virtual_s"
 def draw_on(
     grid: Grid, present: Sequence[int], plan: RoundPlan, memory: ClientMemory, round_number: int
 ) -> list[int]:
-    """Draw a round's cohort among those who are there: the grid says who, if it knows."""
+    """Draw a round's cohort among the available clients, as the grid knows them."""
     selection = plan.selection
     if selection.kind == "uniform":
         return _drawn(grid, present, plan, plan.cohort, round_number)
@@ -65,7 +65,7 @@ def draw_some(
 
 
 def virtual_time_of(grid: Grid) -> dict[str, float]:
-    """Return what a row says of the grid's clock: nothing if it has none."""
+    """Return a row's entries on the grid's clock, none if it has no clock."""
     now_s = getattr(grid, "now_s", None)
     return {} if now_s is None else {KEY: float(now_s)}
 

@@ -27,7 +27,7 @@ GROUPS_PER_WORKER = {"sequential": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedTask:
-    """A task that is over: its result is in its outbox, or one of the two says why not."""
+    """A finished task: its result is in its outbox, or one of the attributes has the reason."""
 
     task: GroupTask
     lost: str = ""

@@ -77,7 +77,7 @@ class GroupJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a worker says of a group beside the replies.
+    """A worker's report on a group, beside the replies.
 
     `weight`, `table_*` belong to the partial sums; there are none if `table_clients` is empty.
     """

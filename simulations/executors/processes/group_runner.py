@@ -126,7 +126,7 @@ class GroupRunner:
     def _run_combined(
         self, job: GroupJob, broadcast: Broadcast, outbox: Path, blobs: BlobWriter
     ) -> dict[str, Any]:
-        """Add the updates up and write the sums; return what the report says of them."""
+        """Sum the updates and write the sums; return their entries of the report."""
         (arrays,) = broadcast.content.array_records.values()
         clipping = clipping_by_server(broadcast.content)
         group = GroupSum(arrays_to_params(arrays), job.clients, clipping)

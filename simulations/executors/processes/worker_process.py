@@ -24,7 +24,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB
 
 
 class WorkerProcess:
-    """One process with one thread of computation; it is not ready before it says so."""
+    """One process with one computing thread; it reports when it is ready."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         ours, theirs = socket.socketpair()
@@ -51,7 +51,7 @@ class WorkerProcess:
         return self._process.pid
 
     def submit(self, task: GroupTask) -> None:
-        """Have a task run; `receive` will say when it is over, or that the process is."""
+        """Start a task; `receive` reports its end, or that of the process."""
         self.task = task
         folders = {"shared": task.round.shared, "inbox": task.inbox, "outbox": task.outbox}
         self._send({name: str(path) for name, path in folders.items()})

@@ -77,7 +77,7 @@ def _run(order: Broadcast, alone: Executor, population: SimulatedClients) -> lis
 
 
 def _params_of(replies: list[Message]) -> dict[int, Params]:
-    """Return the params by client; one that fails alone has none, and its own reply says so."""
+    """Return the params by client; a client that fails when run alone has none."""
     return {reply.metadata.src_node_id: _of(reply) for reply in replies if not reply.has_error()}
 
 

@@ -79,7 +79,7 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._generator.set(before)
 
     def _one(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Draw for the client whose turn it is: vmap asks for some operations one by one."""
+        """Draw for the current client: vmap runs some operations client by client."""
         client = self._clients[self._turn]
         self._turn += 1
         if self._turn == len(self._clients):

@@ -349,7 +349,7 @@ def _personal(settings: TrainingSettings) -> str:
 
 
 def _refuse(stacked: StackedModule, settings: TrainingSettings) -> None:
-    """Raise where only the trainer for one client can do what the settings ask for."""
+    """Raise where only the trainer for one client supports the settings."""
     if settings.precision == "fp16":
         raise DataError("training.precision fp16 scales the loss by what each client has seen")
     if settings.accumulation_steps > 1 and (not stacked.in_rows or stacked.mixing_metrics):

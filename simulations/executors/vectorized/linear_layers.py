@@ -145,7 +145,7 @@ class InnerLinear(ClientLinear):
         return self._deltas()[low:high]
 
     def _deltas(self) -> torch.Tensor:
-        """Return every client's delta, once its training is over: it takes the weights' place."""
+        """Return every client's delta after its training; it is written over the weights."""
         if self._change is None:
             if self._weight is None:
                 self._change = torch.zeros_like(self.before).expand(self.clients, -1, -1)
@@ -165,7 +165,7 @@ def rows_of(rows: torch.Tensor, good: list[int] | None) -> torch.Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """Asks a layer for its outputs, and tells it the errors that they made."""
+    """Runs a layer forward and backward."""
 
     @staticmethod
     def forward(

@@ -261,7 +261,7 @@ class _Proof(torch.fx.Interpreter):
         return not vectors or made.shape == (self._count,)
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run an operation, and say of what kind its value is."""
+        """Run an operation, and classify its value."""
         value = super().run_node(n)
         if n.op == "placeholder":
             self._rows.add(n)

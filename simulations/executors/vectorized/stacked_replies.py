@@ -37,7 +37,7 @@ class CohortReplies:
     Attributes:
         order: what the clients were asked.
         arrays: what the clients were sent.
-        config: what they were told.
+        config: the ConfigRecord of their instruction.
         clipping: how their deltas are bounded, if they are.
     """
 

@@ -1,4 +1,4 @@
-"""A chunk of clients under an algorithm that asks for more than training: `training/local/session.py`
+"""A chunk of clients under an algorithm with a client's half: `training/local/session.py`
 with a leading client axis."""
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def train_stacked(
 ) -> StackedTrained:
     """Train the clients (node ids, in the order of `data`) from the module's params.
 
-    `session` is the algorithm's part of the round, if it asks for more than training; `losses`
+    `session` is the client's half of the algorithm, if there is one; `losses`
     (clients,) are those before the round, if it needs them.
 
     Guarantees: each client's params are those of the sequential trainer within float rounding.

@@ -117,7 +117,7 @@ def trace_step(
     The module, the generators and the tensors given are left as they were.
 
     Raises:
-        DataError: the step cannot be mapped over clients; it says why.
+        DataError: the step cannot be mapped over clients; the text names the operation.
         whatever the module or the loss raise.
     """
     _refuse_hooks(module)
@@ -145,7 +145,7 @@ def undisturbed(module: torch.nn.Module, *, draws: bool = False) -> Iterator[Non
     attributes, which are put back, and the global generators (torch's too, unless it `draws`).
 
     Raises:
-        DataError: it does not, and says what it changes.
+        DataError: it does not; the text names what it changes.
     """
     state = PythonState(module)
     devices = {torch.device("cpu"), *(param.device for param in module.parameters())}
