@@ -93,6 +93,7 @@ class LocalOptimizer:
         """Begin with these slots, which the steps change, instead of new ones."""
         self.param_groups = [{"params": params}]
         self._params = params
+        self._sharded = any(hasattr(param, "to_local") for param in params)
         self._settings = settings
         if slots is None:
             slots = new_slots([local_of(param.detach()) for param in params], settings)
@@ -121,10 +122,13 @@ class LocalOptimizer:
     def step(self) -> None:
         """Make a step with the params that have a gradient."""
         self._steps += 1
-        used = [place for place, param in enumerate(self._params) if param.grad is not None]
-        gradients = [local_of(self._params[place].grad) for place in used]  # type: ignore[arg-type]
-        params = [local_of(self._params[place].detach()) for place in used]
-        slots = self._slots
-        if len(used) < len(self._params):
+        params, slots = self._params, self._slots
+        gradients = [param.grad for param in params]
+        if any(gradient is None for gradient in gradients):
+            used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+            params, gradients = ([each[place] for place in used] for each in (params, gradients))
             slots = [[slot[place] for place in used] for slot in slots]
+        if self._sharded:
+            params = [local_of(param.detach()) for param in params]
+            gradients = [local_of(gradient) for gradient in gradients]
         descend(params, gradients, slots, self._settings, step=self._steps)

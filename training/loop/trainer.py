@@ -19,7 +19,7 @@ from ..device_use import DeviceUse
 from ..evaluation import ExampleMeans
 from ..micro_batch import MicroBatch, ran_out_of_memory
 from ..objectives import proximal
-from ..parallel.parallelism import Alone, LossOf, Parallelism
+from ..parallel.parallelism import Alone, Parallelism
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
 from ..step_timer import StepTimer, Unwatched, each
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Session", "train"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALF = frozenset(_AUTOCAST.values())
 
 
 class Session(Protocol):
@@ -135,11 +136,11 @@ class _Local:
         clips = settings.gradient_clip_norm > 0
         self._corrects = bool(self._starts) or session is not None or clips
         scaled = settings.precision == "fp16"
-        self._scaler = torch.amp.GradScaler(self._device.type) if scaled else None
+        self.scaler = torch.amp.GradScaler(self._device.type) if scaled else None
         slots = session.slots if session is not None else None
         self._optimizer = LocalOptimizer(self._params, settings, slots)
         self._means = ExampleMeans(task)
-        self._unfinished = Unfinished(module, self._optimizer, self._scaler, self._means, device)
+        self._unfinished = Unfinished(module, self._optimizer, self.scaler, self._means, device)
 
     def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
         """Train for the epochs that the settings ask for."""
@@ -203,13 +204,13 @@ class _Local:
     def _descend(self) -> None:
         """Make a step from the gradients that are there."""
         optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler looks at it
-        if self._scaler:
-            self._scaler.unscale_(optimizer)
+        if self.scaler:
+            self.scaler.unscale_(optimizer)
         if self._corrects:
             self._correct()
-        if self._scaler:
-            self._scaler.step(optimizer)
-            self._scaler.update()
+        if self.scaler:
+            self.scaler.step(optimizer)
+            self.scaler.update()
         else:
             self._optimizer.step()
         self._optimizer.zero_grad()
@@ -224,30 +225,19 @@ class _Local:
             for number, (inputs, targets, live) in enumerate(pieces, 1):
                 inputs, targets = place(inputs, device), place(targets, device)
                 last = number == len(pieces) and index == len(group) - 1
-                loss = self._loss_of(examples, live)
+                loss = _PieceLoss(self, examples, live)
                 with self._timer.of("backward"):
                     parallelism.backward(inputs, targets, loss, live=live, last=last)
 
-    def _loss_of(self, examples: int, live: bool) -> LossOf:
-        """Return what one piece adds to the loss whose gradient makes the step."""
-        autocast = self._settings.precision in _AUTOCAST
-
-        def loss(
-            outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
-        ) -> torch.Tensor:
-            if autocast and outputs.dtype in _AUTOCAST.values():
-                outputs = outputs.float()
-            with self._timer.of("forward"):
-                losses = self._task.loss(outputs, targets)
-                if live and note:
-                    self._means.add(outputs, targets, losses)
-            if live and losses.shape[0] == examples:
-                mean = losses.mean()  # the same gradient as below, in half the time
-            else:
-                mean = losses.sum() / examples if live else losses.sum() * 0
-            return self._scaler.scale(mean) if self._scaler else mean
-
-        return loss
+    def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool) -> torch.Tensor:
+        """Return each example's loss; with `note` the examples count for loss and metrics."""
+        if outputs.dtype in _HALF and self._settings.precision in _AUTOCAST:
+            outputs = outputs.float()
+        with self._timer.of("forward"):
+            losses = self._task.loss(outputs, targets)
+            if note:
+                self._means.add(outputs, targets, losses)
+        return losses
 
     def _autocast(self) -> AbstractContextManager[object]:
         """What the forward pass runs in."""
@@ -270,6 +260,53 @@ class _Local:
             self._session.correct()
         if settings.gradient_clip_norm:
             self._parallelism.clip(self._params, settings.gradient_clip_norm)
+
+
+class _PieceLoss:
+    """What a piece of a batch adds to the loss whose gradient makes the step.
+
+    That is the mean over the step's examples; a piece that does not count adds nothing.
+    """
+
+    __slots__ = ("_examples", "_live", "_local")
+
+    def __init__(self, local: _Local, examples: int, live: bool) -> None:
+        self._local = local
+        self._examples = examples
+        self._live = live
+
+    def __call__(
+        self, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
+    ) -> torch.Tensor:
+        """As `LossOf`."""
+        losses = self._local.loss_of(outputs, targets, note=note and self._live)
+        if not self._live:
+            added = losses.sum() * 0
+        elif losses.shape[0] == self._examples:
+            added = losses.mean()  # the same gradient as below, in half the time
+        else:
+            added = losses.sum() / self._examples
+        scaler = self._local.scaler
+        return scaler.scale(added) if scaler else added
+
+    def backward(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """As `LossOf.backward`; where the piece is the whole step no mean is computed, and its
+        examples begin with the gradient that a mean would give them."""
+        if self._local.scaler or not self._live:
+            torch.autograd.backward(self(outputs, targets))
+            return
+        losses = self._local.loss_of(outputs, targets, note=True)
+        if losses.shape[0] == self._examples:
+            share = _share_of_mean(self._examples, losses.dtype, losses.device)
+            torch.autograd.backward(losses, share)
+        else:
+            torch.autograd.backward(losses.sum() / self._examples)
+
+
+@lru_cache(maxsize=16)
+def _share_of_mean(examples: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the gradient of a mean by its terms: (examples,), as torch's own backward pass makes it."""
+    return torch.ones((), dtype=dtype, device=device).expand(examples) / examples
 
 
 def _sizes(data: Data, batch_size: int, parallelism: Parallelism) -> list[int]:

@@ -25,6 +25,10 @@ class LossOf(Protocol):
     ) -> torch.Tensor:
         """Return it; with `note` the examples also count for loss and metrics."""
 
+    def backward(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+        """Add its gradient to the params' `.grad`, the same bits as by way of the scalar; the
+        examples count."""
+
 
 class Parallelism(Protocol):
     """One way of computing gradients.
@@ -104,7 +108,7 @@ class Alone:
         """As `Parallelism.backward`."""
         with self._autocast():
             outputs = self._module(inputs)
-        torch.autograd.backward(loss(outputs, targets))
+        loss.backward(outputs, targets)
 
     def totals(self, values: Sequence[float]) -> list[float]:
         """As `Parallelism.totals`."""

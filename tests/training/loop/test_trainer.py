@@ -257,3 +257,37 @@ def test_devices_that_are_not_there_are_refused() -> None:
         choose_device("cuda:99")
     with pytest.raises(DataError, match="is unknown; say"):
         choose_device("gpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_no_mean_of_the_losses_is_computed_and_its_gradient_is_the_same_to_the_bit(
+    kit: Any, dtype: torch.dtype
+) -> None:
+    means: list[torch.Tensor] = []
+
+    class Losses(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if getattr(func, "__name__", "") == "mean":
+                means.append(args[0])
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    for count in (1, 3, 7, 10, 49, 1000):
+        losses = torch.rand(count, dtype=dtype, requires_grad=True)
+        losses.mean().backward()
+        seen: list[torch.Tensor] = []
+        module = nn.Linear(1, 1, bias=False)
+
+        def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            made = outputs[:, 0].to(dtype)
+            made.register_hook(lambda gradient: seen.append(gradient.clone()))  # noqa: B023
+            return made.as_subclass(Losses)
+
+        task = kit.task(model=lambda: module, loss=loss)  # noqa: B023
+        data = torch.rand(count, 1), torch.zeros(count)
+        train(task, module, data, TrainingSettings(batch_size=count), client=1, device="cpu")
+        assert losses.grad is not None
+        assert torch.equal(seen[0], losses.grad)
+        assert not means
