@@ -43,9 +43,11 @@ __all__ = [
     "dtype_of",
     "extended",
     "identify_process",
+    "metrics_record",
     "own_copy",
     "params_to_arrays",
     "rebuild_message",
+    "record_dict",
     "record_of",
     "records_in",
     "set_message_id",
@@ -240,12 +242,25 @@ def extended(config: ConfigRecord, more: Mapping[str, float | int | str | bool])
 def own_copy(content: RecordDict) -> RecordDict:
     """Return a content's records for one client, which may change them: what clients were sent
     together they must not share. Arrays are the same, and read-only."""
-    own = RecordDict()
-    for name, record in content.items():
-        made = type(record)()
+    own = {}
+    for name, record in content.__dict__["_data"].items():
+        own[name] = made = type(record)()
         made.__dict__["_data"].update(record.__dict__["_data"])
-        own[name] = made
-    return own
+    return record_dict(own)
+
+
+def record_dict(records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord]) -> RecordDict:
+    """Return a content of these very records; Flower's constructor looks at each several times."""
+    content = RecordDict()
+    content.__dict__["_data"].update(records)
+    return content
+
+
+def metrics_record(metrics: Mapping[str, float | int]) -> MetricRecord:
+    """Return a record of our own single numbers, which Flower's constructor would look at again."""
+    record = MetricRecord()
+    record.__dict__["_data"].update(metrics)
+    return record
 
 
 def records_in(content: RecordDict, kind: type[Record]) -> list[Record]:

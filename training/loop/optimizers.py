@@ -122,11 +122,12 @@ class LocalOptimizer:
     def step(self) -> None:
         """Make a step with the params that have a gradient."""
         self._steps += 1
-        params, slots = self._params, self._slots
-        gradients = [param.grad for param in params]
-        if any(gradient is None for gradient in gradients):
-            used = [place for place, gradient in enumerate(gradients) if gradient is not None]
-            params, gradients = ([each[place] for place in used] for each in (params, gradients))
+        params: list[torch.Tensor] = list(self._params)
+        slots = self._slots
+        gradients = [param.grad for param in params if param.grad is not None]
+        if len(gradients) < len(params):
+            used = [place for place, param in enumerate(params) if param.grad is not None]
+            params = [params[place] for place in used]
             slots = [[slot[place] for place in used] for slot in slots]
         if self._sharded:
             params = [local_of(param.detach()) for param in params]

@@ -1,0 +1,226 @@
+"""What a site does when it is told to train or to evaluate: an object for each kind of local work.
+
+Whatever the algorithm is, the site asks one object, in the same words. Which one, `work_for` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from flwr.app import ArrayRecord, RecordDict
+
+from ...errors import ProtocolError
+from ...flower.messages import arrays_to_params, params_to_arrays
+from ...privacy.dp.example_level import ExampleTerms
+from ...task import Site, Task
+from ..algorithms.algorithms import local_algorithm
+from ..algorithms.corrections import Corrections
+from ..algorithms.personalization import (
+    PERSONALIZATIONS,
+    Personalization,
+    PersonalizationBench,
+    evaluate_own,
+)
+from ..algorithms.work import WORKS, LocalWork
+from ..algorithms.work_bench import WorkBench
+from ..module_params import params_of_module
+from ..settings import TrainingSettings
+from ..site_data import SiteData
+from ..warm_module import WarmModule
+from .session import LocalSession, without_auxiliary
+from .training import LocalTraining, Round
+
+if TYPE_CHECKING:
+    from ...task import Data
+
+__all__ = ["Assignment", "SiteWork", "Trained", "work_for"]
+
+Trained = tuple[int, dict[str, float], ArrayRecord]
+"""How many examples there were, the metrics, and the arrays of the reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """An instruction, and what the site has to follow it.
+
+    Attributes:
+        copies: whether arrays of the reply have memory of their own.
+        config: the instruction's, all of it; `settings` are the training's in it.
+        state: what the client keeps between messages; some work changes it.
+        key: what tells this instruction from others, and is the same when it is repeated.
+    """
+
+    task: Task
+    site: Site
+    data: SiteData
+    training: LocalTraining
+    module: WarmModule
+    copies: bool
+    client: int
+    settings: TrainingSettings
+    config: Mapping[str, Any]
+    arrays: ArrayRecord
+    state: RecordDict
+    key: tuple[object, ...]
+
+    def round(self, data: Data | None = None, **more: Any) -> Round:
+        """Return what is to be done as the owner's [device] says, with the training data unless
+        others are given; `more` are further fields of the round."""
+        arrays: ArrayRecord = more.pop("arrays", self.arrays)
+        seed = self.settings.seed
+        return Round(
+            site=self.site,
+            data=self.data.loaded().train if data is None else data,
+            settings=self.settings,
+            client=self.client,
+            load=lambda generation: self.module.with_params(
+                arrays, seed=seed, generation=generation
+            ),
+            **{"key": (), **more},
+        )
+
+    def arrays_of(self, module: torch.nn.Module) -> ArrayRecord:
+        """Return the reply's arrays: the params of a module."""
+        return params_to_arrays(params_of_module(module, copy=self.copies))
+
+
+class SiteWork(Protocol):
+    """A kind of local work."""
+
+    def train(self, given: Assignment) -> Trained:
+        """Train from the params that were sent."""
+
+    def evaluate(self, given: Assignment, data: Data) -> tuple[int, dict[str, float]]:
+        """Return the number of examples, and the metrics on the site's test data."""
+
+
+class Training:
+    """Steps along the gradient of the task's loss, and nothing beside."""
+
+    def train(self, given: Assignment) -> Trained:
+        """As `SiteWork.train`."""
+        module, examples, means = given.training.train(given.round(key=given.key))
+        return examples, means, given.arrays_of(module)
+
+    def evaluate(self, given: Assignment, data: Data) -> tuple[int, dict[str, float]]:
+        """As `SiteWork.evaluate`; clients may be asked to tune the params to their own data first."""
+        if given.settings.tuning_epochs:
+            return PersonalizedTraining(Personalization()).evaluate(given, data)
+        return given.training.evaluate(given.round(data), "test")
+
+
+class PrivateTraining(Training):
+    """DP-SGD: nobody sees single examples; no loss or metric leaves, nor what it took of the device,
+    which depends on how many examples were sampled."""
+
+    def __init__(self, terms: ExampleTerms) -> None:
+        self._terms = terms
+
+    def train(self, given: Assignment) -> Trained:
+        """As `SiteWork.train`.
+
+        Raises:
+            ProtocolError: the algorithm asks for more than plain steps.
+        """
+        if given.settings.algorithm != "plain":
+            raise ProtocolError(f"algorithm {given.settings.algorithm!r} does not train by DP-SGD")
+        module, examples, _ = given.training.train(given.round(dp_sgd=self._terms))
+        return examples, {}, given.arrays_of(module)
+
+
+class CorrectedTraining(Training):
+    """Steps that an algorithm corrects, by what was sent beside the params and what the client keeps."""
+
+    def train(self, given: Assignment) -> Trained:
+        """As `SiteWork.train`."""
+        settings, training = given.settings, given.training
+        training.require_whole(f"algorithm {settings.algorithm!r}", "corrects the steps")
+        algorithm, sessions = local_algorithm(settings), []
+        sent, loss = without_auxiliary(given.arrays, algorithm), 0.0
+        if algorithm.needs_losses:
+            loss = training.evaluate(given.round(arrays=sent), "train")[1]["loss"]
+
+        def begin(module: torch.nn.Module) -> Corrections:
+            sessions.append(LocalSession(algorithm, module, given.arrays, given.state))
+            return sessions[-1].corrections
+
+        _, examples, means = training.train(given.round(arrays=sent, begin=begin))
+        return examples, means, sessions[-1].finish(loss=loss, copy=given.copies)
+
+
+class PersonalizedTraining:
+    """Training of params of which some are the client's own."""
+
+    def __init__(self, personalization: Personalization) -> None:
+        self._personalization = personalization
+
+    def train(self, given: Assignment) -> Trained:
+        """As `SiteWork.train`."""
+        bench = self._bench(given)
+        sent, data = arrays_to_params(given.arrays), given.data.loaded().train
+        examples, means, params = self._personalization.train(bench, sent, data)
+        return examples, means, params_to_arrays(params)
+
+    def evaluate(self, given: Assignment, data: Data) -> tuple[int, dict[str, float]]:
+        """As `SiteWork.evaluate`; the metrics of the client's own params are "personal-loss" ..."""
+        return evaluate_own(
+            self._bench(given),
+            self._personalization,
+            arrays_to_params(given.arrays),
+            train_data=given.data.loaded().train,
+            test_data=data,
+        )
+
+    def _bench(self, given: Assignment) -> PersonalizationBench:
+        return PersonalizationBench(
+            task=given.task,
+            module=given.module,
+            device=given.training.device,
+            client=given.client,
+            settings=given.training.alone(given.settings),
+            state=given.state,
+        )
+
+
+class OtherWork:
+    """Work of an algorithm that is no training of the whole model by gradients."""
+
+    def __init__(self, work: LocalWork) -> None:
+        self._work = work
+
+    def train(self, given: Assignment) -> Trained:
+        """As `SiteWork.train`."""
+        sent = arrays_to_params(given.arrays)
+        examples, means, made = self._work.answer(self._bench(given), sent)
+        return examples, means, params_to_arrays(made)
+
+    def evaluate(self, given: Assignment, data: Data) -> tuple[int, dict[str, float]]:
+        """As `SiteWork.evaluate`."""
+        return self._work.measure(self._bench(given), arrays_to_params(given.arrays), data)
+
+    def _bench(self, given: Assignment) -> WorkBench:
+        return WorkBench(
+            task=given.task,
+            data=given.data.loaded(),
+            module=given.module,
+            client=given.client,
+            device=given.training.device,
+            settings=given.training.alone(given.settings),
+            config=given.config,
+        )
+
+
+_BY_ALGORITHM: Mapping[str, SiteWork] = {
+    "plain": Training(),
+    **{name: OtherWork(work) for name, work in WORKS.items()},
+    **{name: PersonalizedTraining(each) for name, each in PERSONALIZATIONS.items()},
+}
+_CORRECTED = CorrectedTraining()
+
+
+def work_for(algorithm: str, terms: ExampleTerms | None = None) -> SiteWork:
+    """Return the work of an algorithm, or under example-level privacy that of its `terms`."""
+    return _BY_ALGORITHM.get(algorithm, _CORRECTED) if terms is None else PrivateTraining(terms)
