@@ -35,7 +35,7 @@ class HuggingFaceRows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     Attributes:
         targets: all targets, (rows,), for `Site.share_of(data.targets, groups=data.groups)`.
-        groups: which rows belong together, (rows,), read-only, if a column says so.
+        groups: which rows belong together, (rows,), read-only, if there is a column for it.
     """
 
     def __init__(

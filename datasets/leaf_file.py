@@ -39,7 +39,7 @@ class LeafFile:
         """Return a user's (x, y) as the file has them.
 
         Raises:
-            DataError: the file does not have them, or other than it says.
+            DataError: the file does not have them, or contradicts its own counts.
         """
         if not self._spans:
             self._spans = self._scan()

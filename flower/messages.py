@@ -2,7 +2,7 @@
 
 Two things live here. `TensorArray` is a Flower `Array` over memory that already exists (an
 array, or a file that is mapped), so that building a record costs no copy. The rest are the few
-steps that Flower leaves to whoever runs an app: who this process is, and how a message that
+steps that Flower leaves to the runner of an app: who this process is, and how a message that
 came over a wire is put together again.
 """
 
@@ -281,7 +281,7 @@ def identify_process(*, run_id: int, node_id: int, quiet: bool = True) -> None:
 
 
 def set_message_id(message: Message, message_id: str) -> None:
-    """Give a message its id, as whoever sends messages has to."""
+    """Give a message its id, which its sender has to do."""
     message.metadata.__dict__["_message_id"] = message_id
 
 

@@ -1,4 +1,4 @@
-"""What a client's reply says beside params, as JSON can hold it: numbers, lists and text."""
+"""The entries of a client's reply beside params, as JSON: numbers, lists and text."""
 
 from __future__ import annotations
 

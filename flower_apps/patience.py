@@ -37,7 +37,7 @@ class Patience:
         tell: Callable[[int], None] = lambda connected: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` hears now and then how many clients are there while an app looks for them."""
+        """`tell` is called now and then with the number of clients while an app waits for them."""
         self._simulated = simulated
         self._bound_s = SIMULATED_S if simulated else DEPLOYED_S
         self._tell = tell

@@ -63,7 +63,7 @@ def _family(kind: type[Strategy]) -> set[type[Strategy]]:
 
 
 def _observed(start: Callable[..., Result], captured: Captured) -> Callable[..., Result]:
-    """Return a strategy's `start` that also tells the grid and `captured` what it does."""
+    """Return a strategy's `start` that also reports to the grid and to `captured`."""
     signature = inspect.signature(start)
 
     @functools.wraps(start)
@@ -84,7 +84,7 @@ def _observed(start: Callable[..., Result], captured: Captured) -> Callable[...,
 
 
 class ObservedGrid(WrappedGrid):
-    """A Grid that passes everything on to another one, and tells of each round (`RoundWatch`).
+    """A Grid that passes everything on to another one, and reports each round (`RoundWatch`).
 
     Leaving it completes the last round; one that an exception interrupts has no row. What
     `on_round` raises ends the app.

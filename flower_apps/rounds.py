@@ -45,7 +45,7 @@ class _Round:
     kinds: set[str] = field(default_factory=set)
     answered: dict[str, set[int]] = field(default_factory=lambda: {kind: set() for kind in COUNTED})
     failed: dict[tuple[str, int], Mapping[str, Any] | None] = field(default_factory=dict)
-    """Who failed at which kind of message, and what is told of it; None while nothing came."""
+    """Which clients failed at which kind of message, and the event's text; None before any reply."""
     means: dict[str, MetricMeans] = field(
         default_factory=lambda: {kind: MetricMeans() for kind in COUNTED}
     )
@@ -86,7 +86,7 @@ class _Round:
 
 
 class RoundWatch:
-    """Watches an app's messages and tells of each round when it is over.
+    """Watches an app's messages and reports each round at its end.
 
     A message says its round by a "server-round" in a config record, or by a group id that is a
     number, as those of Flower's older workflows. A round begins with a train message of another
@@ -110,7 +110,7 @@ class RoundWatch:
         on_answer: Callable[[Answer], None] = lambda answer: None,
         on_failure: Callable[[Mapping[str, Any]], None] = lambda detail: None,
     ) -> None:
-        """`on_failure` hears of each client that failed, as the event "client_failed" has it."""
+        """`on_failure` is called with the detail of the event "client_failed" of each client that failed."""
         self._on_failure = on_failure
         self._on_round = on_round
         self._on_answer = on_answer
@@ -125,10 +125,10 @@ class RoundWatch:
         self.asked = self.answers = 0
         """Messages that were sent so far, and replies with content."""
         self.errors: dict[str, Counter[int]] = {}
-        """What clients said instead, who, and how often."""
+        """Error replies: their text, the clients, and how often."""
 
     def sending(self, batch: Iterable[Message]) -> None:
-        """Note what is sent; if it begins a round, the one before is over."""
+        """Note messages that are sent; if they begin a round, the one before has ended."""
         with self._lock:
             counted = [m for m in batch if kind_of(m) in COUNTED]
             self.asked += len(counted)
@@ -228,7 +228,7 @@ class RoundWatch:
                 )
 
     def complete(self, *, unless_open: bool = False) -> None:
-        """Report the round under way, if there is one; it is over.
+        """Report the round under way, if there is one, as ended.
 
         With `unless_open`, one that still waits for replies is dropped instead.
         """

@@ -1,1 +1,1 @@
-"""Random numbers: streams from one seed, seeded generators, bytes that nobody foretells."""
+"""Random numbers: streams from one seed, seeded generators, unpredictable bytes."""

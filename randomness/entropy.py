@@ -17,7 +17,7 @@ __all__ = ["Entropy", "system_entropy", "words_from"]
 KEY_BYTES = 32
 
 Entropy = Callable[[int], bytes]
-"""Returns so many bytes that nobody can predict."""
+"""Returns so many unpredictable bytes."""
 
 
 def system_entropy(size_bytes: int) -> bytes:

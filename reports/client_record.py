@@ -20,7 +20,7 @@ WORST_SHARE = 0.1
 SPREAD = ("p10", "median", "p90", "worst")
 """The columns of a spread; `worst` is the mean of the worst `WORST_SHARE` of the clients."""
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll", "epsilon")
-"""In a metric's name they say that less is better; of all others more is."""
+"""Parts of the names of metrics of which less is better; of all others more is better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ DRAWN_MAX = 1e100
 
 
 class Columns:
-    """A table that grows by a row a round; what a row does not say is NaN."""
+    """A table that grows by a row a round; missing values are NaN."""
 
     def __init__(self) -> None:
         self._rounds = array("q")

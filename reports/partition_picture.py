@@ -38,7 +38,7 @@ _STYLE: Any = {  # matplotlib's type knows only literal keys
 
 
 def check_picture(path: Path) -> None:
-    """Check that a picture can be drawn and has a name that says its kind.
+    """Check that a picture can be drawn, and that its name ends in a known kind.
 
     Raises:
         ConfigError: matplotlib is not installed, or the name ends in something else.

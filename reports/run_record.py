@@ -42,7 +42,7 @@ class RunRecord:
         settings: every key of its meadow.toml with its value as text.
         columns: a row a round: "train.loss" and the other metrics, `COUNTERS`, "epsilon".
         status: "finished", "stopped", "failed" or `UNDER_WAY` (which may be a run that was killed).
-        cause: why it was stopped or failed, "" if nothing says so.
+        cause: why it was stopped or failed, "" if unknown.
         final, best: the metrics of these rounds; None before the first one.
     """
 

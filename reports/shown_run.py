@@ -1,4 +1,4 @@
-"""A run in a report: its name there, its colour, and its numbers as people say them."""
+"""A run in a report: its name there, its colour, and its numbers as text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRun:
-    """A run with what tells it from the others."""
+    """A run with the name and the line that distinguish it from others."""
 
     record: RunRecord
     name: str

@@ -80,7 +80,7 @@ def scores_table(runs: Sequence[ShownRun], which: Callable[[RunRecord], Scores |
 
 
 def settings_that_differ(runs: Sequence[ShownRun]) -> Html | None:
-    """Return what the runs were told that not all were told; None if that is nothing."""
+    """Return the settings in which the runs differ; None if there are none."""
     keys = [key for key in _keys(runs) if len(_values(runs, key)) > 1]
     if not keys:
         return None
@@ -89,7 +89,7 @@ def settings_that_differ(runs: Sequence[ShownRun]) -> Html | None:
 
 
 def shared_settings(runs: Sequence[ShownRun]) -> Html | None:
-    """Return what all runs were told alike; None if that is nothing."""
+    """Return the settings that all runs share; None if there are none."""
     keys = [key for key in _keys(runs) if len(_values(runs, key)) == 1]
     return table(["key", "value"], [[key, _value(runs[0], key)] for key in keys]) if keys else None
 

@@ -1,1 +1,1 @@
-"""Sweeps: simulations of one app under many settings, side by side, and what they tell."""
+"""Sweeps: simulations of one app under many settings, side by side, and their comparison."""

@@ -1,4 +1,4 @@
-"""Runs commands side by side and hears their events; Ctrl-C ends them all in order.
+"""Runs commands side by side and reads their events; Ctrl-C ends them all in order.
 
 Each child has a session of its own, so that a Ctrl-C reaches it only through this process: the
 first lets it end its round, the second ends it at once, the third kills it.
@@ -53,7 +53,7 @@ class _Child:
 class Children:
     """Runs jobs, at most `at_once` at a time.
 
-    `on_event` hears what they print, each JSON object with "event" as (name of the job, object);
+    `on_event` gets what they print, each JSON object with "event" as (name of the job, object);
     `on_end` the name, the exit code (a signal's number is negative) and the last error.
     Children hold the descriptors in `keep_open`, so that a lock lives as long as they do.
     """
@@ -73,10 +73,10 @@ class Children:
         self._running: dict[int, _Child] = {}
         self._selector = selectors.DefaultSelector()
         self.stops = 0
-        """How often somebody asked to stop."""
+        """How often a stop was requested."""
 
     def run(self, jobs: Sequence[ChildCommand]) -> None:
-        """Run the jobs to their end, or until somebody stops them."""
+        """Run the jobs to their end, or until they are stopped."""
         waiting = deque(jobs)
         with self._selector, self._interruptible():
             try:

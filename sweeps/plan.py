@@ -50,7 +50,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """How far a run is, as its folder says; "waiting" is one that has not begun."""
+    """The progress of a run, read from its folder; "waiting" before its beginning."""
 
     status: str
     cause: str = ""

@@ -1,4 +1,4 @@
-"""A classifier's loss and metric, a value an example: what a `Task` asks for."""
+"""A classifier's loss and metric for a `Task`: one value per example."""
 
 from __future__ import annotations
 

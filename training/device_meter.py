@@ -79,7 +79,7 @@ class DeviceMeter:
     def metrics(self, samples: int) -> dict[str, float]:
         """Return the last block's figures; `samples` is how many examples it trained on.
 
-        Units: examples a second, megabytes, and percent; the last where the device says it.
+        Units: examples a second, megabytes, and percent; the last where the device reports it.
         """
         made = {
             "samples-per-s": samples / max(self._took_s, 1e-9),

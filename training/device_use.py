@@ -1,4 +1,4 @@
-"""How a module and its batches use a device, as the owner's [device] says."""
+"""How a module and its batches use a device: the settings of [device]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHOLE = ("none", "data_parallel", "ddp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """What trades time for memory, or asks for another layout.
+    """Settings that trade time for memory, or choose a memory layout.
 
     Attributes:
         checkpoint_activations: whether blocks are computed again in the backward pass.
@@ -38,10 +38,10 @@ class DeviceUse:
 
     @classmethod
     def of(cls, config: DeviceConfig, *, kind: str, device: str) -> DeviceUse:
-        """Return what an owner asks for under a form.
+        """Return the owner's settings under a parallelism strategy.
 
         Raises:
-            DataError: the form or the device cannot do it.
+            DataError: the parallelism strategy or the device does not support one.
         """
         for key in ("channels_last", "compile"):
             if getattr(config, key) and kind not in WHOLE:

@@ -1,4 +1,4 @@
-"""What a round of training began with and what came of it: for one client, or for many at once."""
+"""The inputs and results of a round of training, for one client or for many at once."""
 
 from __future__ import annotations
 

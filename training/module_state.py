@@ -50,7 +50,7 @@ class PythonState:
         return next((f"{place}.{name}".lstrip(".") for place, name, _ in self._changes()), "")
 
     def restore(self) -> None:
-        """Make every attribute what it was; new ones are deleted."""
+        """Restore every attribute, and delete new ones."""
         for place, name, before in list(self._changes()):
             module = self._module.get_submodule(place)
             if before is _MISSING:

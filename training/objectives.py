@@ -51,7 +51,7 @@ def dynamic(
 
 
 def next_gradient(own: Tensor, delta: Tensor, *, alpha: float) -> Tensor:
-    """Return the gradient of a client's loss where its last round ended, as its steps say.
+    """Return the gradient of a client's loss where its last round ended, estimated from its steps.
 
     Source: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", algorithm 1.
     """

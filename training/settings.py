@@ -51,7 +51,7 @@ class TrainingSettings:
     seed: int = 0
     server_round: int = 1
     repeat: int = 0
-    """How often the client has trained from the same params before: where nobody waits."""
+    """How often the client has trained from the same params before, in asynchronous rounds."""
     proximal_mu: float = 0.0
     algorithm: LocalAlgorithm = "plain"
     dynamic_alpha: float = 0.01

@@ -1,4 +1,4 @@
-"""Where the time of a local round goes: what the trainer does is told by the name of its phase."""
+"""The phases of a local round, and the time that each takes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepTimer(Protocol):
 
 
 class Unwatched:
-    """The usual case: nobody wants to know."""
+    """Measures nothing: the default."""
 
     _nothing = nullcontext()
 
@@ -61,7 +61,7 @@ class StopWatch:
 
     @property
     def steps(self) -> int:
-        """As said above."""
+        """See `StepTimer.of`."""
         return self._steps - self._warm_steps if self._steps > self._warm_steps else self._steps
 
     @property

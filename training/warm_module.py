@@ -37,7 +37,7 @@ class WarmModule:
         self._module: torch.nn.Module | None = None
         self._python: PythonState | None = None
         self._built: dict[int, Params] = {}
-        """The params before the first round, by the run's seed, once somebody needs them."""
+        """The params before the first round, by the run's seed; made when first needed."""
         self._still: dict[str, torch.Tensor] = {}
         """Buffers of a frozen base, as they were built."""
         self._unsent: dict[str, torch.Tensor] = {}
@@ -89,7 +89,7 @@ class WarmModule:
         return module
 
     def fresh(self, *, seed: int, generation: int = 0) -> torch.nn.Module:
-        """Return the module with whatever params, for somebody who sets them."""
+        """Return the module with unspecified params, for a caller that sets them."""
         if self._module is None or self._built_for != (seed, generation):
             self._module = self._prepare(build_module(self._task, seed).to(self._device))
             self._built_for = seed, generation

@@ -1,1 +1,1 @@
-"""The clients' halves of algorithms that ask for more than training."""
+"""The clients' halves of algorithms, where clients do more than train."""

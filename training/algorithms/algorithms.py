@@ -1,4 +1,4 @@
-"""The clients' halves of the algorithms that ask for more than training.
+"""The clients' halves of algorithms, where clients do more than train.
 
 Each is written on tensors of one client or of many at once: the trainer for one client and the
 vectorized executor run the same code. The servers' halves are in `strategies`.
@@ -216,5 +216,5 @@ CORRECTED = frozenset(LOCAL_ALGORITHMS) - {"plain"}
 
 
 def local_algorithm(settings: TrainingSettings) -> LocalAlgorithm:
-    """Return the client's half of the algorithm that an instruction asks for."""
+    """Return the client's half of the algorithm that an instruction names."""
     return LOCAL_ALGORITHMS[settings.algorithm](settings)

@@ -29,7 +29,7 @@ class WorkBench:
     config: Mapping[str, Any]
 
     def configured(self, key: str, kind: type[Any]) -> Any:
-        """Return what the instruction says.
+        """Return an entry of the instruction's config.
 
         Raises:
             ProtocolError: it does not, or something of another type.

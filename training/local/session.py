@@ -1,4 +1,4 @@
-"""One client's round under an algorithm that asks for more than training."""
+"""One client's round under an algorithm with a client's half."""
 
 from __future__ import annotations
 

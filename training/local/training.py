@@ -67,13 +67,13 @@ class Round:
 
 
 class LocalTraining:
-    """Trains rounds as the owner's [device] says; processes and bounds stay for the next one.
+    """Trains rounds by the owner's [device]; processes and bounds stay for the next round.
 
     Attributes:
         device: where this process computes.
         module_device: where its whole module is: the CPU, if ranks hold parts of it.
         use: how a module and its batches use the device.
-        timer: who is told what the training of this process does.
+        timer: measures the phases of this process's training.
         text: the devices for people.
     """
 

@@ -71,7 +71,7 @@ def train_dp_sgd(
     `sampling` are drawn from, the same on all ranks; None: from new ones. `parallelism` is how ranks divide
     the examples; None: this process has them all.
 
-    Guarantees: the module's params are private as `terms.event(settings.epochs)` says.
+    Guarantees: the module's params are private by `terms.event(settings.epochs)`.
     Edge cases: an example whose gradient is not finite adds nothing; a batch without examples is a
         step of noise.
     Raises:
@@ -123,7 +123,7 @@ def train_dp_sgd(
 
 
 def draw_examples(count: int, rate: float, sampling: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return which examples are in a step's batch: each by its own coin."""
+    """Return which examples are in a step's batch: each independently, with probability `rate`."""
     return np.flatnonzero(sampling.random(count) < rate)
 
 

@@ -143,7 +143,7 @@ class _Local:
         self._unfinished = Unfinished(module, self._optimizer, self.scaler, self._means, device)
 
     def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
-        """Train for the epochs that the settings ask for."""
+        """Train for the configured epochs."""
         settings, parallelism = self._settings, self._parallelism
         order = batch_order_seed(settings, self._client)
         sizes = _sizes(data, settings.batch_size, parallelism)

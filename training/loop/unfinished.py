@@ -33,7 +33,7 @@ class Place:
         epoch: how many are over.
         batches: how many of the present one are.
         steps: how many steps the optimizer has made in all.
-        samples: how many examples an epoch has; 0 before the first is over.
+        samples: how many examples an epoch has; 0 before the first one ends.
     """
 
     epoch: int = 0

@@ -1,4 +1,4 @@
-"""The ranks as rank 0 sees them: started, told what to do, watched, and started again.
+"""Rank 0's side of the ranks: starts them, instructs them, watches them and restarts them.
 
 Whatever happens to a rank - killed, hung, out of memory - the round's work is repeated by a new
 group, from where it was last saved, in the same training process.
@@ -34,7 +34,7 @@ ATTEMPTS_MAX = 5
 START_WAIT_S = 300.0
 """How long a rank may take to load the app."""
 REPORT_WAIT_S = 2.0
-"""How long a rank whose end was noticed may take to say why."""
+"""Seconds within which a rank that has ended must report why."""
 MODULE = "meadow.training.local.rank"
 
 T = TypeVar("T")
@@ -190,7 +190,7 @@ class RankGroup:
         return self._first_fault() or Word(kind="lost", text=str(error))
 
     def _first_fault(self) -> Word | None:
-        """Return what a rank says of its end; that it lost another one counts least."""
+        """Return a rank's report on its end; the loss of another rank has the lowest priority."""
         until_s = time.monotonic() + REPORT_WAIT_S
         faults = []
         for process, connection in self._ranks:

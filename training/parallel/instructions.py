@@ -1,4 +1,4 @@
-"""What rank 0 tells the others, as JSON over a socket pair; tensors go through collectives."""
+"""Rank 0's instructions to the other ranks, as JSON over a socket pair; tensors go through collectives."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInstruction:
-    """One round: all ranks train by the same order.
+    """One round: all ranks train by the same instruction.
 
     Attributes:
         evaluate: which of the site's data to evaluate instead; empty: none.
@@ -106,7 +106,7 @@ class RoundInstruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """What a rank says: that it is ready, or what ended it: "app", "memory", or "lost", which is
+    """A rank's report: that it is ready, or why it ended: "app", "memory", or "lost", which is
     the end of another one."""
 
     kind: str

@@ -1,4 +1,4 @@
-"""A barrier for the ranks of one machine: each tells every other, through a socket, that it is there.
+"""A barrier for the ranks of one machine: each notifies every other through a socket.
 
 A collective of torch's wakes several threads on each side before it is over, and where all cores
 compute that takes longer than the sums that it announces. Here a rank looks for the others' word

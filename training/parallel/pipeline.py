@@ -73,7 +73,7 @@ class Pipeline(Divided):
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
-        """As `Form.backward`; all micro-batches are of one size, and the rest goes by itself."""
+        """As `Parallelism.backward`; all micro-batches have one size, and the remainder is a batch of its own."""
         self._loss = loss
         size = -(-len(targets) // (MICRO_BATCHES_A_RANK * self._copies.size))
         main = len(targets) // size * size

@@ -12,7 +12,7 @@ from ...errors import DataError
 __all__ = ["Stages", "cut", "sequence_of"]
 
 Stages = Callable[[torch.nn.Module], Sequence[torch.nn.Module]]
-"""What a task says of its model: its layers in order."""
+"""A task's list of its model's layers, in order."""
 
 
 def sequence_of(
