@@ -69,6 +69,10 @@ class DataError(MeadowError):
     """A site's data cannot be loaded, or is not what the task needs."""
 
 
+class NothingLearnedError(DataError):
+    """There are no data to train on, or the training has no finite result."""
+
+
 class UpdateError(MeadowError):
     """A client's update is refused: the text names the client, the field and the reason."""
 

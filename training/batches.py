@@ -16,7 +16,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from ..errors import DataError
+from ..errors import DataError, NothingLearnedError
 from ..randomness.seeds import derive, epoch_order
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def batches_of(
     """
     count = samples_in(data)
     if not count:
-        raise DataError("there are no samples; a site's data must not be empty")
+        raise NothingLearnedError("there are no samples; a site's data must not be empty")
     if isinstance(data, DataLoader):
         _reseed(data, seed, epoch)
         if share is not None:

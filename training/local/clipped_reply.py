@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flwr.app import ArrayRecord, MetricRecord
 
+from ...errors import UpdateError
 from ...flower.messages import MemoryTensor, arrays_to_params, params_to_arrays, tensors_of
 from ...privacy.dp.mechanisms.clipping import Clipping, clip_update, reported_metrics
 from ...privacy.dp.mechanisms.local import noisy_update
@@ -28,13 +29,18 @@ def clipped_reply(
     Every client counts once, so the number of its examples stays with it; so do loss and metrics.
 
     Raises:
-        UpdateError: the trained params are not finite.
+        UpdateError: the trained params are not finite, and the server adds the noise.
     """
     params = arrays_to_params(before)
     if noise is not None and noise.is_local:
         noisy = noisy_update(params, tensors_of(trained), clipping, noise, system_entropy)
         return params_to_arrays(noisy), MetricRecord({"num-examples": 1})
-    tensors, within = clip_update(params, tensors_of(trained), clipping)
+    try:
+        tensors, within = clip_update(params, tensors_of(trained), clipping)
+    except UpdateError:
+        if noise is None or noise.place == "server":
+            raise
+        tensors, within = tensors_of(before), True  # as `noisy_update` has it
     if copy:
         tensors = {name: MemoryTensor(tensor.numpy()) for name, tensor in tensors.items()}
     return params_to_arrays(tensors), MetricRecord(

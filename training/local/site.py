@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from ...errors import NOTHING_TO_EVALUATE, ProtocolError
+from ...errors import NOTHING_TO_EVALUATE, NothingLearnedError, ProtocolError
 from ...flower.messages import metrics_record, record_dict, records_in
 from ...privacy.dp.example_level import ExampleTerms
 from ...privacy.dp.mechanisms.clipping import Clipping
@@ -45,11 +46,17 @@ class LocalSite:
         config = _config(message)
         given = self._assignment(message, config, client, state)
         work = work_for(given.settings.algorithm, ExampleTerms.of(config))
-        examples, means, trained = work.train(given)
+        clipping, noise = Clipping.of(config), NoiseTerms.of(config)
+        try:
+            examples, means, trained = work.train(given)
+        except NothingLearnedError as error:
+            if clipping is None or noise is None or noise.place == "server":
+                raise
+            # a failure would be about the data, too: what leaves is like anybody's
+            logging.getLogger(__name__).warning("this round has no change of the params: %s", error)
+            examples, means, trained = 1, {}, given.arrays
         metrics = metrics_record({"num-examples": examples, **means})
-        clipping = Clipping.of(config)
         if clipping is not None:
-            noise = NoiseTerms.of(config)
             trained, metrics = clipped_reply(
                 given.arrays, trained, clipping, noise, copy=self._copies
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from ...errors import DataError
+from ...errors import DataError, NothingLearnedError
 from ...randomness.seeded import seeded
 from ...randomness.seeds import derive, spread_one
 from ..batches import Batch, batches_of, samples_in
@@ -171,7 +171,7 @@ class _Local:
                 name: total / examples for name, total in zip(self._names(), sums, strict=True)
             }
             if not math.isfinite(means["loss"]):
-                raise DataError(
+                raise NothingLearnedError(
                     f"the training loss is {means['loss']} in round "
                     f"{settings.server_round}, epoch {place.epoch + 1}; lower "
                     "training.learning_rate, set training.gradient_clip_norm, or look for "

@@ -44,12 +44,15 @@ def noisy_update(
     Guarantees: the result releases `noise.event`, for neighbours that differ by the client's
         delta. This is exact, independent of floating-point rounding, as the result is a function
         of whole numbers with noise of the exact distribution.
-    Edge cases: tensors that are not floating-point are those of `params`.
-    Raises:
-        UpdateError: a value is not finite.
+    Edge cases: tensors that are not floating-point are those of `params`. A delta that is not
+        finite counts as none: that there is one is not to be told either.
     """
     laplace = noise.source == "local_laplace"
-    deltas = _bounded(params, tensors, clipping, laplace=laplace)
+    try:
+        deltas = _bounded(params, tensors, clipping, laplace=laplace)
+    except UpdateError:
+        unchanged = {name: MemoryTensor(values) for name, values in params.items()}
+        deltas = _bounded(params, unchanged, clipping, laplace=laplace)
     scale = noise.multiplier * clipping.norm / (math.sqrt(2.0) if laplace else 1.0)
     words = words_from(entropy)
     kind: Kind = "laplace" if laplace else "gaussian"

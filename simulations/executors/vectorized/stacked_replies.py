@@ -73,8 +73,11 @@ class CohortReplies:
         """Take a chunk; yields the replies that nothing else is added to."""
         self._stacked = stacked
         losses = trained.means.get("loss", np.zeros(len(clients)))
-        good = np.flatnonzero(np.isfinite(losses)).tolist()
-        for row in np.flatnonzero(~np.isfinite(losses)).tolist():
+        counted = (
+            np.isfinite(losses) | self.noise_is_local
+        )  # with its own noise nothing else is told
+        good = np.flatnonzero(counted).tolist()
+        for row in np.flatnonzero(~counted).tolist():
             yield error_reply(
                 self.message_to(clients[row]), self._not_finite(losses[row]), self._sink
             )

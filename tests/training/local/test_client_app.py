@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 from torch import nn
 
 import meadow
-from meadow.errors import NOTHING_TO_EVALUATE, DataError, ProtocolError
+from meadow.errors import NOTHING_TO_EVALUATE, DataError, MeadowError, ProtocolError
 from meadow.flower.messages import arrays_to_params
 
 TRAIN = {"batch-size": 8, "learning-rate": 0.1, "seed": 3, "server-round": 1}
@@ -123,6 +123,32 @@ def test_evaluation_averages_over_the_test_data(kit: Any) -> None:
         losses = kit.cross_entropy(module(inputs), targets)
     assert content["metrics"]["loss"] == pytest.approx(float(losses.mean()), rel=1e-6)
     assert content["metrics"]["num-examples"] == 11
+
+
+@pytest.mark.parametrize("how", ["fine", "empty", "not finite", "no finite change"])
+@pytest.mark.parametrize("source", ["local_gaussian", "local_laplace", "distributed", "server"])
+def test_who_learned_nothing_answers_like_anybody(kit: Any, how: str, source: str) -> None:
+    """Where clients add the noise, whether data are empty or broken does not leave either."""
+    inputs, targets = kit.samples(0, 0 if how == "empty" else 10)
+    if how == "not finite":
+        inputs = inputs * torch.nan
+    elif how == "no finite change":
+        inputs = inputs * 1e30
+    data = meadow.ClientData(train=(inputs, targets))
+    task = kit.task(model=lambda: torch.nn.Linear(4, 2), client_data=lambda site: data)
+    app, arrays = meadow.client_app(task), kit.params(task)
+    noise = {"dp-noise-multiplier": 1.0, "dp-noise": source}
+    terms = {"dp-clip-norm": 1e-3, "dp-clipping": "fixed", **noise}
+    if source == "server" and how in ("empty", "not finite"):
+        with pytest.raises(MeadowError):
+            train(kit, app, arrays, **terms)
+        return
+    if source != "server" or how == "fine":
+        content = train(kit, app, arrays, **terms)
+        assert dict(content.metric_records["metrics"]) == {"num-examples": 1}
+        for name, values in arrays_to_params(content.array_records["arrays"]).items():
+            moved = np.abs(values - arrays_to_params(arrays)[name])
+            assert moved.max() < 0.1
 
 
 def test_a_query_counts_samples(kit: Any) -> None:
