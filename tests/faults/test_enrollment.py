@@ -215,7 +215,7 @@ def test_many_renewals(server: LiveServer, tmp_path: Path) -> None:
         for _ in range(RENEWALS_MAX):
             with refused(grpc.StatusCode.INVALID_ARGUMENT):
                 FleetStub(channel).Renew(request, timeout=CALL_S)
-        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, match="asked for lately"):
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, match="renewed lately"):
             FleetStub(channel).Renew(request, timeout=CALL_S)
     server.serves(greedy)
     request = pb.RenewRequest(csr_pem=create_request("modest", tmp_path / "next.pem"))

@@ -145,8 +145,8 @@ def test_first_message(client: RawClient) -> None:
     progress = pb.AgentMessage(progress=pb.Progress(instruction_id="1"))
     foreign = pb.AgentMessage(hello=pb.Hello(protocol=99, client=client.name))
     for first, code, text in (
-        (progress, grpc.StatusCode.INVALID_ARGUMENT, "no hello"),
-        (pb.AgentMessage(), grpc.StatusCode.INVALID_ARGUMENT, "no hello"),
+        (progress, grpc.StatusCode.INVALID_ARGUMENT, "not a hello"),
+        (pb.AgentMessage(), grpc.StatusCode.INVALID_ARGUMENT, "not a hello"),
         (foreign, grpc.StatusCode.FAILED_PRECONDITION, "speaks protocol 99"),
     ):
         error = Stream(client.stub, first).ended()
