@@ -1,4 +1,4 @@
-"""HOST:PORT, as people write it and as gRPC does: an IPv6 address stands in brackets."""
+"""Addresses as HOST:PORT, with an IPv6 address in brackets, as gRPC writes them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Address", "caller_of", "host_of"]
 
 _NAME = re.compile(r"[0-9A-Za-z_]([0-9A-Za-z_.-]{0,251}[0-9A-Za-z_.])?", re.ASCII)
 NETWORK_BITS = 64
-"""So much of an IPv6 address is a site's; the rest of it whoever is there chooses at will."""
+"""Prefix length of an IPv6 network; a host chooses the rest of its address freely."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where something listens; `str` writes it as HOST:PORT or [IPV6]:PORT."""
+    """A host and port; `str` writes it as HOST:PORT or [IPV6]:PORT."""
 
     host: str
     """Without brackets."""
@@ -30,7 +30,7 @@ class Address:
         """Read HOST:PORT or [IPV6]:PORT.
 
         Raises:
-            ConfigError: it is neither; `what` is what the text begins with.
+            ConfigError: it is neither; the message begins with `what`.
         """
         found = re.fullmatch(r"(?P<host>\[[^\[\]]*\]|[^\[\]:]*):(?P<port>[0-9]{1,5})", text.strip())
         if found is None:
@@ -67,8 +67,8 @@ def host_of(text: str, *, what: str = "a host") -> str:
 
 
 def caller_of(peer: str) -> str:
-    """Return by what a stranger is counted, from what gRPC says of a peer: an IPv4 address, or the
-    network of an IPv6 address."""
+    """Return the key by which an unknown peer is counted, from gRPC's name of it: its IPv4 address,
+    or its IPv6 network."""
     kind, _, rest = unquote(peer).partition(":")
     text = rest.rpartition(":")[0].strip("[]")
     try:

@@ -1,7 +1,7 @@
-"""An author's signature under one version of an app: its name, its content and when it was signed.
+"""An author's signature of one version of an app: its name, its content and the time of signing.
 
-The key is Ed25519. What is signed names all three, so that a signature is of use for no other app,
-no other content, and - to whoever remembers the newest - for no older version.
+The key is Ed25519. The signed statement has all three, so that a signature is valid for no other
+app and no other content, and a client that stores the newest time can refuse older versions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .durable import write_file
 __all__ = ["SIGNATURE_FILE", "AppSignature", "make_author_key", "sign_app", "signature_beside"]
 
 SIGNATURE_FILE: Final = ".meadow-signature"
-"""Beside an app's files; hidden, so it is no part of the content that it signs."""
+"""The file is hidden, so it is not part of the content that it signs."""
 FILE_BYTES_MAX: Final = 4096
 PREFIX: Final = "ed25519:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSignature:
-    """Who signed a version, and when."""
+    """The signature of a version, with its key and time."""
 
     key: bytes
     signed_at_s: int
@@ -37,18 +37,18 @@ class AppSignature:
 
     @property
     def signer(self) -> str:
-        """The author's key as an owner writes it down."""
+        """The author's key, as written in an owner's client.toml."""
         return PREFIX + self.key.hex()
 
     def verify(self, name: str, sha256: str) -> None:
-        """Pass if the key has signed this version of this app.
+        """Check that the key has signed this version of this app.
 
         Raises:
             IdentityError: it has not.
         """
         try:
-            said = _statement(name, sha256, self.signed_at_s)
-            Ed25519PublicKey.from_public_bytes(self.key).verify(self.signature, said)
+            statement = _statement(name, sha256, self.signed_at_s)
+            Ed25519PublicKey.from_public_bytes(self.key).verify(self.signature, statement)
         except (InvalidSignature, UnsupportedAlgorithm, ValueError):
             raise IdentityError(
                 f"the signature is not of app {name!r} with sha256:{sha256[:12]}..."
@@ -92,10 +92,10 @@ class AppSignature:
 
 
 def signature_beside(folder: Path, *, name: str, sha256: str) -> bytes:
-    """Return the signature that lies with an app, empty if there is none.
+    """Return the signature in an app's folder, empty if there is none.
 
     Raises:
-        AppError, IdentityError: it is of another version: the app was changed since.
+        AppError, IdentityError: it is malformed, or of another version of the app.
     """
     try:
         data = (folder / SIGNATURE_FILE).read_bytes()
@@ -111,10 +111,10 @@ def signature_beside(folder: Path, *, name: str, sha256: str) -> bytes:
 
 
 def make_author_key(path: Path) -> str:
-    """Write a new private key, which only its owner may read, and return its public one.
+    """Write a new private key, readable only for its owner, and return the public key.
 
     Raises:
-        IdentityError: there is a file already.
+        IdentityError: the file exists already.
     """
     if path.exists():
         raise IdentityError(f"{path} exists; a key is not written over")
@@ -132,7 +132,7 @@ def sign_app(folder: Path, *, name: str, sha256: str, key_file: Path, now_s: int
     """Sign a version of an app, and write the signature beside its files.
 
     Raises:
-        IdentityError: the key's file is none.
+        IdentityError: the file has no author's key.
     """
     try:
         key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)

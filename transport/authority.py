@@ -1,6 +1,6 @@
-"""The authority of a server: issues short-lived certificates, by name and role.
+"""The certificate authority of a server: issues short-lived certificates, by name and role.
 
-Name, role and lifetime are what the server knows, never what a request asks for.
+The server decides the name, role and lifetime; those of a request are ignored.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = ["SKEW", "Authority"]
 
 AUTHORITY_DAYS: Final = 3653
 SKEW: Final = timedelta(minutes=5)
-"""How far another machine's clock may be behind."""
+"""How far another machine's clock may lag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authority:
-    """Issues certificates; whoever holds its key can be anybody."""
+    """Issues certificates; with its key, any identity can be forged."""
 
     certificate_pem: bytes
     key_pem: bytes = field(repr=False)
@@ -57,11 +57,11 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 by which clients recognise this authority."""
+        """The SHA-256 of the authority's certificate, which clients check."""
         return fingerprint_of(self.certificate_pem)
 
     def issue_server(self, hosts: Sequence[str], *, now: datetime, days: float) -> KeyPair:
-        """Make a server's key and its certificate, which the authority's follows as a chain.
+        """Return a new key and certificate chain for a server.
 
         It is valid for `hosts` (names and addresses), localhost, 127.0.0.1 and ::1.
 
@@ -87,7 +87,7 @@ class Authority:
     def issue_client(
         self, request_pem: bytes, *, name: str, role: Role = "client", now: datetime, days: float
     ) -> bytes:
-        """Return a certificate for the public key in a request, and for nothing else in it.
+        """Return a certificate for the public key of a request; its other fields are ignored.
 
         Raises:
             IdentityError: the name or the role is not possible, or the request is malformed, not
@@ -104,10 +104,10 @@ class Authority:
         )
 
     def verify(self, certificate_pem: bytes) -> Identity:
-        """Return who a certificate is for, if this authority issued it.
+        """Return the identity of a certificate that this authority issued.
 
         Raises:
-            IdentityError: it did not, or it is no certificate.
+            IdentityError: another authority issued it, or it is not a certificate.
         """
         return verify_issued(certificate_pem, self.certificate_pem)
 

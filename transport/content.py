@@ -1,4 +1,4 @@
-"""Records on disk: what a client keeps between rounds, as bytes and files of tensors."""
+"""Stores records on disk, as bytes and files of tensors: a client's state between rounds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["pack_content", "unpack_content"]
 
 
 def pack_content(content: RecordDict, blobs: BlobWriter) -> bytes:
-    """Return `content` as bytes; its arrays are in the writer's folder then.
+    """Return `content` as bytes, and write its arrays to the writer's folder.
 
     Raises:
-        ProtocolError: something in it cannot be stored.
+        ProtocolError: a value of it cannot be stored.
         StoreError: a file cannot be written.
     """
     metadata = Metadata(0, "", 0, 0, "", "", 0.0, 0.0, "query")
@@ -29,7 +29,7 @@ def pack_content(content: RecordDict, blobs: BlobWriter) -> bytes:
 
 
 def unpack_content(packed: bytes, folder: Path) -> RecordDict:
-    """Return what `pack_content` made; arrays stay in their files until they are used.
+    """Return the content that `pack_content` stored; arrays are read when they are used.
 
     Raises:
         ProtocolError, StoreError: the bytes or the files are damaged.

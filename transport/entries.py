@@ -26,7 +26,7 @@ _SCALARS: Final = {kind for _, kind, _, _ in _KINDS}
 
 
 def pack_entries(values: Mapping[str, EntryValue]) -> list[Entry]:
-    """Return `values` as entries, in their order; what is a bool stays one.
+    """Return `values` as entries, in their order; a bool stays a bool.
 
     Raises:
         ProtocolError: a name is too long, a value is of no kind that can be sent, or an int

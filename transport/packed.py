@@ -1,4 +1,4 @@
-"""Files of tensors that are bytes in a message: a small model needs no transfer of its own."""
+"""Files of tensors inside a message, so that a small model needs no separate transfer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKED_BYTES_MAX: Final = 32 << 10
 
 
 def pack_tensors(layout: FileLayout) -> bytes:
-    """Return the file that a layout is of, all of it in memory."""
+    """Return the bytes of a layout's file, in memory."""
     return b"".join(layout.blocks())
 
 
@@ -28,7 +28,7 @@ def unpack_tensors(data: bytes) -> Mapping[str, FlatTensor]:
 
     Raises:
         LimitError: there are more than `PACKED_BYTES_MAX`.
-        ProtocolError: the header is malformed, or says something that is not so.
+        ProtocolError: the header is malformed, or does not match the data.
     """
     length = read_length(data[:8], len(data), PACKED_BYTES_MAX)
     extents = parse_header(data[8 : 8 + length], len(data)).extents

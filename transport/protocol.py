@@ -1,7 +1,7 @@
-"""The number of what server and agents say to each other.
+"""The version of the protocol between server and agents.
 
-It changes whenever the wire changes: a message of `fleet.proto` that one of the services uses, or
-how tensors are laid out. tests/transport/test_protocol.py holds that.
+It changes with the wire: a message of `fleet.proto` that a service uses, or the layout of
+tensors. tests/transport/test_protocol.py checks that.
 """
 
 from __future__ import annotations

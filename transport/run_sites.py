@@ -1,8 +1,8 @@
-"""The sites of a run as every client is told of them, so that each finds its own index.
+"""The list of a run's sites, in which each client finds its own index.
 
-All clients get the same list, none its index: the clients of a secure sum can see that they were told
-alike, and a server cannot give one of them an index of its own. The list is a bitmap of node ids, bit
-n - 1 for node n, and behind it, in order, who joined the run later; 10,000 sites take 1.25 KB.
+All clients get the same list: the clients of a secure sum can verify that, and so a server cannot
+choose a client's index. The list is a bitmap of node ids, bit n - 1 for node n, followed by the
+sites that joined the run later, in order. 10,000 sites take 1.25 KB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["PackedSites", "index_of", "pack_sites"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSites:
-    """A run's sites, as an instruction has them."""
+    """A run's sites, as an instruction carries them."""
 
     count: int
     bitmap: bytes
@@ -34,7 +34,7 @@ def pack_sites(node_ids: Sequence[int]) -> PackedSites:
 
 
 def index_of(node_id: int, bitmap: bytes, joined: Sequence[int]) -> int | None:
-    """Return a node's place in the list, None if it is not in it."""
+    """Return a node's index in the list, None if it is not listed."""
     byte, bit = divmod(node_id - 1, 8)
     if byte < len(bitmap) and bitmap[byte] >> bit & 1:
         below = int.from_bytes(bitmap[: byte + 1], "little") & ((1 << (node_id - 1)) - 1)

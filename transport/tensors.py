@@ -2,7 +2,7 @@
 
 The format: eight bytes, little-endian, with the header's length; the header, a JSON object of
 names with dtype, shape and extent; the data, without gaps. There is nothing in it to execute.
-This reader trusts nothing a file says before it has checked it, and never loads a whole file.
+This reader checks everything in a file before it uses it, and never loads a whole file.
 
 Source: Hugging Face, safetensors 0.8, README "Format".
 """
@@ -42,7 +42,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """What tells one file from another: its size and the CRC-32 of all its bytes."""
+    """A file's size, in bytes, and the CRC-32 of its content; both together identify it."""
 
     size_bytes: int
     crc32: int
@@ -76,7 +76,7 @@ def write_tensors(
 def write_layout(
     path: Path, layout: FileLayout, *, fsync: bool, file_pool: FilePool | None = None
 ) -> FileInfo:
-    """As `write_tensors`.
+    """Write the tensors of a layout; see `write_tensors`.
 
     Raises:
         StoreError: the file cannot be written.
@@ -151,14 +151,14 @@ class TensorFile:
 
     @classmethod
     def open(cls, path: Path, *, size_max: int, crc32: int | None = None) -> TensorFile:
-        """Open the file and check everything that its header says.
+        """Open the file and check its header.
 
-        `crc32` spares the reading of the file if its checksum is known, and is believed.
+        `crc32` is the file's checksum if it is known; it is trusted, and saves reading the file.
 
         Raises:
             StoreError: the file is missing or cannot be read.
             LimitError: it is larger than `size_max`, or its header exceeds a bound.
-            ProtocolError: its header is malformed, or says something that is not so.
+            ProtocolError: its header is malformed, or does not match the file.
         """
         try:
             fd = open_held(path, os.O_NONBLOCK)

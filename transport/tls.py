@@ -1,4 +1,4 @@
-"""TLS for gRPC: what both sides show each other, and the first look at an unknown server."""
+"""TLS for gRPC: the credentials of both sides, and the first connection to an unknown server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["channel_credentials", "fetch_ca", "server_credentials"]
 def server_credentials(
     current: Callable[[], KeyPair], *, ca_pem: bytes | None
 ) -> grpc.ServerCredentials:
-    """Return what a listener shows; with `ca_pem` every client has to show a certificate.
+    """Return a listener's credentials; with `ca_pem`, every client has to present a certificate.
 
-    `current` is asked at every connection, so that a certificate can be renewed while the server
-    runs: it must be quick, and give the same object as long as nothing has changed.
+    `current` is called at every connection, so that a certificate can be renewed while the server
+    runs. It must be fast, and return the same object as long as nothing has changed.
     """
     shown = current()
 
@@ -45,7 +45,7 @@ def server_credentials(
 
 
 def channel_credentials(ca_pem: bytes, pair: KeyPair | None = None) -> grpc.ChannelCredentials:
-    """Return what a client believes in, and what it shows, if it has a certificate already."""
+    """Return a client's credentials: the authority that it trusts, and its key pair, if any."""
     return grpc.ssl_channel_credentials(
         root_certificates=ca_pem,
         private_key=pair.key_pem if pair else None,
@@ -54,10 +54,10 @@ def channel_credentials(ca_pem: bytes, pair: KeyPair | None = None) -> grpc.Chan
 
 
 def fetch_ca(host: str, port: int, fingerprint: str, *, timeout_s: float = 10.0) -> bytes:
-    """Return, as PEM, the certificate of the authority behind a server that is not known yet.
+    """Return, as PEM, the authority's certificate of a server that is not known yet.
 
-    Nothing else is believed of what the server says, and nothing is sent to it: the authority is
-    accepted for its fingerprint alone, and then serves to verify the real connection.
+    Only the fingerprint of the authority is trusted, and nothing is sent to the server; the
+    authority is then used to verify the real connection.
 
     Raises:
         UnreachableError: the server does not answer, or speaks no TLS.

@@ -39,7 +39,7 @@ def hash_token(text: str) -> str:
 
 
 def match_token(text: str, sha256: str) -> None:
-    """Pass if a token has the hash that was kept; how far they agree takes no other time.
+    """Check that a token has the stored hash, in constant time.
 
     Raises:
         IdentityError: it does not, or is malformed.

@@ -140,7 +140,7 @@ class FleetService:
         try:
             data = await self._first_messages.next(requests, node_id)
         except MeadowError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello arrived in time")
         first = parse(pb.AgentMessage, data)
         if not first.HasField("hello"):
             await context.abort(
