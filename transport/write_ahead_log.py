@@ -80,7 +80,8 @@ class _Log:
         frame_bytes = FRAME_HEADER_BYTES + page_bytes
         self._order = ">u4" if header[3] & 1 else "<u4"
         count = (data.size - HEADER_BYTES) // frame_bytes
-        self._frames = data[HEADER_BYTES : HEADER_BYTES + count * frame_bytes].reshape(count, -1)
+        frames = data[HEADER_BYTES : HEADER_BYTES + count * frame_bytes]
+        self._frames = frames.reshape(count, frame_bytes)
         fields = self._frames[:, :FRAME_HEADER_BYTES].copy().view(">u4").astype(np.uint32)
         self._commits = fields[:, 1] != 0
         self._salts = fields[:, 2:4]

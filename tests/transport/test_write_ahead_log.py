@@ -163,6 +163,18 @@ def test_what_is_intact_is_saved(killed: Path, harm: Callable[[Path], None]) -> 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("bytes_of_frame", [1, 24, FRAME - 1])
+def test_a_log_whose_first_frame_has_begun(killed: Path, bytes_of_frame: int) -> None:
+    """A process that was killed in it, or is writing it now, committed nothing there: no damage."""
+    log = log_of(killed)
+    with log.open("r+b") as file:
+        file.truncate(HEADER_BYTES + bytes_of_frame)
+    assert log_damage(log) is None
+    accept_log(log)
+    with closing(sqlite3.connect(killed)) as plain:  # what SQLite makes of it
+        plain.execute("PRAGMA integrity_check")
+
+
 def test_a_log_that_is_none(tmp_path: Path) -> None:
     """Whatever is in it: no error but SQLite's own."""
     log, rng = tmp_path / "a-wal", random.Random(5)
