@@ -1,4 +1,4 @@
-"""`meadow client`: enrol a client, run its agent, look at how it does."""
+"""`meadow client`: enrol a client, run its agent, and inspect it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def start(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
 
 @app.command()
 def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
-    """Say who this client is, what is installed, and what it did last; asks no server."""
+    """Show this client's identity, apps and last instruction; needs no server."""
     from ..client.tools.status import status_of
 
     now = status_of(dir, now_s=time.time())
@@ -129,7 +129,7 @@ def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
 
 @app.command()
 def privacy(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
-    """Say what privacy of this data was spent on which runs, and what is left; asks no server."""
+    """Show the privacy budget that each run has spent, and the rest; needs no server."""
     from ..client.tools.status import spending_of
 
     found = spending_of(dir)
@@ -187,7 +187,7 @@ def profile(
     ] = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Train one local round and say where its time goes; nothing of it is sent or kept."""
+    """Train one local round and show where its time goes; nothing is sent or stored."""
     from ..client.agent.warm_process import training_environment
     from ..config.client_config import load_client_config
 

@@ -1,4 +1,4 @@
-"""`meadow client apps`: what the server offers, and what of it the owner lets run."""
+"""`meadow client apps`: the apps that the server offers, and the owner's approval of them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def list_(
 
 @app.command()
 def show(name: Name, dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
-    """Show what is other in an offered version than in the installed one; nothing of it is run."""
+    """Show the changes of an offered version against the installed one, without running it."""
     from ..apps.folder import content_hash
     from ..client.owner.offers import Offers
     from ..client.owner.owner import Owner
@@ -89,7 +89,7 @@ def show(name: Name, dir: ClientDir, format: FormatOption = Format.TEXT) -> None
 
 @app.command()
 def approve(name: Name, sha256: Hash, dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
-    """Install an offered version: from now on it may run on this data, in place of any other."""
+    """Install an offered version, in place of any other; it may then run on this data."""
     from ..client.owner.offers import Offers
 
     folder = Offers(dir).approve(name, sha256)
@@ -103,7 +103,7 @@ def approve(name: Name, sha256: Hash, dir: ClientDir, format: FormatOption = For
 
 @app.command()
 def refuse(name: Name, sha256: Hash, dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
-    """Drop an offered or approved version; it is not taken again."""
+    """Remove an offered or approved version, and refuse it from now on."""
     from ..client.owner.offers import Offers
 
     found = Offers(dir).refuse(name, sha256)

@@ -1,4 +1,4 @@
-"""`meadow completion`: what a shell needs to complete commands, options and their values."""
+"""`meadow completion`: shell completion of commands, options and their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIABLE = "_MEADOW_COMPLETE"
 
 
 class Shell(StrEnum):
-    """The shells that are known."""
+    """The supported shells."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -33,15 +33,15 @@ def completion(
 
 
 def prepare_completion() -> None:
-    """Be ready to answer, if it is a shell that asks."""
+    """Prepare the completions, if a shell has requested them."""
     if VARIABLE in os.environ:
         completion_init()
 
 
 def choice(section: type[Any], key: str, *, help: str) -> Any:
-    """Return an option for a setting of a section of the configuration, which has its values.
+    """Return an option whose values are those of a setting in a section of the configuration.
 
-    The configuration checks the value, so that the command line and files say the same of it.
+    The configuration checks the value, so that the command line and files give the same errors.
     """
     values = get_args(get_type_hints(section)[key])
     return typer.Option(

@@ -1,4 +1,4 @@
-"""`meadow demo`: a whole federation on this machine, by the same commands a person would type."""
+"""`meadow demo`: a whole federation on this machine, started with the ordinary commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 START_S = 60.0
 STOP_S = 20.0
 MARKER = ".meadow-demo"
-"""Says that a folder was made by the demo, and may be emptied by the next one."""
+"""Marks a folder of the demo, which the next demo may empty."""
 
 
 class DemoFederation:
@@ -70,7 +70,7 @@ class DemoFederation:
         self._start(name, ["client", "start", "--dir", str(folder)], until="connected")
 
     def _start(self, name: str, command: Sequence[str], *, until: str) -> dict[str, Any]:
-        """Start a process in the background and wait for an event of its."""
+        """Start a process in the background and wait until it reports the event `until`."""
         log = self._folder / f"{name}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
@@ -84,7 +84,7 @@ class DemoFederation:
 
 @contextmanager
 def _ending_well() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt, so that no process is left behind."""
+    """Turn SIGTERM and SIGHUP into a KeyboardInterrupt, so that all processes are ended."""
     signals = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, signal.default_int_handler) for number in signals]
     try:
@@ -95,7 +95,7 @@ def _ending_well() -> Iterator[None]:
 
 
 def _first_event(process: subprocess.Popen[bytes], log: Path, event: str) -> dict[str, Any]:
-    """Wait until a process says `event` in its log of JSON lines."""
+    """Wait for the first `event` in a process's log of JSON lines, and return it."""
     deadline_s = time.monotonic() + START_S
     line = ""
     with log.open() as lines:
@@ -106,9 +106,9 @@ def _first_event(process: subprocess.Popen[bytes], log: Path, event: str) -> dic
                     break
                 time.sleep(0.02)
                 continue
-            said = _json_object(line)
-            if said.get("event") == event:
-                return said
+            report = _json_object(line)
+            if report.get("event") == event:
+                return report
             line = ""
     last = log.read_text(errors="replace").splitlines()[-1:] or ["nothing"]
     raise MeadowError(f"a process did not start: it said {last[0][:300]!r}; see {log}")
@@ -116,10 +116,10 @@ def _first_event(process: subprocess.Popen[bytes], log: Path, event: str) -> dic
 
 def _json_object(line: str) -> dict[str, Any]:
     try:
-        said = json.loads(line)
+        value = json.loads(line)
     except ValueError:  # a library's warning
         return {}
-    return said if isinstance(said, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _meadow(*arguments: str, stdin: str | None = None) -> dict[str, Any]:
@@ -184,7 +184,11 @@ def demo(
 
 
 def _clear(out: Path) -> None:
-    """Empty the demo's folder, but nothing that is not a demo's."""
+    """Empty a folder that an earlier demo made.
+
+    Raises:
+        ConfigError: the folder is not empty, and not a demo's.
+    """
     if out.exists() and any(out.iterdir()) and not (out / MARKER).is_file():
         raise ConfigError(f"{out} is not empty and no demo's folder; give another with --out")
     shutil.rmtree(out, ignore_errors=True)

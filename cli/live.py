@@ -1,7 +1,7 @@
-"""What a person sees of a run: a table that grows and a progress bar, or quiet lines.
+"""Shows a run's events on a terminal, as a table with a progress bar, or as lines.
 
-On a terminal the view is drawn anew as events arrive; elsewhere every round is one line, and
-with `--format json` every event is one JSON object on a line.
+On a terminal, the view is redrawn as events arrive. Elsewhere, every round is one line, and with
+`--format json`, every event is one JSON object on a line.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ __all__ = ["RunView", "amount"]
 
 ROWS_SHOWN = 12
 WIDE_COLUMNS = 100
-"""From this width on there is room for the bytes, too."""
+"""Terminal width, in characters, from which the bytes are shown too."""
 FAILURES_SHOWN_MAX = 5
-"""Failed clients that are told in a round; the round's line counts them all."""
+"""Failed clients that are shown for a round; the round's line counts them all."""
 PARTS = ("train", "evaluate", "server", "query")
 
 
 class RunView:
-    """Shows the events of one run, whoever sends them."""
+    """Shows the events of one run, simulated or on a server."""
 
     def __init__(self, title: str, *, format: Format = Format.TEXT) -> None:
         self._format = format
@@ -49,7 +49,7 @@ class RunView:
         self._rows: list[Mapping[str, Any]] = []
         self._rounds: int | None = None
         self._failures: tuple[Any, int] = (None, 0)
-        """A round, and how many failed clients of it were told."""
+        """A round, and the number of its failed clients that were shown."""
         self._note = "starting"
         self._over = False
         self._progress = Progress(
@@ -85,7 +85,7 @@ class RunView:
             self._live.__exit__(kind, error, trace)
 
     def show(self, kind: str, detail: Mapping[str, Any]) -> None:
-        """Take note of an event and show it."""
+        """Record an event and show it."""
         if self._format is Format.JSON:
             print(json.dumps({"event": kind, **detail}, default=str), file=self._out, flush=True)
             return
@@ -96,7 +96,7 @@ class RunView:
             self._console.print(lasting, markup=False, soft_wrap=True)  # stays above the table
 
     def _take(self, kind: str, detail: Mapping[str, Any]) -> str | None:
-        """Remember what the table and the note need; return a line that is to stay."""
+        """Record an event for the table and the note; return a line to print above them, if any."""
         if kind == "ready":
             self._rounds = detail.get("rounds") or None
             self._progress.update(self._task, total=self._rounds)

@@ -1,4 +1,4 @@
-"""How commands speak: tables and sentences for people, JSON for programs, one exit code each."""
+"""Output of commands: tables and sentences for people, JSON for programs, and errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fail(error: Exception, *, format: Format = Format.TEXT) -> None:
 
 
 def plain(text: str) -> str:
-    """Return text without what commands a terminal: some of it was said by a peer."""
+    """Return text without terminal control characters, as a peer may have sent it."""
     return "".join(mark if mark.isprintable() or mark == "\n" else "?" for mark in text)
 
 

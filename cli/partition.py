@@ -1,4 +1,4 @@
-"""`meadow partition`: what each client of a simulation gets, before anything is trained."""
+"""`meadow partition`: the data of each client of a simulation, shown without training."""
 
 from __future__ import annotations
 

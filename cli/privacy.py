@@ -1,4 +1,4 @@
-"""`meadow privacy`: what noise a budget asks for, what a run will have spent, and whether that holds."""
+"""`meadow privacy`: plan the noise or the epsilon of a run, and audit its mechanisms."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ def audit(
     ] = 20_000,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Try the app's mechanisms out: prints what one release of each is claimed to cost, what trials prove that
-    it costs at least, and what so many trials could have proven at most. Ends with 1 if the claim
-    does not hold."""
+    """Audit the app's mechanisms: for one release of each, print the claimed epsilon, the lower
+    bound that the trials prove, and the largest bound that so many trials can prove. Exit code 1
+    if a claim does not hold."""
     from ..config.load import load_config
     from ..config.rules.privacy import build_privacy
     from ..simulations.privacy_audit import audit as audited
@@ -146,8 +146,8 @@ def audit(
 
 
 def _noise_of_all(made: PrivacyPlan, params: int, corrupt: float, dropout: float) -> float:
-    """Return the noise of a secure sum that nobody drops out of, beside what is accounted for: that
-    of the fewest honest clients that may be left."""
+    """Return the noise of a secure sum without dropouts, relative to the accounted noise, which is
+    that of the smallest number of honest clients that may remain."""
     from ..privacy.secagg.protocol.noisy_encoding import NoisyEncoding
     from ..privacy.secagg.terms.terms import SecureTerms
 
@@ -167,7 +167,7 @@ def _noise_of_all(made: PrivacyPlan, params: int, corrupt: float, dropout: float
 
 
 def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) -> None:
-    """Print a plan; `more` is how much more noise there is than is accounted for."""
+    """Print a plan; `more` is the ratio of the noise to the accounted noise."""
     counts = sorted({max(1, made.rounds * part // CURVE_POINTS) for part in range(1, 11)})
     curve = [{"rounds": count, "epsilon": made.epsilon(count)} for count in counts]
     stddev, after = made.noise_stddev * more, made.noise_stddev_in_sum(made.rounds) * more
@@ -234,6 +234,6 @@ def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) ->
 
 
 def _cosine(made: PrivacyPlan, noise_norm: float) -> float:
-    """Return the cosine between the farthest change of a run and the same with the noise."""
+    """Return the cosine between the largest possible delta of a run and the same with noise."""
     farthest = made.rounds * made.clipping.norm
     return float(farthest / (farthest**2 + noise_norm**2) ** 0.5)

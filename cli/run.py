@@ -1,4 +1,4 @@
-"""`meadow run`: give a server an app to run, and follow it."""
+"""`meadow run`: submit an app to a server, and follow, stop or fetch its run."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def stop(
     admin: AdminOption = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """End a run where it is; its last committed model stays."""
+    """Stop a run at once; its last committed model stays."""
     with admin_stub(dir, admin) as stub:
         stopped = stub.Stop(pb.RunId(id=run), timeout=60)
     text = f"run {stopped.id} is {stopped.status} after round {stopped.round}"
@@ -143,7 +143,7 @@ def resume(
     admin: AdminOption = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Let a run that has failed or was stopped go on after its last committed round."""
+    """Resume a failed or stopped run after its last committed round."""
     with admin_stub(dir, admin) as stub:
         resumed = stub.Resume(pb.RunId(id=run), timeout=60)
     say(format, f"run {resumed.id} goes on after round {resumed.round}", **_row(resumed))

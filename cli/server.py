@@ -92,7 +92,7 @@ def start(
 
 
 def _log_to_stderr() -> None:
-    """What happens, a line each: its time, level, run and round."""
+    """Log every event to stderr, as a line with its time, level, run and round."""
     handler = logging.StreamHandler()
     formatter = logging.Formatter("%(asctime)sZ %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
     formatter.converter = time.gmtime
@@ -167,7 +167,7 @@ def revoke_token(
 
 @app.command()
 def renew_admin(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
-    """Make a new admin.json; copies of the old one are of no use from now on."""
+    """Make a new admin.json; the old one and its copies are refused from now on."""
     path = ServerFolder(dir).renew_admin(datetime.now(UTC))
     say(format, f"{path} has a new key; every copy of the old one is refused", admin=str(path))
 
@@ -202,7 +202,7 @@ def check(
 
 @app.command()
 def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
-    """Say whether the daemon runs, who is connected, and which runs are under way."""
+    """Show whether the daemon runs, the connected clients, and the runs under way."""
     server_folder = ServerFolder(dir)
     if not server_folder.listening():
         raise MeadowError(
@@ -227,7 +227,7 @@ def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
 
 @app.command()
 def events(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
-    """Show what happened on the server: starts, enrolments, who was turned away."""
+    """Show the server's events: starts, enrolments, refused callers."""
     rows = [
         {**json.loads(event["json"]), "at": moment(event["at_s"]), "kind": event["kind"]}
         for event in ServerFolder(dir).events()
@@ -241,7 +241,7 @@ def events(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
 
 @app.command()
 def privacy(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
-    """Show what all runs asked of clients: each run's releases, and the epsilon of all together."""
+    """Show the server's privacy ledger: each run's releases, and the epsilon of all together."""
     from ..run.population_ledger import open_population
 
     with closing(open_population(ServerFolder(dir).folder)) as ledger:

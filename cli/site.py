@@ -65,7 +65,7 @@ def tag(
     admin: AdminOption = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Give a client these tags and no others; a run may ask for some with selection.tags."""
+    """Replace a client's tags; a run selects clients by tags with selection.tags."""
     with admin_stub(dir, admin) as stub:
         site = stub.Tag(pb.SiteTags(name=client, tags=tags or []), timeout=10)
     say(format, f"{site.name} has the tags: {' '.join(site.tags) or 'none'}", **_row(site))
@@ -78,7 +78,7 @@ def revoke(
     admin: AdminOption = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Refuse a client from now on, also in the round that is under way."""
+    """Revoke a client at once, also in the round that is under way."""
     with admin_stub(dir, admin) as stub:
         site = stub.Revoke(pb.SiteName(name=client), timeout=10)
     say(format, f"{site.name} is revoked and disconnected", **_row(site))

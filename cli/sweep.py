@@ -1,4 +1,4 @@
-"""`meadow sweep`: an app under every combination of settings, several at a time."""
+"""`meadow sweep`: simulate an app with every combination of settings, several at a time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sweep(
 
 
 def _states(planned: Sweep, errors: dict[str, str]) -> Runs:
-    """Return all runs as their folders say; `errors` are of those that could not say it."""
+    """Return the progress of all runs, from their folders; `errors` has those of lost processes."""
     return [
         (each, _with_error(state_of(planned.folder(each)), errors.get(each.name)))
         for each in planned.grid.combinations
@@ -82,7 +82,7 @@ def _with_error(state: RunProgress, error: str | None) -> RunProgress:
 def _run(
     planned: Sweep, at_once: int, metric: str | None, format: Format, lock: int
 ) -> tuple[bool, dict[str, str]]:
-    """Run what is not finished; return whether somebody stopped it, and errors by run."""
+    """Run the unfinished runs; return whether the sweep was stopped, and errors by run."""
     by_name = {each.name: each for each in planned.grid.combinations}
     left = [
         each for each in by_name.values() if state_of(planned.folder(each)).status != "finished"
@@ -157,7 +157,7 @@ def _row(group: Group, metrics: Sequence[str]) -> dict[str, str]:
 
 
 def _conclude(runs: Runs, stopped: bool, wanted: str | None, groups: Sequence[Group]) -> None:
-    """Exit with what is left to do: 130 if somebody stopped it, 1 if runs failed."""
+    """Exit with code 130 if the sweep was stopped, or with an error if runs failed."""
     failed = [(each.name, state) for each, state in runs if state.status == "failed"]
     if stopped:
         raise typer.Exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: the runs under way in a table, or a line for each that ended."""
+"""Shows a sweep: a table of the runs under way, or a line for each run that ended."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class SweepView:
             self._live.__exit__(kind, error, trace)
 
     def show(self, run: str, event: Mapping[str, Any]) -> None:
-        """Take note of an event of a run and show it; its summary is told by `end`."""
+        """Record an event of a run and show it; `end` shows its summary."""
         if event["event"] == "summary":
             return
         if self._format is Format.JSON:
