@@ -1,4 +1,4 @@
-"""Plain Flower apps: what `[tool.flwr.app]` in a pyproject.toml says."""
+"""Plain Flower apps: reads `[tool.flwr.app]` of a pyproject.toml."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FlowerApp:
     client_app: str
     run_config: Mapping[str, Scalar]
     supernodes: int | None = None
-    """How many clients its federation simulates, if it says so."""
+    """The number of simulated clients of its federation, if it is configured."""
 
 
 def read_flower_app(path: Path, *, overrides: Sequence[str] = ()) -> FlowerApp:
@@ -82,7 +82,7 @@ def read_node_config(texts: Sequence[str]) -> dict[str, Scalar]:
     """Read 'key=value key2="a text"', as Flower's own --node-config takes it.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the text is malformed, or a value is not a bool, int, float or text.
     """
     found: dict[str, Scalar] = {}
     for text in texts:

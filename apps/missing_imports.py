@@ -1,4 +1,4 @@
-"""What to do where an app imports something that is not there."""
+"""The remedy for an app's import that fails."""
 
 from __future__ import annotations
 

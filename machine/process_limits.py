@@ -1,4 +1,4 @@
-"""What a long-lived process asks of its system: memory that stays, and many open files.
+"""Settings of a long-lived process: freed memory that it keeps, threads, and open files.
 
 Memory: glibc gives the end of its heap back to the kernel as soon as 128 kB are free there, and takes it
 again, page by page, for the next chunk of a blob. On a machine whose memory is virtual each of
@@ -44,7 +44,7 @@ _THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 _SPINS = 10_000
 
 _is_ours = False
-"""Whether how many threads there are was left to us."""
+"""Whether the environment leaves the number of threads to Meadow."""
 
 
 def keep_freed_memory() -> None:

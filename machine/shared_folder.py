@@ -61,7 +61,7 @@ def _default_parent() -> Path:
 
 
 def _locked(parent: Path) -> tuple[int, Path]:
-    """Lock a name that nobody has; returns the lock's descriptor and the folder of that name."""
+    """Lock an unused name; return the lock's descriptor and the folder of that name."""
     while True:
         folder = parent / f"{PREFIX}{secrets.token_hex(8)}"
         lock = _lock_of(folder)

@@ -44,12 +44,12 @@ _ID = re.compile(r"[a-z0-9-]{1,64}", re.ASCII)
 
 
 def new_blob_id() -> str:
-    """Return an id that nobody has used."""
+    """Return a new, unique id."""
     return secrets.token_hex(16)
 
 
 def check_blob_id(blob_id: str) -> str:
-    """Return `blob_id` if it is one; every path made of an id goes through here.
+    """Return `blob_id` if it is well-formed; every path with an id is checked here.
 
     Raises:
         ProtocolError: it is anything but 1 to 64 lower-case letters, digits and hyphens.
@@ -80,11 +80,11 @@ def blobs_of(envelope: Envelope) -> list[Blob]:
 
 
 def require_intact(path: Path, blob: Blob) -> None:
-    """Pass if a file is still the blob that was written or received there.
+    """Check that a file still has the size and checksum of its blob.
 
     Raises:
-        DamageError: it is not.
-        StoreError: it cannot be read.
+        DamageError: the file has changed.
+        StoreError: the file cannot be read.
     """
     there = checksum(path)
     if (there.size_bytes, there.crc32) != (blob.size_bytes, blob.crc32):
@@ -92,7 +92,7 @@ def require_intact(path: Path, blob: Blob) -> None:
 
 
 def packed_bytes_in(envelope: Envelope) -> int:
-    """Return how large the files of tensors are that a message has inside."""
+    """Return the size of the tensors inside a message, in bytes."""
     return sum(len(record.arrays.packed) for record in envelope.records)
 
 

@@ -1,4 +1,4 @@
-"""What each field of a message from a peer may hold: one table, checked before a message is used.
+"""The bounds of every field of a peer's message: one table, checked before a message is used.
 
 Every field of every message that an agent and a server send each other is in `RULES`, but for the
 records of an envelope, whose content `codec` checks while it takes them apart. A message has the
@@ -46,7 +46,7 @@ U64: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Of a text in characters, of bytes, or of a list."""
+    """Bounds of the length of a text in characters, of bytes, or of a list."""
 
     most: int
     least: int = 0
@@ -59,7 +59,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Of a number; NaN is in none."""
+    """Bounds of a number; NaN is outside of every range."""
 
     least: float
     most: float
@@ -76,7 +76,7 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Checked by whoever uses it: `by` says who."""
+    """A field that the module `by` checks when it uses it."""
 
     by: str
 
@@ -151,7 +151,7 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
 
 
 def check_fields(message: Message) -> None:
-    """Check every field that is set, in messages inside too, and those that have to be.
+    """Check every field that is set, and every required field, also in nested messages.
 
     Raises:
         LimitError: a text or a list is too long.

@@ -1,4 +1,4 @@
-"""Who is who: what a certificate says about its owner.
+"""Identities: the name, role and validity in a certificate.
 
 A certificate's common name is the client's name, and its organisational unit is the role.
 """
@@ -52,7 +52,7 @@ _ROLES: Final[tuple[Role, ...]] = ("client", "admin", "server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a certificate says about its owner."""
+    """The identity in a certificate."""
 
     name: str
     role: Role
@@ -63,9 +63,9 @@ class Identity:
     fingerprint: str
 
     def check(self, now: datetime, *, role: Role) -> None:
-        """Pass if the certificate is valid at `now` and was given for `role`.
+        """Check that the certificate is valid at `now` and has the role `role`.
 
-        A connection may outlive its certificate: whoever acts on one calls this again.
+        A connection may outlive its certificate, so check before every use.
 
         Raises:
             IdentityError: it has expired, is not valid yet, or is for another role.
@@ -77,12 +77,12 @@ class Identity:
             raise IdentityError(f"{self.name!r} has the role {self.role!r}, not {role!r}")
 
     def needs_renewal(self, now: datetime) -> bool:
-        """Say whether two thirds of the certificate's life are over."""
+        """Return whether two thirds of the certificate's lifetime are over."""
         return now >= self.not_before + (self.not_after - self.not_before) * 2 / 3
 
 
 def check_client_name(name: str) -> str:
-    """Return `name` if a client or an administrator can be called so.
+    """Return `name` if it is valid for a client or an administrator.
 
     Raises:
         IdentityError: it is not 1 to 63 of [a-z0-9._-], the first a letter or digit.
@@ -105,7 +105,7 @@ def fingerprint_of(certificate_pem: bytes) -> str:
 
 
 def match_fingerprint(certificate_pem: bytes, fingerprint: str) -> None:
-    """Pass if `fingerprint`, with or without colons, is the certificate's.
+    """Check that `fingerprint`, with or without colons, is the certificate's.
 
     Raises:
         IdentityError: it is malformed, or another certificate's.
@@ -120,7 +120,7 @@ def match_fingerprint(certificate_pem: bytes, fingerprint: str) -> None:
 
 @lru_cache(maxsize=IDENTITIES_KEPT)  # a server asks at every call of every client
 def identity_of(certificate_pem: bytes) -> Identity:
-    """Read who a certificate is for; whether it is genuine, TLS or `Authority.verify` says.
+    """Return the identity in a certificate, unverified: TLS or `Authority.verify` verifies it.
 
     Raises:
         IdentityError: it is no certificate, or not one that an `Authority` issues.
@@ -144,7 +144,7 @@ def identity_of(certificate_pem: bytes) -> Identity:
 
 
 def verify_issued(certificate_pem: bytes, ca_pem: bytes) -> Identity:
-    """Return who a certificate is for, if this authority issued it.
+    """Return the identity in a certificate that this authority issued.
 
     Raises:
         IdentityError: it did not, or it is no certificate.
@@ -158,7 +158,7 @@ def verify_issued(certificate_pem: bytes, ca_pem: bytes) -> Identity:
 
 
 def verify_authority(pem: bytes) -> bytes:
-    """Return an authority's certificate, written anew, if every bit of it is as it was signed.
+    """Return an authority's certificate, serialised again, if its own signature is valid.
 
     Raises:
         IdentityError: it is no certificate, or not one that signed itself.
@@ -174,7 +174,7 @@ def verify_authority(pem: bytes) -> bytes:
 
 
 def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> Identity:
-    """Return whom gRPC has authenticated, from a `ServicerContext.auth_context()`.
+    """Return the identity that gRPC has authenticated, from `ServicerContext.auth_context()`.
 
     Raises:
         IdentityError: the peer showed no certificate.

@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """A private key and the certificate that says whose it is; the key is never printed."""
+    """A private key and its certificate; the key is never printed."""
 
     key_pem: bytes = field(repr=False)
     certificate_pem: bytes
@@ -79,7 +79,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     """Return the private key in a PEM.
 
     Raises:
-        IdentityError: it is none of ours.
+        IdentityError: it is not a private key for ECDSA on P-256.
     """
     try:
         key = serialization.load_pem_private_key(check_pem_size(pem), password=None)
@@ -100,7 +100,7 @@ def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def requested_key(request_pem: bytes) -> ec.EllipticCurvePublicKey:
-    """Return the public key in a request; whatever else that asks for is not looked at.
+    """Return the public key in a request; the other fields of the request are ignored.
 
     Raises:
         IdentityError: it is malformed, not signed by its own key, or for another kind of key.

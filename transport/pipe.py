@@ -1,4 +1,4 @@
-"""Framed messages between two processes of one machine, over a socket pair.
+"""Framed messages between two processes on one machine, over a socket pair.
 
 The network process starts the compute process and keeps one end; the other is inherited as a
 file descriptor. When either side dies the other reads an end of file, so no orphan stays behind.

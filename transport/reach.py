@@ -1,7 +1,7 @@
-"""Why a server is not reached: a look at it, step by step, with sockets of our own.
+"""Finds out why a server cannot be reached, step by step, with plain sockets.
 
-gRPC tries again and says little of what it met. Here are the same steps, each with its own sentence:
-the name, the port, the proxy, the TLS handshake, whose certificate that is, when it is valid, and for which names.
+gRPC retries and gives little detail. The same steps are made here, each with its own message: the
+name, the port, the proxy, the TLS handshake, and the certificate's authority, validity and names.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ANOTHER = "is that the port of a Meadow server, or does something answer in its 
 def why_not_reached(
     address: str, ca_pem: bytes, *, now: datetime, timeout_s: float = 5.0
 ) -> str | None:
-    """Return what is wrong on the way to a server of this authority, None if nothing is.
+    """Return why a server of this authority cannot be reached, None if it can.
 
-    It blocks for some multiples of `timeout_s` at most.
+    It blocks for at most a few times `timeout_s` seconds.
     """
     try:
         where = Address.parse(address)
@@ -45,10 +45,10 @@ def why_not_reached(
 
 
 def look_at(address: Address, *, timeout_s: float) -> list[bytes]:
-    """Return the certificates that a server shows, as PEM, its own first; they are not verified.
+    """Return the certificates that a server presents, unverified, as PEM, its own first.
 
     Raises:
-        UnreachableError: there is no server, or it speaks no TLS with HTTP/2.
+        UnreachableError: no server answers, or it does not offer TLS with HTTP/2.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -72,10 +72,10 @@ def look_at(address: Address, *, timeout_s: float) -> list[bytes]:
 
 
 def require_authority(leaf_pem: bytes, ca_pem: bytes, address: Address) -> None:
-    """Pass if a server's certificate is from an authority.
+    """Check that an authority issued a server's certificate.
 
     Raises:
-        IdentityError: it is not.
+        IdentityError: another authority issued it.
     """
     leaf, authority = read_certificate(leaf_pem), read_certificate(ca_pem)
     try:
@@ -90,10 +90,10 @@ def require_authority(leaf_pem: bytes, ca_pem: bytes, address: Address) -> None:
 
 
 def check_server(leaf_pem: bytes, address: Address, *, now: datetime) -> None:
-    """Pass if a server's certificate is valid at `now`, and for the name that it is reached by.
+    """Check that a server's certificate is valid at `now`, and for the host in `address`.
 
     Raises:
-        IdentityError: it is not; the text says what is to be done.
+        IdentityError: it is not; the message names the remedy.
     """
     leaf = read_certificate(leaf_pem)
     begin, end = leaf.not_valid_before_utc, leaf.not_valid_after_utc
@@ -121,7 +121,7 @@ def check_server(leaf_pem: bytes, address: Address, *, now: datetime) -> None:
 
 
 def duration(span: timedelta) -> str:
-    """Return a length of time as people say it."""
+    """Return a length of time as text, in its largest unit."""
     seconds = abs(span.total_seconds())
     for unit, length_s in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * length_s:
@@ -147,7 +147,7 @@ def _is_named(host: str, names: list[str]) -> bool:
 
 
 def _no_tls(address: Address, error: Exception, timeout_s: float) -> str:
-    """Return what answers in place of a server, as far as it can be seen."""
+    """Return a sentence about what answers in place of a server."""
     if isinstance(error, TimeoutError):
         return f"{address} did not answer: it takes the connection and says nothing; {ANOTHER}"
     closed = isinstance(error, (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError))
