@@ -57,19 +57,19 @@ class Trainer(Protocol):
 
 def failure(instruction: Instruction, code: int, reason: str) -> Envelope:
     """Return an error reply with this code and reason."""
-    asked = instruction.envelope.metadata
+    metadata = instruction.envelope.metadata
     now_s = time.time()
     return Envelope(
         metadata=Metadata(
             run_id=instruction.run_id,
             message_id=uuid.uuid4().hex,
-            src_node_id=asked.dst_node_id,
-            dst_node_id=asked.src_node_id,
-            reply_to_message_id=asked.message_id,
-            group_id=asked.group_id,
+            src_node_id=metadata.dst_node_id,
+            dst_node_id=metadata.src_node_id,
+            reply_to_message_id=metadata.message_id,
+            group_id=metadata.group_id,
             created_at_s=now_s,
-            ttl_s=asked.ttl_s,
-            message_type=asked.message_type,
+            ttl_s=metadata.ttl_s,
+            message_type=metadata.message_type,
         ),
         error=AppError(code=code, reason=reason[:REASON_CHARS_MAX]),
     )

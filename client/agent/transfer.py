@@ -59,19 +59,19 @@ class Bulk:
         self._blob_bytes_max = blob_bytes_max
 
     async def download(self, blob: Blob, folder: Path, file_pool: FilePool | None = None) -> Path:
-        """Fetch a blob into `folder`, over one of `file_pool` if there is one.
+        """Fetch a blob into `folder`, into a file of `file_pool` if there is one.
 
-        A part that is there already is not fetched again.
+        A part that was fetched earlier is not fetched again.
 
         Raises:
-            UnreachableError: the connection was lost; the part stays.
+            UnreachableError: the connection was lost; the fetched part is kept.
             GoneError: the server no longer offers the blob.
             MeadowError: the blob is not what was announced, or cannot be stored.
         """
         return await _in_thread(lambda started: self._download(blob, folder, file_pool, started))
 
     async def upload(self, instruction_id: str, blob: Blob, path: Path) -> None:
-        """Send a file; what the server has of it already is not sent again.
+        """Send a file, without the part that the server already has.
 
         Raises:
             UnreachableError: the connection was lost.
@@ -131,7 +131,7 @@ class Bulk:
         raise ProtocolError(f"the server takes no more of blob {blob.id} than {offset} bytes")
 
     def _send(self, opening: UploadOpen, pieces: Iterable[Piece], started: Started) -> int:
-        """Send pieces, and return how much of the blob the server has then."""
+        """Send pieces, and return how many bytes of the blob the server then has."""
         blob = opening.blob
         try:
             with rpc_errors(self._address):

@@ -1,4 +1,4 @@
-"""The way to the server, for those who need it now or as soon as it is there again."""
+"""Gives access to the present connection, or to the next one."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ RETRY_S_MAX = 15.0
 
 
 def retry_delay_s(attempt: int) -> float:
-    """Return how long to wait before an attempt, counted from 0: doubling, bounded, not in step
-    with others."""
+    """Return the delay in seconds before an attempt, counted from 0: exponential backoff with a
+    bound and jitter."""
     return min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
 
 
 class Uplink:
-    """The present connection; between two of them, whoever needs one waits."""
+    """The present connection; without one, callers wait for the next."""
 
     def __init__(self) -> None:
         self._connection: Connection | None = None
         self._attached = asyncio.Event()
 
     def attach(self, connection: Connection) -> None:
-        """From now on, this is the connection."""
+        """Set the present connection."""
         self._connection = connection
         self._attached.set()
 
     def detach(self) -> None:
-        """There is none for now."""
+        """Note that there is no connection."""
         self._connection = None
         self._attached.clear()
 
     async def online(self) -> Connection:
-        """Return the connection, waiting for one if need be."""
+        """Return the connection; wait for one if there is none."""
         while self._connection is None:
             await self._attached.wait()
         return self._connection
 
     async def pause(self, connection: Connection, attempt: int) -> int:
-        """Wait before a call that failed is tried again on this connection, or on the next; return
-        the number of that attempt, which is counted anew on each connection."""
+        """Wait before a failed call is repeated on this connection, or on the next; return the
+        number of the next attempt, which restarts at 0 on each connection."""
         if self._connection is connection:
             await asyncio.wait((connection.lost,), timeout=retry_delay_s(attempt))
         return attempt + 1 if self._connection is connection else 0
 
     async def try_to_send(self, message: AgentMessage) -> None:
-        """Send what is worth nothing later; if there is no connection, nothing happens."""
+        """Send a message that is useless later; without a connection, drop it."""
         if self._connection is not None:
             with suppress(MeadowError):
                 await self._connection.send(message)

@@ -25,14 +25,14 @@ from .training import APP_CRASHED, APP_NOT_LOADED, Trainer, failure
 __all__ = ["ATTEMPTS_MAX", "WarmProcess", "training_environment"]
 
 ATTEMPTS_MAX = 3
-"""How often an instruction is tried when the process dies of it."""
+"""The most attempts at an instruction whose execution ends the process."""
 
 
 class WarmProcess(Trainer):
-    """Executes instructions in one process a time: of one app, with the owner's present settings.
+    """Executes instructions in one process at a time, of one app with the owner's settings.
 
     The process is replaced when the app or the owner's settings change, when it dies (the
-    instruction is then executed again), and when it holds more memory than the owner allows.
+    instruction is then executed again), and when it uses more memory than the owner allows.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WarmProcess(Trainer):
         state: bytes,
         step: Callable[[], None],
     ) -> TrainingDone:
-        """As `Trainer.execute`; an instruction of which the process dies is tried again."""
+        """As `Trainer.execute`; if the process dies, the instruction is executed again."""
         work = TrainingWork(
             instruction=instruction,
             blob_dir=str(blob_dir),
@@ -103,7 +103,7 @@ class WarmProcess(Trainer):
                 await self._stop()
 
     async def inspect(self, app: str) -> tuple[str, Inspection]:
-        """Return the device that an app would use, and what of the owner's data it loads.
+        """Return the device that an app would use, and the counts of the data that it loads.
 
         Raises:
             AppError: the app does not load.
@@ -120,11 +120,11 @@ class WarmProcess(Trainer):
         await self._stop()
 
     async def _running(self, app: str, step: Callable[[], None]) -> TrainingProcess:
-        """Return the process if it is of this app and these settings, or start one that is."""
+        """Return the process of this app and these settings; start it if necessary."""
         config = self._owner.config()
         folder, sha256 = self._owner.folder(app), self._owner.sha256(app)
         if folder is None or sha256 is None:
-            raise AppError(f"app {app!r} is not installed here any more")
+            raise AppError(f"app {app!r} is no longer installed here")
         node_config = dict(config.data.config)
         for key, value in (("site-index", config.data.index), ("site-count", config.data.count)):
             if value is not None:
@@ -165,7 +165,7 @@ class WarmProcess(Trainer):
 
 
 def training_environment(config: DeviceConfig) -> dict[str, str]:
-    """Return the variables that processes begin with which train as an owner says."""
+    """Return the environment variables of training processes under the owner's settings."""
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {
         **dict.fromkeys(threads, str(config.threads)),

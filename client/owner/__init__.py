@@ -1,1 +1,1 @@
-"""What the data's owner decides and keeps: policy, budget, ledger, identity."""
+"""The data owner's part of the client: policy, budget, ledger, identity."""

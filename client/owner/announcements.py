@@ -1,4 +1,4 @@
-"""What an instruction announces of its round's noise, as the client's agent reads it."""
+"""Reads the noise that an instruction announces for its round."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ CONFIG_RECORD = "config"
 def noise_terms_of(instruction: Instruction) -> NoiseTerms | None:
     """Return the noise that an instruction announces, None if its round has none.
 
-    Noise that clients add within secure sums is none in an instruction without such a sum.
+    Without a secure sum, the noise that clients add within secure sums does not count.
     """
-    said = announcement_of(instruction)
+    entries = announcement_of(instruction)
     try:
-        noise = NoiseTerms.of(said) if Clipping.of(said) is not None else None
+        noise = NoiseTerms.of(entries) if Clipping.of(entries) is not None else None
     except MeadowError:
         return None
     secure = is_secure(instruction.envelope.metadata.message_type)
@@ -48,23 +48,23 @@ def noise_terms_of(instruction: Instruction) -> NoiseTerms | None:
 
 
 def announced_steps(instruction: Instruction) -> StepsEvent | None:
-    """Return the steps of DP-SGD that an instruction asks for, None if it asks for none."""
-    said = announcement_of(instruction)
+    """Return the steps of DP-SGD that an instruction requests, None if it requests none."""
+    entries = announcement_of(instruction)
     try:
-        terms = ExampleTerms.of(said)
-        return None if terms is None else terms.event(TrainingSettings.of(said).epochs)
+        terms = ExampleTerms.of(entries)
+        return None if terms is None else terms.event(TrainingSettings.of(entries).epochs)
     except MeadowError:
         return None
 
 
 def charged_steps(instruction: Instruction, policy: PolicyConfig) -> StepsEvent | None:
-    """Return the steps of DP-SGD that the owner's ledger presumes; as `charged_noise`."""
+    """Return the steps of DP-SGD that the owner's ledger counts; as `charged_noise`."""
     trusted = not policy.noise or "client" in policy.noise
     return announced_steps(instruction) if trusted else None
 
 
 def announcement_of(instruction: Instruction) -> Mapping[str, Any]:
-    """Return what a private run's instruction says, nothing if it cannot be read."""
+    """Return the privacy terms of an instruction, empty if they cannot be read."""
     return _record(instruction, CONFIG_RECORD) if instruction.differential_privacy else {}
 
 
@@ -78,7 +78,7 @@ def _record(instruction: Instruction, name: str) -> Mapping[str, Any]:
 
 
 def hides_from_server(instruction: Instruction) -> bool:
-    """Return whether clients add the noise themselves: then no text about data leaves, either."""
+    """Return whether clients add the noise themselves; then no text about data may be sent."""
     noise = noise_terms_of(instruction)
     return announced_steps(instruction) is not None or (
         noise is not None and noise.place != "server"
@@ -86,12 +86,12 @@ def hides_from_server(instruction: Instruction) -> bool:
 
 
 def charged_noise(instruction: Instruction, policy: PolicyConfig) -> NoiseTerms | None:
-    """Return the noise that the owner's ledger presumes, None if there is none, or none where the owner
-    wants it: an instruction may announce several, and what others add is not believed then.
+    """Return the noise that the owner's ledger counts, None if there is none.
 
-    Noise within secure sums is the sum of its clients' shares, and a server can be all the others.
-    Unless the owner has listed `known_peers`, or says in `min_colluders` how many may collude, only
-    this client's own share counts: `multiplier` / sqrt(clients).
+    If the owner restricts in `policy.noise` who adds it, announced noise of others does not count.
+    Noise within secure sums is the sum of the clients' shares, and a server can control all other
+    clients. Unless the owner sets `known_peers` or `min_colluders`, only this client's own share
+    counts: `multiplier` / sqrt(clients).
     """
     noise = noise_terms_of(instruction)
     if noise is None or (policy.noise and noise.place not in policy.noise):

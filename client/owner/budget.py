@@ -1,9 +1,9 @@
-"""The owner's budget of privacy: what was spent on this data, and whether a round still fits.
+"""The owner's privacy budget: what was spent on this data, and whether a round still fits.
 
-A round costs what its noise says (`privacy.dp.gaussian`), and costs add up over all runs and
-servers. The client counts the rounds that it takes part in, and presumes nothing of how it was
-drawn: this is never less than what the run accounts for, round by round. It trusts the server to
-add the noise that it announced, and the app to clip.
+A round's cost follows from its noise (`privacy.dp.accounting.gaussian`), and costs add up over all
+runs and servers. The client counts the rounds that it takes part in, without amplification by
+sampling, so its total is never less than the run's. It trusts the server to add the announced
+noise, and the app to clip.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = ["Spending", "check_budget", "epsilon_spent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """What some rounds cost; infinite if one was without noise.
+    """The cost of some rounds; infinite if one had no noise.
 
-    `gaussian` is whether all of them were Gaussian: then a closed form gives their epsilon.
+    `gaussian` is whether all of them were Gaussian; then a closed form gives their epsilon.
     """
 
     app: str
@@ -40,7 +40,7 @@ class Spending:
     cost: float
     gaussian: bool = True
     releases: tuple[Release, ...] = ()
-    """The same rounds by kind, for records as the unit."""
+    """The same rounds by kind, for example-level privacy."""
 
 
 def epsilon_spent(spent: Sequence[Spending], delta: float) -> float:
@@ -58,12 +58,12 @@ def check_budget(
     spent: Sequence[Spending],
     rounds: Collection[int] = (),
 ) -> None:
-    """Return if an instruction stays within the owner's budgets; `spent` is without it.
+    """Check that an instruction stays within the owner's budgets; `spent` does not include it.
 
     `rounds` are those of the same run that this client took part in.
 
     Raises:
-        RefusedError: it does not; the text has the numbers.
+        RefusedError: it exceeds a budget; the message has the numbers.
     """
     if policy.epsilon_max is not None or policy.record_epsilon_max is not None:
         _check_reach(instruction, rounds)
@@ -76,7 +76,7 @@ def check_budget(
 def _check_examples(
     instruction: Instruction, policy: PolicyConfig, budget: float, spent: Sequence[Spending]
 ) -> None:
-    """Return if an instruction stays within the budget of each record."""
+    """Check that an instruction stays within the budget of each example."""
     delta = policy.delta
     asked_for = instruction.envelope.metadata.message_type
     if not is_training(instruction) and is_talk(asked_for):
@@ -84,8 +84,8 @@ def _check_examples(
     noise, steps = charged_noise(instruction, policy), charged_steps(instruction, policy)
     if not is_training(instruction) or (noise is None and steps is None):
         raise RefusedError(
-            f"policy.record_epsilon_max is {budget:g}, and what this {asked_for[:40]!r} message "
-            "asks for carries no noise"
+            f"policy.record_epsilon_max is {budget:g}, and the answer to this {asked_for[:40]!r} "
+            "message carries no noise"
         )
     cost = None if noise is None else noise.event.cost
     this = Release(rounds=1, cost=cost, steps=steps)
@@ -102,19 +102,19 @@ def _check_examples(
 def _check_client(
     instruction: Instruction, policy: PolicyConfig, budget: float, spent: Sequence[Spending]
 ) -> None:
-    """Return if an instruction stays within the budget of the client with all its data."""
+    """Check that an instruction stays within the budget of the client with all its data."""
     delta = policy.delta
     asked_for = instruction.envelope.metadata.message_type
     if not is_training(instruction) and is_talk(asked_for):
-        return  # of a round that was counted when it began; whether it is allowed is decided there
+        return  # its round was checked and counted when it began
     if not is_training(instruction):
         raise RefusedError(
-            f"policy.epsilon_max is {budget:g}, and what a "
-            f"{asked_for[:40]!r} message asks for carries no noise"
+            f"policy.epsilon_max is {budget:g}, and the answer to a "
+            f"{asked_for[:40]!r} message carries no noise"
         )
     noise = charged_noise(instruction, policy)
     if noise is None:
-        hides = "only single records" if charged_steps(instruction, policy) else "nothing"
+        hides = "only single examples" if charged_steps(instruction, policy) else "nothing"
         raise RefusedError(
             f"policy.epsilon_max is {budget:g}, and this round adds no noise for a client with all "
             f"its data: it hides {hides}"
@@ -141,22 +141,24 @@ def _check_client(
 
 
 def _check_reach(instruction: Instruction, rounds: Collection[int]) -> None:
-    """Return if correlated noise hides this participation beside the earlier ones.
+    """Check that this participation is far enough from earlier ones for its correlated noise.
 
     Raises:
-        RefusedError: an earlier one is too near.
+        RefusedError: an earlier participation is too near.
     """
-    reach, said = (
+    reach, number = (
         announcement_of(instruction).get(REACH_KEY),
         instruction.envelope.metadata.group_id,
     )
     if reach is None:
         return
-    if not isinstance(reach, int) or not said.isdecimal():
-        raise RefusedError("this round's noise is correlated with that of rounds it does not name")
-    near = [each for each in rounds if abs(each - int(said)) < reach]
+    if not isinstance(reach, int) or not number.isdecimal():
+        raise RefusedError(
+            "this round's noise is correlated, but it does not state over which rounds"
+        )
+    near = [each for each in rounds if abs(each - int(number)) < reach]
     if near:
         raise RefusedError(
-            f"this is round {said}, its noise is correlated over {reach} rounds, and this data was "
-            f"in round {near[-1]}: the two would cost more than their noise says"
+            f"this is round {number}, its noise is correlated over {reach} rounds, and this data was "
+            f"in round {near[-1]}: the two would cost more than their noise multiplier accounts for"
         )

@@ -1,4 +1,4 @@
-"""The agent's one database: what it has answered, what it keeps, what its owner has allowed."""
+"""The agent's database: its replies, the apps' client state, and the owner's ledger."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS refusals (
 
 
 def _take_over_spent(db: sqlite3.Connection) -> None:
-    """Bring what was spent on the data into its present form, from before versions were counted."""
+    """Convert the table of costs from databases without a version."""
     there = columns_of(db, "spent")
     if "multiplier" in there:
         db.execute("ALTER TABLE spent RENAME COLUMN multiplier TO cost")
@@ -62,7 +62,7 @@ def _take_over_spent(db: sqlite3.Connection) -> None:
     if "record_steps" not in there:
         for column in ("record_multiplier REAL", "record_rate REAL", "record_steps INTEGER"):
             db.execute(f"ALTER TABLE spent ADD COLUMN {column}")
-    db.execute(  # rounds from before the ledger cost nobody knows how much
+    db.execute(  # the cost of rounds before the ledger is unknown
         "INSERT INTO spent (content, run_id, app, cost, gaussian)"
         " SELECT instruction_id, run_id, app, NULL, 0 FROM participations"
         " WHERE NOT EXISTS (SELECT 1 FROM spent)"
@@ -106,9 +106,9 @@ AGENT_LAYOUT: Final = TableLayout(
         "ledger": ("id",),
     },
     remedy=(
-        "the record of what this data was spent on is in it, so nothing goes on without its owner: "
-        "restore the file from a backup that no round came after, or move the agent's folder away "
-        "and enrol anew"
+        "it has the privacy ledger of this data, so the agent stops until its owner acts: restore "
+        "the file from a backup that no round came after, or move the agent's folder away and "
+        "enrol anew"
     ),
 )
 

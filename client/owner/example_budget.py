@@ -1,7 +1,7 @@
-"""What rounds cost for example-level privacy: the budget `policy.record_epsilon_max`.
+"""The cost of rounds for example-level privacy: the budget `policy.record_epsilon_max`.
 
-An example is hidden by the steps of DP-SGD, and no less by noise that hides the whole client. What
-rounds spend adds up as Renyi divergences, at whole orders up to 256.
+The steps of DP-SGD protect an example, and so does noise that protects the whole client. The cost
+of rounds adds up as Renyi divergences, at whole orders up to 256.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Release", "record_epsilon", "steps_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """So many rounds of one kind.
+    """A number of rounds of one kind.
 
     Attributes:
-        cost: of the noise that hides the client; None if there is none.
-        steps: of DP-SGD; None if there are none.
+        cost: that of the noise that protects the client; None if there is none.
+        steps: the steps of DP-SGD; None if there are none.
     """
 
     rounds: int
@@ -31,7 +31,7 @@ class Release:
     steps: StepsEvent | None
 
     def divergences(self) -> list[float]:
-        """Return what the rounds spent; infinite if neither noise was there."""
+        """Return the rounds' Renyi divergences; infinite without either noise."""
         of_client = [math.inf] * len(EXAMPLE_ORDERS)
         if self.cost is not None:
             of_client = [self.cost / 2 * order for order in EXAMPLE_ORDERS]
@@ -46,7 +46,7 @@ class Release:
 def record_epsilon(releases: Iterable[Release], delta: float) -> float:
     """Return the epsilon of all these rounds together, for one example.
 
-    Edge cases: infinite if one of them was without noise.
+    Edge cases: infinite if one of them had no noise.
     """
     columns = [each.divergences() for each in releases]
     total = [math.fsum(column) for column in zip(*columns, strict=True)]
@@ -54,7 +54,7 @@ def record_epsilon(releases: Iterable[Release], delta: float) -> float:
 
 
 def steps_of(multiplier: object, rate: object, steps: object) -> StepsEvent | None:
-    """Return DP-SGD's steps as a ledger has them, None where it has none."""
+    """Return the steps of DP-SGD from a ledger's columns, None if the ledger has none."""
     if multiplier is None or rate is None or steps is None:
         return None
     noisy = GaussianEvent(noise_multiplier=float(str(multiplier)))

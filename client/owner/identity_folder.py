@@ -1,11 +1,11 @@
-"""DIR/identity: who this client is, as files that survive a crash in the middle of a renewal.
+"""DIR/identity: the client's identity, as files that survive a crash during a renewal.
 
 key.pem            the private key; only its owner may read it
-certificate.pem    who we are, signed by the server's authority
+certificate.pem    the client's certificate, signed by the server's authority
 ca.pem             the server's authority
-client.json        our name and node id, and where the fleet is
-ledger             which ledger in agent.sqlite has what was spent on this client's data
-key.next.pem       only during a renewal: the key of the certificate that was asked for
+client.json        the client's name and node id, and the fleet's address
+ledger             the id of the privacy ledger in agent.sqlite for this client's data
+key.next.pem       only during a renewal: the key of the requested certificate
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["ClientIdentity", "IdentityFolder"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientIdentity:
-    """A client's name, and what proves it."""
+    """A client's name, and the certificate and key that prove it."""
 
     name: str
     node_id: int
@@ -49,11 +49,11 @@ class ClientIdentity:
 
     @property
     def certificate(self) -> Identity:
-        """What our certificate says."""
+        """The identity in the certificate."""
         return identity_of(self.certificate_pem)
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Return what mutual TLS needs."""
+        """Return the credentials for mutual TLS."""
         pair = KeyPair(key_pem=self.key_pem, certificate_pem=self.certificate_pem)
         return channel_credentials(self.ca_pem, pair)
 
@@ -71,7 +71,7 @@ class IdentityFolder:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that say who this client is."""
+        """The files of the identity."""
         return self._key, self._next_key, self._certificate, self._ca, self._client
 
     @property
@@ -80,15 +80,15 @@ class IdentityFolder:
         return self._client.exists()
 
     def request(self) -> bytes:
-        """Make our key, unless there is one, and return a request for its first certificate.
+        """Make a key, unless there is one, and return a request for its first certificate.
 
-        The name in it says nothing: the server knows whom its token is for.
+        The server ignores the name in the request: it knows the client of its token.
         """
         make_folder(self.folder, mode=0o700)
         return create_request("new", self._key)
 
     def store(self, certificate: Certificate) -> ClientIdentity:
-        """Store what the server answered; `client.json`, which makes it complete, comes last.
+        """Store the server's answer; `client.json`, which completes the identity, is written last.
 
         Raises:
             IdentityError: the certificate is for another key.
@@ -106,11 +106,11 @@ class IdentityFolder:
         return self.load()
 
     def load(self) -> ClientIdentity:
-        """Read the identity; a renewal that a crash interrupted is completed.
+        """Read the identity, and complete a renewal that a crash interrupted.
 
         Raises:
-            ConfigError: there is none.
-            IdentityError: its files do not fit together.
+            ConfigError: there is no identity.
+            IdentityError: its files do not match.
         """
         if not self.exists:
             raise ConfigError(
@@ -145,11 +145,10 @@ class IdentityFolder:
             raise IdentityError(f"{self.folder} cannot be used: {error}; enrol again") from error
 
     def _require_issued(self, certificate_pem: bytes, name: str) -> bytes:
-        """Return the authority's certificate if it is whole, and ours is from it and in our name.
+        """Return the authority's certificate, after checking that it issued the client's own.
 
         Raises:
-            IdentityError: one of the files was changed: gRPC would only say that no handshake comes
-                about, again and again.
+            IdentityError: one of the files was changed; gRPC would only report failing handshakes.
         """
         remedy = "it was damaged or replaced: restore it from a backup, or enrol again"
         try:
@@ -157,18 +156,18 @@ class IdentityFolder:
         except IdentityError as error:
             raise IdentityError(f"{self._ca} cannot be used: {error}; {remedy}") from None
         try:
-            said = verify_issued(certificate_pem, ca_pem).name
+            issued = verify_issued(certificate_pem, ca_pem).name
         except IdentityError as error:
             raise IdentityError(f"{self._certificate} cannot be used: {error}; {remedy}") from None
-        if said != name:
-            raise IdentityError(f"{self._certificate} is {said}'s, not {name}'s; {remedy}")
+        if issued != name:
+            raise IdentityError(f"{self._certificate} is {issued}'s, not {name}'s; {remedy}")
         return ca_pem
 
     def shown(self) -> KeyPair:
-        """Return the key and certificate in use, and change nothing: the agent may be renewing.
+        """Return the key and certificate in use, without changes, as the agent may be renewing.
 
         Raises:
-            IdentityError: there are none that fit together.
+            IdentityError: the files have no key that matches the certificate.
         """
         try:
             certificate_pem = self._certificate.read_bytes()
@@ -181,11 +180,11 @@ class IdentityFolder:
 
     @property
     def ca_pem(self) -> bytes:
-        """The authority that is believed since enrolment."""
+        """The authority that is trusted since enrolment."""
         return self._ca.read_bytes()
 
     def replace(self, other: IdentityFolder) -> ClientIdentity:
-        """Take the place and the name of another identity folder."""
+        """Replace another identity folder, taking its name."""
         shutil.rmtree(other.folder, ignore_errors=True)
         os.rename(self.folder, other.folder)
         sync_folder(other.folder.parent)
@@ -196,7 +195,7 @@ class IdentityFolder:
         return create_request(name, self._next_key)
 
     def finish_renewal(self, certificate_pem: bytes) -> None:
-        """Put the next certificate and its key in the place of the present ones.
+        """Replace the present certificate and key by the next ones.
 
         Raises:
             IdentityError: the certificate is for another key; nothing is changed.

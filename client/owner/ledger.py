@@ -1,4 +1,4 @@
-"""What the owner's data took part in, and what was refused: a record that never under-counts."""
+"""The owner's ledger: the rounds that the data took part in, never fewer, and the refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ledger:
         self.require(identity)
 
     def require(self, identity: Path) -> None:
-        """Return if this is the whole ledger of the identity in a folder, or it has none yet.
+        """Check that this is the complete ledger of the identity in a folder, if it has one.
 
         Edge cases: a copy of an earlier day is not noticed where the identity is of that day, too.
         Raises:
@@ -87,12 +87,12 @@ class Ledger:
         noise: NoiseTerms | None = None,
         steps: StepsEvent | None = None,
     ) -> None:
-        """Count an instruction before it is executed, and the noise that its round will have: for
-        the client as the unit, or in the `steps` of its training, for its records.
+        """Count an instruction before it is executed, with the noise of its round: client-level
+        noise, or that of the `steps` of DP-SGD for its examples.
 
-        Guarantees: durable on return; counted once, however often it is delivered, until it is
-            answered. It is known by its content: an id that comes again with other params, or
-            another configuration of the run, costs again.
+        Guarantees: durable on return; counted once until it is answered, also if it is delivered
+            again. It is identified by its content: an id that is repeated with other params, or
+            another configuration of the run, is counted again.
         """
         content = content_of(instruction)
         with self._database.transaction() as rows:
@@ -119,26 +119,26 @@ class Ledger:
             self._advance(self._mark)
 
     def require_unanswered(self, instruction: Instruction) -> None:
-        """Return unless an instruction was answered before: to execute it again is to release
-        something else than what was counted.
+        """Check that an instruction was not answered before: to execute it again would be another
+        release, which was not counted.
 
         Raises:
-            RefusedError: it was.
+            RefusedError: it was answered before.
         """
         found = self._database.rows(
             "SELECT 1 FROM spent WHERE content = ? AND answered", (content_of(instruction),)
         )
         if found:
             raise RefusedError(
-                "this instruction was answered before, and its reply is no longer kept; a round "
-                "that is to be repeated needs an instruction of its own"
+                "this instruction was answered before, and its reply is no longer stored; to repeat "
+                "the round, send a new instruction"
             )
 
     def spent(self, *, besides: str = "") -> list[Spending]:
-        """Return what this data was spent on, app by app and run by run.
+        """Return what was spent on this data, by app and run.
 
-        `besides` is the content of an instruction that is not counted: a round that was begun and
-        is begun again is one.
+        `besides` is the content of an instruction to leave out: a round that is begun again counts
+        once.
         """
         found = self._database.rows(
             "SELECT app, run_id, count(*), count(cost), sum(cost), min(gaussian) FROM spent"
@@ -159,7 +159,7 @@ class Ledger:
         ]
 
     def _steps(self, besides: str) -> dict[tuple[str, str], tuple[Release, ...]]:
-        """Return the kinds of rounds of each app and run, and how many there were of each."""
+        """Return the kinds of rounds of each app and run, and the number of each kind."""
         found = self._database.rows(
             "SELECT app, run_id, cost, record_multiplier, record_rate, record_steps, count(*)"
             " FROM spent WHERE content <> ?"
@@ -178,12 +178,12 @@ class Ledger:
         return made
 
     def rounds_of_run(self, instruction: Instruction) -> list[int]:
-        """Return which rounds of an instruction's run were taken part in, not counting its own."""
+        """Return the other rounds of an instruction's run that this client took part in."""
         found = self._database.rows(
             "SELECT round FROM spent WHERE run_id = ? AND content <> ?",
             (str(instruction.run_id), content_of(instruction)),
         )
-        return sorted(int(str(said)) for (said,) in found if str(said).isdecimal())
+        return sorted(int(str(number)) for (number,) in found if str(number).isdecimal())
 
     def rounds_today(self, *, now_s: float, besides: str = "") -> int:
         """Return how many instructions were counted this UTC day; `besides` as in `spent`."""
@@ -194,7 +194,7 @@ class Ledger:
         return int(str(row[0]))
 
     def refuse(self, instruction: Instruction, reason: str, *, now_s: float) -> None:
-        """Record what was refused, and why; the newest `REFUSALS_MAX` are kept."""
+        """Record a refused instruction and the reason; the newest `REFUSALS_MAX` are kept."""
         with self._database.transaction() as rows:
             rows.execute(
                 "INSERT INTO refusals (instruction_id, app, at_s, reason) VALUES (?, ?, ?, ?)",
@@ -206,7 +206,7 @@ class Ledger:
             )
 
     def refusals(self, limit: int = 10) -> list[tuple[float, str, str]]:
-        """Return the newest refusals: when, which app, why."""
+        """Return the newest refusals: time in seconds, app, reason."""
         found = self._database.rows(
             "SELECT at_s, app, reason FROM refusals ORDER BY number DESC LIMIT ?", (limit,)
         )
@@ -214,7 +214,7 @@ class Ledger:
 
 
 def content_of(instruction: Instruction) -> str:
-    """Return the digest of an instruction: of all its fields, so of all that it makes of the data."""
+    """Return the digest of all fields of an instruction."""
     return sha256(instruction.SerializeToString(deterministic=True)).hexdigest()
 
 

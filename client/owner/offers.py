@@ -1,11 +1,11 @@
-"""Apps that the server offers: fetched, shown to the owner, and installed once the owner approves.
+"""Apps that the server offers: fetched, shown to the owner, and installed after approval.
 
 DIR/offers/NAME/      an offered version of an app: offer.json, and its files under app/
 DIR/approved/NAME/SHA256/ an approved version
 DIR/approved/.list.json which version of each app is approved, by whom; which were refused
 
-Nothing in DIR/offers is ever run or imported. An approved version is checked against the hash that was
-approved whenever it is to run, so that neither a later offer nor the app itself changes it.
+Nothing in DIR/offers is ever run or imported. Before each run of an approved version, its hash is
+compared with the approved one, so neither a later offer nor the app itself can change it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = ["ARCHIVE_BYTES_MAX", "OFFERS_MAX", "Change", "Offer", "Offers"]
 
 ARCHIVE_BYTES_MAX: Final = APP_BYTES_MAX
 OFFERS_MAX: Final = 8
-"""So many apps may wait for the owner; of each, the version that was offered last."""
+"""The most apps that wait for the owner, each with the version that was offered last."""
 REFUSED_MAX: Final = 1000
 DIFF_LINES_MAX: Final = 20_000
-"""So many lines of all files are compared for the owner; larger files are named."""
+"""The most lines of all files that are compared for the owner; larger files are only named."""
 DIFF_BYTES_MAX: Final = 512 << 10
 HASH_CHARS_MIN: Final = 12
-"""So much of a hash an owner has to type."""
+"""The fewest characters of a hash that an owner must type."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -58,7 +58,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One file of an offer, beside the version that is installed."""
+    """One file of an offer, compared with the installed version."""
 
     path: str
     kind: str
@@ -76,7 +76,7 @@ class _Approved:
 
 
 class Offers:
-    """What is offered and approved in an agent's folder; agent and commands may use it at once."""
+    """The offered and approved apps of an agent's folder; agent and commands may use it together."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -84,7 +84,7 @@ class Offers:
         self._apps = directory / "approved"
 
     def pending(self) -> list[Offer]:
-        """Return what waits for the owner, by name."""
+        """Return the offers that wait for the owner, sorted by name."""
         found = []
         for folder in sorted(self._offers.glob("*")):
             if _NAME.fullmatch(folder.name) and (offer := _read_offer(folder)) is not None:
@@ -93,14 +93,14 @@ class Offers:
 
     @property
     def incoming(self) -> Path:
-        """Where archives are fetched to; what is left of an earlier transfer is of no use."""
+        """The folder for fetched archives; leftovers of earlier transfers are deleted."""
         return self._offers / ".incoming"
 
     def wants(self, app: OfferedApp) -> bool:
-        """Return whether an offered version is to be fetched: its owner has not seen it yet.
+        """Return whether to fetch an offered version, as the owner does not have it yet.
 
         Raises:
-            RefusedError: it is not taken at all.
+            RefusedError: the version cannot be accepted.
         """
         name, sha256 = _identity_of(app)
         with self._locked():
@@ -112,12 +112,12 @@ class Offers:
             if there is None or there.sha256 != sha256:
                 if there is None and len(self.pending()) >= OFFERS_MAX:
                     raise RefusedError(
-                        f"{OFFERS_MAX} apps wait for the approval of this site's owner already"
+                        f"{OFFERS_MAX} apps already wait for the approval of this site's owner"
                     )
                 if not 0 < app.archive.size_bytes <= ARCHIVE_BYTES_MAX:
                     raise RefusedError(
                         f"the archive of app {name!r} has {app.archive.size_bytes} bytes; at most "
-                        f"{ARCHIVE_BYTES_MAX} are taken"
+                        f"{ARCHIVE_BYTES_MAX} are accepted"
                     )
                 make_folder(self._offers, mode=0o700)
                 make_folder(self.incoming, mode=0o700)
@@ -125,11 +125,11 @@ class Offers:
         return False
 
     def receive(self, app: OfferedApp, archive: Path | None, *, run_id: int, now_s: float) -> None:
-        """Take an offered version, whose archive is deleted; None if it is there already. Return if
-        it is installed now, by its author's key.
+        """Store an offered version, and delete its archive; `archive` is None if it is stored
+        already. Return only if the version is installed now, as its author's key is trusted.
 
         Raises:
-            RefusedError: it waits for the owner, who has not approved it; or it is none.
+            RefusedError: the version waits for the owner's approval, or is invalid.
         """
         name, sha256 = _identity_of(app)
         if archive is not None:
@@ -154,17 +154,17 @@ class Offers:
             raise RefusedError(str(error)) from error
 
     def approve(self, name: str, sha256: str, *, signature: AppSignature | None = None) -> Path:
-        """Install an offered version; returns its folder. From then on it may run.
+        """Install an offered version, so that it may run, and return its folder.
 
         Raises:
-            AppError: no such version is offered, or its files are not what was offered.
+            AppError: no such version is offered, or its files were changed.
         """
         with self._locked():
             offer, folder = self._offered(name, sha256)
             if content_hash(folder / "app") != offer.sha256:
                 shutil.rmtree(folder)
                 raise AppError(
-                    f"the files of app {name!r} in {folder} are not what was offered; they were "
+                    f"the files of app {name!r} in {folder} do not match the offer; they were "
                     "deleted, and are fetched again with the next round"
                 )
             target = self._apps / name / offer.sha256
@@ -172,7 +172,7 @@ class Offers:
             shutil.rmtree(target, ignore_errors=True)
             os.rename(folder / "app", target)
             sync_folder(target.parent)
-            if content_hash(target) != offer.sha256:  # whoever wrote to it in between
+            if content_hash(target) != offer.sha256:  # it was changed meanwhile
                 shutil.rmtree(target)
                 raise AppError(f"the files of app {name!r} were changed while it was installed")
             known = self._read()
@@ -188,10 +188,10 @@ class Offers:
         return target
 
     def refuse(self, name: str, sha256: str) -> str:
-        """Drop an offered version, or one that was approved, and take it no more; returns its hash.
+        """Delete an offered or approved version, refuse it from now on, and return its hash.
 
         Raises:
-            AppError: there is none.
+            AppError: there is no such version.
         """
         with self._locked():
             known = self._read()
@@ -209,7 +209,7 @@ class Offers:
         return found
 
     def changes(self, name: str, installed: Path | None) -> tuple[Offer, list[Change]]:
-        """Return an offer and what is other in it than in the installed version.
+        """Return an offer and its differences from the installed version.
 
         Raises:
             AppError: nothing is offered under this name, or its files were changed.
@@ -220,7 +220,7 @@ class Offers:
                 raise AppError(f"no version of app {name!r} waits; `meadow client apps` lists them")
             folder = self._offers / name / "app"
             if content_hash(folder) != offer.sha256:
-                raise AppError(f"the files in {folder} are not what was offered; refuse it")
+                raise AppError(f"the files in {folder} do not match the offer; refuse it")
             new = dict(list_files(folder))
             old = (
                 dict(list_files(installed)) if installed is not None and installed.is_dir() else {}
@@ -245,7 +245,7 @@ class Offers:
         run_id: int,
         now_s: float,
     ) -> None:
-        """Unpack an archive; one that is not what was said leaves nothing."""
+        """Unpack an archive; if its content has another hash than offered, delete it."""
         staged = self._offers / ".staged"
         shutil.rmtree(staged, ignore_errors=True)
         try:
@@ -253,9 +253,7 @@ class Offers:
             make_folder(staged, mode=0o700)
             unpack(data, staged / "app")
             if content_hash(staged / "app") != sha256:
-                raise AppError(
-                    f"the files of app {name!r} do not have the hash that they are offered by"
-                )
+                raise AppError(f"the files of app {name!r} do not have the hash of the offer")
             signature = _signature_of(app, name, sha256)
             offer = Offer(name=name, sha256=sha256, run_id=run_id, at_s=now_s)
             if signature is not None:
@@ -276,19 +274,19 @@ class Offers:
     def _offered(self, name: str, sha256: str) -> tuple[Offer, Path]:
         folder = self._offers / name
         offer = _read_offer(folder) if _NAME.fullmatch(name) else None
-        asked = sha256.removeprefix("sha256:")
-        if offer is None or len(asked) < HASH_CHARS_MIN or not offer.sha256.startswith(asked):
+        start = sha256.removeprefix("sha256:")
+        if offer is None or len(start) < HASH_CHARS_MIN or not offer.sha256.startswith(start):
             waits = f"sha256:{offer.sha256}" if offer else "none"
             raise AppError(
-                f"what waits of app {name!r:.80} is {waits}, not {sha256!r:.80}; give the hash that "
+                f"the offer of app {name!r:.80} is {waits}, not {sha256!r:.80}; give the hash that "
                 f"`meadow client apps show` shows, or its first {HASH_CHARS_MIN} digits or more"
             )
         return offer, folder
 
     def _read(self) -> _Approved:
         try:
-            said: Mapping[str, Any] = json.loads((self._apps / APPROVED_FILE).read_text())
-            return _Approved(**said)
+            entries: Mapping[str, Any] = json.loads((self._apps / APPROVED_FILE).read_text())
+            return _Approved(**entries)
         except FileNotFoundError:
             return _Approved()
         except (OSError, ValueError, TypeError) as error:
@@ -312,14 +310,14 @@ class Offers:
 
 
 def _identity_of(app: OfferedApp) -> tuple[str, str]:
-    """Return an offered app's name, which may become a folder's, and its hash.
+    """Return an offered app's name, which is valid as a folder's name, and its hash.
 
     Raises:
-        RefusedError: they are none.
+        RefusedError: the name or the hash is invalid.
     """
     name, sha256 = app.name, app.sha256.removeprefix("sha256:")
     if not _NAME.fullmatch(name) or not _SHA256.fullmatch(sha256):
-        raise RefusedError("the server offers an app with a name or a hash that cannot be")
+        raise RefusedError("the server offers an app with an invalid name or hash")
     return name, sha256
 
 
@@ -332,7 +330,7 @@ def _read_offer(folder: Path) -> Offer | None:
 
 
 def _signature_of(app: OfferedApp, name: str, sha256: str) -> AppSignature | None:
-    """Return the signature that comes with an offer, if it is one of this version."""
+    """Return the signature in an offer, if it is valid for this version."""
     if not app.signature:
         return None
     try:
@@ -365,7 +363,7 @@ def _change(path: str, old: Path | None, new: Path | None, left: int) -> Change:
 
 
 def _escaped(line: str) -> str:
-    """Return a line without what a terminal obeys, or what shows text in another order than it runs."""
+    """Return a line without terminal control characters and bidirectional text controls."""
     return "".join(
         mark if mark.isprintable() or mark == "\t" else ascii(mark)[1:-1] for mark in line
     )

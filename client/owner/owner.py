@@ -1,4 +1,4 @@
-"""What the owner says and has installed, read again whenever it changes on disk."""
+"""The owner's configuration and installed apps, read again after each change on disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OwnersFile:
         self._read: tuple[Signature, ClientConfig] | None = None
 
     def config(self) -> ClientConfig:
-        """Return what the owner's file says now.
+        """Return the present configuration in the owner's file.
 
         Raises:
             ConfigError: the file is missing or wrong.
@@ -59,7 +59,7 @@ class Owner:
         return self._file.config()
 
     def folder(self, app: str) -> Path | None:
-        """Return where an app is installed, None if it is not."""
+        """Return the folder of an installed app, None if it is not installed."""
         path = self.config().apps.get(app)
         return None if path is None else Path(path)
 
@@ -67,7 +67,7 @@ class Owner:
         """Return an installed app's content hash, None if it is not installed.
 
         Raises:
-            AppError: the folder is missing or is no app.
+            AppError: the folder is missing or is not an app.
         """
         folder = self.folder(app)
         if folder is None:
@@ -81,12 +81,12 @@ class Owner:
         if approved is not None and approved != known.sha256:
             raise AppError(
                 f"{folder} was changed since it was approved: `meadow client apps refuse {app} "
-                f"{approved[:12]}` drops it"
+                f"{approved[:12]}` deletes it"
             )
         return known.sha256
 
     def apps(self) -> dict[str, str | MeadowError]:
-        """Return every installed app's hash, or what is wrong with it."""
+        """Return every installed app's hash, or its error."""
         found: dict[str, str | MeadowError] = {}
         for app in self.config().apps:
             try:
@@ -97,7 +97,7 @@ class Owner:
 
 
 def _files_in(folder: Path | str) -> Iterator[str]:
-    """Yield the files of a folder and those below it; what cannot be read has none."""
+    """Yield the files of a folder and its subfolders; an unreadable folder has none."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -107,7 +107,7 @@ def _files_in(folder: Path | str) -> Iterator[str]:
 
 
 def signature_of(*paths: Path | str) -> Signature:
-    """Return what changes when a file does: its name, size and time of change."""
+    """Return the names, sizes and modification times of files, to detect changes."""
     found = []
     for path in paths:
         try:

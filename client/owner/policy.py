@@ -1,4 +1,4 @@
-"""The owner's policy: may this instruction run on this data? A pure decision."""
+"""The owner's policy: decides, without side effects, whether an instruction may run on the data."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["NotInstalledError", "check", "is_training"]
 
 
 class NotInstalledError(RefusedError):
-    """The version of the app that is to run is not installed: its owner may approve it."""
+    """The requested version of the app is not installed; the owner may approve it."""
 
 
 def check(
     instruction: Instruction, policy: PolicyConfig, *, installed: str | None, rounds_today: int
 ) -> None:
-    """Return if the owner allows an instruction.
+    """Check that the owner allows an instruction.
 
-    `installed` is the SHA-256 of the app of that name that the owner has installed, None if there
-    is none; `rounds_today` is how often the data was trained on this UTC day.
+    `installed` is the SHA-256 of the installed app of that name, None if there is none;
+    `rounds_today` is the number of trainings on the data on this UTC day.
 
     Raises:
-        RefusedError: the owner does not allow it; the text is for the server's operator too.
+        RefusedError: the owner does not allow it; the server's operator reads the message too.
     """
     app = instruction.app
     if installed is None:
@@ -45,21 +45,23 @@ def check(
             f"this instruction has tensors of {sent_bytes} bytes"
         )
     asked_for = instruction.envelope.metadata.message_type
-    # the cohort of a session is checked when it begins; before and after, fewer may be asked
+    # the cohort of a session is checked when it begins; other steps may have fewer clients
     if instruction.cohort_clients < policy.min_cohort and not is_talk(asked_for):
         raise RefusedError(
             f"policy.min_cohort is {policy.min_cohort}, "
             f"this round has {instruction.cohort_clients} clients"
         )
     if policy.require_secure_aggregation and not instruction.secure_aggregation:
-        raise RefusedError("policy.require_secure_aggregation is set, this run does without it")
+        raise RefusedError("policy.require_secure_aggregation is set, and this run does not use it")
     if policy.require_secure_aggregation and not is_secure(asked_for):
         raise RefusedError(
-            f"policy.require_secure_aggregation is set, and a {asked_for[:40]!r} message would show "
-            "what is this client's alone"
+            f"policy.require_secure_aggregation is set, and the answer to a {asked_for[:40]!r} "
+            "message would reveal this client's own result"
         )
     if policy.require_differential_privacy and not instruction.differential_privacy:
-        raise RefusedError("policy.require_differential_privacy is set, this run does without it")
+        raise RefusedError(
+            "policy.require_differential_privacy is set, and this run does not use it"
+        )
     if policy.require_differential_privacy or policy.noise:
         _check_noise(instruction, policy)
     bound = policy.rounds_per_day
@@ -68,15 +70,15 @@ def check(
 
 
 def _check_noise(instruction: Instruction, policy: PolicyConfig) -> None:
-    """Return if what an instruction asks for has noise, added where the owner wants it."""
+    """Check that the answer to an instruction has noise, added where the owner requires it."""
     key = "policy.noise" if policy.noise else "policy.require_differential_privacy"
     asked_for = instruction.envelope.metadata.message_type
     if is_talk(asked_for):
-        return  # of a round that was looked at when it began
+        return  # its round was checked when it began
     noise, steps = noise_terms_of(instruction), announced_steps(instruction)
     if not is_training(instruction) or (noise is None and steps is None):
         raise RefusedError(
-            f"{key} is set, and what this {asked_for[:40]!r} message asks for carries no noise"
+            f"{key} is set, and the answer to this {asked_for[:40]!r} message carries no noise"
         )
     places = set() if steps is None else {"client"}
     places |= set() if noise is None else {noise.place}
@@ -88,6 +90,6 @@ def _check_noise(instruction: Instruction, policy: PolicyConfig) -> None:
 
 
 def is_training(instruction: Instruction) -> bool:
-    """Return whether an instruction trains on the data, rather than evaluates or asks."""
+    """Return whether an instruction trains on the data, rather than evaluating or querying."""
     category = instruction.envelope.metadata.message_type.partition(".")[0]
     return category not in ("evaluate", "query")

@@ -1,8 +1,8 @@
-"""Binds a client's signing key to its enrolment: a statement under its TLS key, and that key's
+"""Binds a client's signing key to its enrolment: a statement signed by its TLS key, with that key's
 certificate.
 
-A client that is in the cohort twice, or under another's node id or key, is found out by everybody
-who believes the authority. Whoever has the authority's key can enrol clients that do not exist.
+Clients that trust the authority detect a client that is in the cohort twice, or under another's
+node id or key. The holder of the authority's key can enrol clients that do not exist.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["certify_key", "require_certified"]
 LENGTH_BYTES = 2
 HASH = hashes.SHA256()
 CHECKED_MAX = 4096
-"""So many clients' statements are not checked again in the next round, but for their dates."""
+"""The clients whose verified statements are cached; only their dates are checked again."""
 
 
 @lru_cache(maxsize=4)
 def certify_key(public_key: bytes, *, node: int, pair: KeyPair) -> bytes:
-    """Return the certificate and what its key says of a signing key.
+    """Return the certificate and its key's signature over the statement of a signing key.
 
     Shapes: the certificate's length in two bytes, the certificate (DER), an ECDSA signature.
     """
@@ -39,10 +39,10 @@ def certify_key(public_key: bytes, *, node: int, pair: KeyPair) -> bytes:
 
 
 def require_certified(announcement: Announcement, *, ca_pem: bytes, now: datetime) -> None:
-    """Check that every key of a cohort is that of another client that the authority enrolled.
+    """Check that every key of a cohort belongs to a different client that the authority enrolled.
 
     Raises:
-        SecureAggregationError: one is not, or its certificate has expired.
+        SecureAggregationError: a key does not, or its certificate has expired.
     """
     nodes: dict[str, int] = {}
     for node, key in announcement.keys.items():
@@ -68,7 +68,7 @@ def _name_in(said: bytes, key: bytes, node: int, ca_pem: bytes, now: datetime) -
 
 @lru_cache(maxsize=CHECKED_MAX)
 def _signed_by(said: bytes, key: bytes, node: int, ca_pem: bytes) -> Identity:
-    """Return who says that this is its key, under a certificate of this authority."""
+    """Return the identity that signed the statement of `key`, certified by this authority."""
     if not LENGTH_BYTES < len(said) <= CERTIFICATE_BYTES_MAX:
         raise ValueError(
             f"a certificate must have {LENGTH_BYTES + 1} to {CERTIFICATE_BYTES_MAX} bytes, got "

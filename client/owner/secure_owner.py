@@ -1,9 +1,8 @@
 """An enrolled client in secure sums: its key, the keys of others, and the owner's policy on disk.
 
 identity/signing.key   our long-term Ed25519 key, 32 bytes; it lasts as long as the identity
-identity/peers.json    the others' public keys, as they were when they were first seen; if the
-                       owner lists known_peers, neither this file nor the others' certificates are
-                       looked at
+identity/peers.json    the others' public keys, as first seen; if the owner lists known_peers,
+                       neither this file nor the others' certificates are used
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ CLIENTS_MIN = 3
 
 
 def signing_key(directory: Path) -> Ed25519PrivateKey:
-    """Return the client's long-term key; it is made when it is first needed.
+    """Return the client's long-term key; the first call creates it.
 
     Raises:
         SecureAggregationError: the file is damaged.
@@ -58,15 +57,15 @@ def signing_key(directory: Path) -> Ed25519PrivateKey:
 
 
 def peer_of(key: Ed25519PrivateKey) -> str:
-    """Return what other owners write into their known_peers for this key."""
+    """Return the entry for this key in other owners' known_peers."""
     return PEER_PREFIX + key.public_key().public_bytes_raw().hex()
 
 
 def pins_of(directory: Path) -> dict[str, str]:
-    """Return the keys that were seen first, in hexadecimal, by node id.
+    """Return the first seen keys, in hexadecimal, by node id.
 
     Raises:
-        SecureAggregationError: the file is damaged: who were the others is not known any more.
+        SecureAggregationError: the file is damaged, so the first seen keys are unknown.
     """
     path = directory / FOLDER / PEERS_FILE
     if not path.exists():
@@ -81,7 +80,7 @@ def pins_of(directory: Path) -> dict[str, str]:
 
 
 def owned_identity(directory: Path, *, node: int) -> Identify:
-    """Return who an enrolled client is, by what client.toml says when a message arrives."""
+    """Return an enrolled client's identity, by client.toml as it is when a message arrives."""
     file, enrolled = OwnersFile(directory), IdentityFolder(directory)
     known: tuple[PolicyConfig, Signature, SecureIdentity] | None = None
 

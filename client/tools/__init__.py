@@ -1,1 +1,1 @@
-"""What an owner does without a server: enrol, examine, measure, look."""
+"""The owner's tools: enrol, diagnose, measure, and show the status."""

@@ -1,7 +1,7 @@
-"""How large a batch this device holds, and how long a local round takes: measured, not guessed.
+"""Measures the largest batch that fits this device, and the time of a local round.
 
-`python -m meadow.client.tools.batch_probe --dir DIR --app NAME` prints it as JSON. It is a process of its own, as
-trying out memory may end it.
+`python -m meadow.client.tools.batch_probe --dir DIR --app NAME` prints the result as JSON. It is a
+separate process, as the system may kill it when memory runs out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Fit", "Trial", "UntriedError", "fit_of", "largest_batch", "measure"]
 
 MEMORY_FILLED_MAX = 0.8
-"""How much of the memory that is free may be asked for."""
+"""The share of the free memory that may be used."""
 TRIALS_S_MAX = 10.0
 BATCH_MAX = 1 << 16
 STEPS = 2
@@ -46,10 +46,10 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A few steps with batches of some size.
+    """A few steps with batches of one size.
 
-    Units: `memory_bytes` is the most that was held; `step_s` is for one step. They are 0 where
-        the batch did not fit.
+    Units: `memory_bytes` is the peak memory; `step_s` is the time of one step, in seconds. Both
+        are 0 if the batch did not fit.
     """
 
     batch: int
@@ -60,13 +60,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What a round of an app needs on this device.
+    """The resources that a round of an app needs on this device.
 
     Attributes:
-        batch: how many examples of the run's batch this device computes.
-        round_s: how long a round takes, from the time of a step.
-        batch_max: the largest batch that fits, as far as the trials tell.
-        batch_tried: the largest one that was tried out.
+        batch: the number of examples of the run's batch that this device computes.
+        round_s: the estimated time of a round in seconds, from the time of a step.
+        batch_max: the largest batch that should fit, by the trials.
+        batch_tried: the largest batch that was tried.
     """
 
     batch: int
@@ -79,11 +79,11 @@ class Fit:
 
 
 class UntriedError(DataError):
-    """The round can be trained, and yet not be tried out on one device."""
+    """The round can be trained, but not measured on one device."""
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print the result as JSON."""
     keep_freed_memory()
     parser = argparse.ArgumentParser(prog="meadow.client.tools.batch_probe")
     parser.add_argument("--dir", type=Path, required=True)
@@ -98,10 +98,10 @@ def main() -> None:
 
 
 def fit_of(bench: TryOut) -> Fit:
-    """Try out growing batches on one of the owner's devices.
+    """Measure batches of growing size on one of the owner's devices.
 
     Raises:
-        UntriedError: a part of the round alone cannot be tried out.
+        UntriedError: a single device's part of the round cannot be measured.
         MeadowError: the round cannot be trained here.
     """
     config = bench.config.device
@@ -114,7 +114,7 @@ def fit_of(bench: TryOut) -> Fit:
     data, settings = bench.data(device).train, bench.settings
     if isinstance(data, DataLoader):
         raise UntriedError(
-            "a DataLoader makes its own batches; give its Dataset to have them tried"
+            "a DataLoader makes its own batches; return its Dataset to measure other sizes"
         )
     batch = -(-min(settings.batch_size, samples_in(data)) // parts)
     room = room_bytes(device, bench.config.device.memory_mb_max)
@@ -133,11 +133,11 @@ def fit_of(bench: TryOut) -> Fit:
 
 
 def measure(steps: Callable[[int], Trial], batch: int, *, room: int) -> Iterator[Trial]:
-    """Yield trials of this batch and of ever twice the size, as long as the next one should fit;
-    where a trial takes no more memory than the one before, nothing says that it should not.
+    """Yield trials of this batch size, doubled as long as the next batch should fit into `room`
+    bytes, or a trial took no more memory than the one before.
 
     Raises:
-        Exception: what the first trial raises; a later one may only run out of memory.
+        Exception: that of the first trial; in later trials, running out of memory is not raised.
     """
     begun_at_s = time.monotonic()
     steps(batch)  # the first steps build what the later ones use
@@ -158,15 +158,16 @@ def measure(steps: Callable[[int], Trial], batch: int, *, room: int) -> Iterator
 
 
 def _grew(tried: Sequence[Trial]) -> bool:
-    """Say whether the last trial took more memory than the one before."""
+    """Return whether the last trial took more memory than the one before."""
     return len(tried) > 1 and tried[-1].memory_bytes > tried[-2].memory_bytes
 
 
 def largest_batch(trials: Sequence[Trial], room: int) -> int:
-    """Return the largest batch that should fit: memory grows as between the last two trials.
+    """Return the largest batch that should fit into `room` bytes, by linear extrapolation from the
+    last two trials.
 
-    Edge cases: with a single trial, memory that did not grow, or a next batch that did not fit,
-        the largest that did.
+    Edge cases: the largest batch that did fit, if there is a single trial, memory did not grow, or
+        the next batch did not fit.
     """
     last = [trial for trial in trials if trial.fits][-1]
     if len(trials) < 2 or not trials[-1].fits:
@@ -179,7 +180,7 @@ def largest_batch(trials: Sequence[Trial], room: int) -> int:
 
 
 def room_bytes(device: str, memory_mb_max: int | None) -> int:
-    """Return how much memory training may hold on a device."""
+    """Return the memory that training may use on a device, in bytes."""
     free = free_bytes(device) if is_accelerator(device) else None
     if free is not None:
         return int(free * MEMORY_FILLED_MAX)
@@ -193,7 +194,7 @@ def room_bytes(device: str, memory_mb_max: int | None) -> int:
 
 
 def _steps(bench: TryOut, device: str, data: Data) -> Callable[[int], Trial]:
-    """Return what makes a few steps with batches of a size, of the data again and again."""
+    """Return a function that trains a few steps with a batch size, cycling through the data."""
     config = bench.config.device
     use = DeviceUse.of(config, kind="none", device=device)
     module = WarmModule(bench.task, device, use.prepare)

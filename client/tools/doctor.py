@@ -1,4 +1,4 @@
-"""Looks at everything that a client needs, and says what to do about what is not well."""
+"""Checks everything that a client needs, and states a remedy for each fault."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DISK_BYTES_MIN = 1_000_000_000
 
 
 async def examine(directory: Path) -> AsyncIterator[CheckResult]:
-    """Look at one thing after another."""
+    """Yield the result of one check after another."""
     try:
         identity = IdentityFolder(directory).load()
     except MeadowError as error:
@@ -63,7 +63,7 @@ def _certificate(identity: ClientIdentity) -> CheckResult:
 
 
 def _secure_key(directory: Path) -> CheckResult:
-    """Show the key by which other owners know this client in secure sums."""
+    """Show the key that other owners list for this client in secure sums."""
     try:
         peers = len(Owner(directory, content_hash).config().policy.known_peers)
         known = f"{peers} known peers" if peers else f"{len(pins_of(directory))} peers seen so far"
@@ -74,7 +74,7 @@ def _secure_key(directory: Path) -> CheckResult:
 
 
 async def _server(directory: Path, identity: ClientIdentity) -> list[CheckResult]:
-    """Say hello, unless an agent does so already: a second stream would end the agent's."""
+    """Connect as the agent does, unless one is running: a second stream would end the agent's."""
     address, agent = identity.fleet_address, lock_holder(directory)
     try:
         async with Connection(address, identity.credentials()) as connection:
@@ -104,7 +104,7 @@ def _clock(skew_s: float) -> CheckResult:
 
 
 async def _probe(connection: Connection, directory: Path, agent: int) -> CheckResult:
-    """Ask for a blob that does not exist: whoever is told so has been let in."""
+    """Request a blob that does not exist: the server answers so only to a client it accepts."""
     with suppress(GoneError):
         await connection.download(Blob(id="doctor", size_bytes=1), directory / "blobs")
     text = f"{connection.address} answers; the agent is running, process {agent}"
@@ -139,21 +139,21 @@ async def _apps(directory: Path, identity: ClientIdentity) -> AsyncIterator[Chec
             finding, trains = await _app(trainer, app, found, log)
             yield finding
             if trains:
-                await trainer.close()  # what it holds would be missing in the trial
+                await trainer.close()  # its memory would be missing in the measurement
                 yield await tried_out(owner, app, log)
     finally:
         await trainer.close()
 
 
 async def _app(trainer: WarmProcess, app: str, sha256: str, log: Path) -> tuple[CheckResult, bool]:
-    """Return what there is to say of an app, and whether a round of it can be tried out."""
+    """Return the result of an app's check, and whether a round of it can be measured."""
     subject, shown = f"app {app}", f"sha256:{sha256}"
     try:
         device, inspection = await trainer.inspect(app)
     except MeadowError as error:
         return CheckResult(subject=subject, ok=False, text=f"{shown}: {error}"), False
     if inspection.problem:
-        text = f"{shown}: its data do not load: {inspection.problem}; the whole story is in {log}"
+        text = f"{shown}: its data do not load: {inspection.problem}; the details are in {log}"
         return CheckResult(subject=subject, ok=False, text=text), False
     data = "it loads"
     if inspection.counted:
@@ -164,12 +164,12 @@ async def _app(trainer: WarmProcess, app: str, sha256: str, log: Path) -> tuple[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     ok: bool
     text: str
-    """What was found; if that is not well, also what to do."""
+    """The finding, with the remedy if it is a fault."""
 
 
 WAIT_S = 180.0
@@ -177,7 +177,7 @@ MODULE = "meadow.client.tools.batch_probe"
 
 
 async def tried_out(owner: Owner, app: str, log: Path) -> CheckResult:
-    """Measure time and memory of a local round; a round that cannot be tried out is no problem."""
+    """Measure time and memory of a local round; a round that cannot be measured is not a fault."""
     subject = f"fit {app}"
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
@@ -189,7 +189,7 @@ async def tried_out(owner: Owner, app: str, log: Path) -> CheckResult:
         )
     try:
         async with asyncio.timeout(WAIT_S):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
@@ -197,11 +197,11 @@ async def tried_out(owner: Owner, app: str, log: Path) -> CheckResult:
             f"a few steps take longer than {WAIT_S:.0f} s; use a faster device or a smaller batch"
         )
         return CheckResult(subject=subject, ok=False, text=text)
-    lines = said.decode(errors="replace").splitlines()
+    lines = output.decode(errors="replace").splitlines()
     if process.returncode or not lines:
         text = f"its steps ended the process with status {process.returncode}; see {log}"
         return CheckResult(subject=subject, ok=False, text=text)
-    found = json.loads(lines[-1])  # what the app prints comes before
+    found = json.loads(lines[-1])  # the app's output comes before
     if "problem" in found:
         return CheckResult(subject=subject, ok=False, text=found["problem"])
     if "untried" in found:

@@ -28,8 +28,8 @@ __all__ = ["enroll", "skew_when_enrolled"]
 ANSWER_WAIT_S = 20.0
 
 _TEMPLATE = """\
-# This file is yours, the owner of the data. Nothing that a server sends changes it; the agent
-# reads it again whenever you do.
+# This file belongs to you, the owner of the data. Nothing that a server sends changes it; the agent
+# reads it again after each change.
 
 [apps]
 # The apps that may run here: a name and its folder. The server names an app by the hash of its
@@ -39,7 +39,7 @@ _TEMPLATE = """\
 [data]
 # What the app's client_data finds in Site.config, for instance:
 # path = "/data/images"
-# This site's number among the sites; without them, what the server says:
+# This site's number among the sites; the server assigns them by default:
 # index = 0
 # count = 10
 
@@ -58,17 +58,17 @@ _TEMPLATE = """\
 # known_peers = ["ed25519:..."]         # with nobody else; `meadow client doctor` prints one's own
 # require_differential_privacy = true
 # epsilon_max = 4.0                     # over all runs; `meadow client privacy` says what is spent
-# record_epsilon_max = 4.0              # likewise, of a single record
+# record_epsilon_max = 4.0              # likewise, of a single example
 """
 
 
 def enroll(
     directory: Path, *, server: str, token: str, ca_fingerprint: str, apps: Sequence[Path] = ()
 ) -> ClientIdentity:
-    """Redeem a token; returns who this client is from now on.
+    """Redeem a token, and return the client's new identity.
 
-    An identity that is there already is replaced once the new one is complete. What the client
-    kept of its runs is dropped if the new server is another one.
+    An existing identity is replaced once the new one is complete. The client state of earlier runs
+    is deleted if the new server is another one.
 
     Raises:
         ConfigError: the address or an app's folder is wrong.
@@ -98,14 +98,14 @@ def enroll(
 
 
 def skew_when_enrolled(identity: ClientIdentity, *, now_s: float) -> float:
-    """Return how far this machine's clock is ahead of the server's, in seconds, by the certificate
-    that was issued a moment ago: the server's clock is in it."""
+    """Return how far this machine's clock is ahead of the server's, in seconds, by the date of the
+    certificate that the server has just issued."""
     issued = identity.certificate.not_before + SKEW
     return now_s - issued.timestamp()
 
 
 def _installed(apps: Sequence[Path]) -> Mapping[str, str]:
-    """Return name -> folder; the name is what the server will call the app."""
+    """Return name -> folder; the server uses this name for the app."""
     from ...apps.folder import App
 
     found: dict[str, str] = {}
@@ -134,7 +134,7 @@ def _same_server(present: IdentityFolder, certificate: Certificate) -> bool:
 
 
 def _forget_runs(directory: Path) -> None:
-    """Drop what belongs to another server's runs; the owner's ledger stays."""
+    """Delete the client state of another server's runs; the owner's ledger stays."""
     database = AgentDatabase(directory / "agent.sqlite")
     with database.transaction() as rows:
         rows.execute("DELETE FROM runs")

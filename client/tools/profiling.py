@@ -1,4 +1,4 @@
-"""`meadow client profile`: where the time of a local round goes, and what would make it shorter."""
+"""`meadow client profile`: measures the phases of a local round, and advises how to shorten it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from .workbench import TryOut
 __all__ = ["RoundProfile", "advice_on", "profile_round"]
 
 STEPS_MAX = 100
-"""So many steps are watched: a trace of more is no use to anybody."""
+"""The most steps that are recorded; larger traces are hard to use."""
 WARM_STEPS = 3
 PHASES = ("data", "forward", "backward", "optimizer")
 EXCHANGES = ("gloo:", "nccl:")
 MUCH = 0.25
-"""A part of the time that is worth a word."""
+"""The smallest share of the time for which advice is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundProfile:
-    """Where the time went.
+    """The time of a local round, by phase.
 
     Attributes:
-        device: the devices for people.
-        steps: how many steps were watched.
+        device: the devices, as text for people.
+        steps: the number of recorded steps.
         seconds: by phase; "communication" is also in the phases that it happens in.
-        total_s: how long the steps took in all.
-        precision: what the forward pass computed in.
-        loads_items: whether a Dataset's items are loaded, one after the other.
-        loader_processes: how many more processes load them.
+        total_s: the time of all steps together.
+        precision: the precision of the forward pass.
+        loads_items: whether a Dataset's items are loaded one after the other.
+        loader_processes: the number of additional processes that load them.
     """
 
     device: str
@@ -49,12 +49,12 @@ class RoundProfile:
     loader_processes: int
 
     def share(self, phase: str) -> float:
-        """Return a phase's part of the time, from 0 to 1."""
+        """Return a phase's share of the time, from 0 to 1."""
         return self.seconds.get(phase, 0.0) / self.total_s if self.total_s else 0.0
 
 
 def profile_round(bench: TryOut, trace: Path) -> RoundProfile:
-    """Train a local round, watch its first steps, and write them as a Chrome trace.
+    """Train a local round, record its first steps, and write them as a Chrome trace.
 
     Raises:
         DataError: the round cannot be trained here.
@@ -86,8 +86,8 @@ def profile_round(bench: TryOut, trace: Path) -> RoundProfile:
 
 
 def advice_on(found: RoundProfile) -> Iterator[str]:
-    """Yield what the owner or the run could change, the largest part of the time first."""
-    said = {
+    """Yield advice for the owner or the run, for the largest share of the time first."""
+    advice = {
         "data": _on_data(found),
         "communication": "the processes exchange much for what they compute: a larger "
         "training.batch_size or training.accumulation_steps, or fewer device.processes",
@@ -96,9 +96,9 @@ def advice_on(found: RoundProfile) -> Iterator[str]:
         "other": "Python between the batches takes long for what they compute: a larger "
         "training.batch_size",
     }
-    for phase in sorted(said, key=found.share, reverse=True):
+    for phase in sorted(advice, key=found.share, reverse=True):
         if found.share(phase) > MUCH:
-            yield f"{phase} takes {found.share(phase):.0%}: {said[phase]}"
+            yield f"{phase} takes {found.share(phase):.0%}: {advice[phase]}"
     if not found.device.startswith("cpu") and found.precision == "fp32":
         yield 'the accelerator computes in float32: device.precision = "bf16" is often twice as fast'
 
@@ -118,7 +118,7 @@ def _by_phase(watch: StopWatch, exchanged_s: float) -> dict[str, float]:
 
 
 def _exchanges(found: profile) -> float:
-    """Return for how many seconds this process exchanged tensors while it was watched."""
+    """Return the seconds in which this process exchanged tensors while it was recorded."""
     events = list(found.events() or ())  # type: ignore[no-untyped-call]
     steps = [event for event in events if event.name == "meadow:optimizer"]
     since_us = steps[WARM_STEPS - 1].time_range.end if len(steps) > WARM_STEPS else 0.0
@@ -127,7 +127,7 @@ def _exchanges(found: profile) -> float:
 
 
 def _union_s(spans_us: Sequence[tuple[float, float]]) -> float:
-    """Return how many seconds are within at least one span of microseconds."""
+    """Return the length in seconds of the union of spans, given in microseconds."""
     total_us, reached_us = 0.0, float("-inf")
     for start_us, end_us in sorted(spans_us):
         total_us += max(0.0, end_us - max(start_us, reached_us))

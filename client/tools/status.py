@@ -1,4 +1,4 @@
-"""What a client's folder says about it, without asking a server."""
+"""The status of a client, read from its folder without a server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AppStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Something that the owner's policy refused."""
+    """An instruction that the owner's policy refused."""
 
     at_s: float
     app: str
@@ -50,7 +50,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientStatus:
-    """A client, as far as its folder tells."""
+    """The status of a client."""
 
     name: str
     node_id: int
@@ -61,12 +61,12 @@ class ClientStatus:
     rounds_today: int
     refusals: tuple[Refusal, ...]
     process: int | None
-    """The process of the running agent."""
+    """The process id of the running agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpending:
-    """What one run cost, for the client and for one of its records; None for the epsilon of
+    """The privacy cost of one run, for the client and for one of its examples; epsilon is None for
     rounds without such noise."""
 
     app: str
@@ -78,9 +78,9 @@ class RunSpending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSpending:
-    """What the privacy of a client's data was spent on, and the owner's budget.
+    """The privacy cost of all runs on a client's data, and the owner's budget.
 
-    `epsilon` is that of all runs together: less than the sum of theirs.
+    `epsilon` is that of all runs together, which is less than the sum of theirs.
     """
 
     epsilon: float | None
@@ -92,11 +92,11 @@ class ClientSpending:
 
 
 def spending_of(directory: Path) -> ClientSpending:
-    """Read what was spent from a client's folder.
+    """Read the privacy cost from a client's folder.
 
     Raises:
         ConfigError: client.toml is missing or wrong.
-        StoreError: the database is damaged, or not the whole ledger of this client.
+        StoreError: the database is damaged, or not the complete ledger of this client.
     """
     policy = Owner(directory, content_hash).config().policy
     database = AgentDatabase(directory / "agent.sqlite")

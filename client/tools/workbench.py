@@ -1,4 +1,4 @@
-"""An installed app with the owner's data and device, to try a round out without a server."""
+"""An installed app with the owner's data and device, to try a round without a server."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["TryOut"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryOut:
-    """What a round needs.
+    """The app, settings, data and devices of a trial round.
 
     Attributes:
-        settings: those of the app's own meadow.toml; a run may say others.
+        settings: those of the app's own meadow.toml; a run may have others.
     """
 
     app: App
@@ -40,7 +40,7 @@ class TryOut:
         """Load an app that is installed in a client's folder.
 
         Raises:
-            AppError: it is not, or it is no Meadow app.
+            AppError: the app is not installed, or is not a Meadow app.
             ConfigError: client.toml is wrong.
         """
         config = load_client_config(directory)
@@ -63,10 +63,10 @@ class TryOut:
         )
 
     def training(self) -> LocalTraining:
-        """Return what trains as the owner says, its ranks started.
+        """Return the local training under the owner's settings, with its ranks started.
 
         Raises:
-            DataError: a device is not there, or the ranks do not start.
+            DataError: a device is missing, or the ranks do not start.
         """
         directory = (self.config.source or Path()).parent
         return LocalTraining.owned(
@@ -81,12 +81,12 @@ class TryOut:
         """Return the owner's data.
 
         Raises:
-            DataError: they are of no use.
+            DataError: the data cannot be used.
         """
         return SiteData(self.task, self.site, device).loaded()
 
     def round(self, training: LocalTraining, *, key: int) -> Round:
-        """Return a round from params as they are before the first one; each has another key."""
+        """Return a round that starts from the initial params; each round has another key."""
         module = WarmModule(self.task, training.module_device, training.use.prepare)
         seed = self.settings.seed
         arrays = params_to_arrays(params_of_module(build_module(self.task, seed)))

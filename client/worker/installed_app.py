@@ -1,4 +1,4 @@
-"""An app at work in the training process: messages in, messages and the app's memory out."""
+"""Executes an app in the training process: takes messages, returns messages and client state."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from ..owner.secure_owner import owned_identity
 __all__ = ["OF_ONE_CLIENT", "InstalledApp", "setup_of"]
 
 OF_ONE_CLIENT = ("id", "envelope", "cohort_clients")
-"""The fields of an instruction that may differ within a secure sum. The app sees neither its id nor
-the number of clients of a step, which is the policy's: the cohort of a sum is its roster. The message
-in its envelope is bound by itself."""
+"""The fields of an instruction that may differ within a secure sum. The app does not see its id, nor
+the number of clients of a step, which only the policy uses: the cohort of a sum is its roster. The
+message in its envelope is bound separately."""
 
 
 class InstalledApp:
@@ -64,11 +64,11 @@ class InstalledApp:
         """Load the app's code, if its content is what the agent has allowed.
 
         Raises:
-            AppError: the content is another, or the code does not load.
+            AppError: the content was changed, or the code does not load.
         """
         app = App.load(start.app_dir, environ={})
         if app.sha256 != start.sha256:
-            raise AppError(f"{start.app_dir} was changed since the agent looked at it")
+            raise AppError(f"{start.app_dir} was changed since the agent checked it")
         identify_process(run_id=0, node_id=start.node_id, quiet=app.flower is None)
         if app.flower is not None:
             client_app = app.load_object(app.flower.client_app)
@@ -85,7 +85,7 @@ class InstalledApp:
 
         Guarantees: the files of the reply and of the state are durable on return.
         Raises:
-            Exception: whatever the app raises.
+            Exception: any exception of the app.
         """
         instruction = work.instruction
         blobs, states = Path(work.blob_dir), Path(work.state_dir)
@@ -104,14 +104,14 @@ class InstalledApp:
         )
 
     def explain(self, error: BaseException) -> str:
-        """Return one line on what the app raised, and where."""
+        """Return one line on the exception that the app raised, and its place in the code."""
         return self._app.explain(error)
 
     def inspect(self) -> Inspection:
-        """Load the owner's data and count it, where the app says how.
+        """Load the owner's data and count it, if the app defines how.
 
         Raises:
-            Exception: whatever the app raises.
+            Exception: any exception of the app.
         """
         if self._app.flower is not None:
             return Inspection(counted=False)
@@ -147,8 +147,8 @@ class InstalledApp:
 
 
 class _TaskApp(ClientApp):
-    """A task's app. It is made anew where a run has other free keys under [app] than the one before:
-    the code is what the owner has installed, and its keyword arguments come with the run."""
+    """A task's app, made anew for a run with other free keys under [app] than the one before: the
+    code is what the owner has installed, and its keyword arguments come from the run."""
 
     def __init__(self, app: App, start: TrainingStart) -> None:
         super().__init__()
@@ -167,15 +167,15 @@ class _TaskApp(ClientApp):
     def _make(self, text: str) -> tuple[ClientApp, str]:
         from ...training.local.app import client_app
         from ...training.local.training import (
-            LocalTraining,  # torch, which a plain Flower app may do without
+            LocalTraining,  # imports torch, which a plain Flower app may not need
         )
 
         task = self._app.load_task(options_from_text(text))
         config = load_client_config(self._start.client_dir)
         if text != self._own and (config.device.parallel != "none" or config.device.gpus):
             raise AppError(
-                f"{self._app.name}: the run sets free keys under [app], which the processes of "
-                "several GPUs do not get; write them into the app's meadow.toml"
+                f"{self._app.name}: the run sets free keys under [app], which training processes "
+                "on several GPUs do not receive; write them into the app's meadow.toml"
             )
         training = LocalTraining.owned(
             task,
@@ -189,23 +189,25 @@ class _TaskApp(ClientApp):
 
 
 def setup_of(instruction: Instruction) -> bytes:
-    """Return the hash of all that an instruction says beside its message: it must be the same for
-    all clients of a secure sum.
+    """Return the hash of an instruction without its message, which must be the same for all clients
+    of a secure sum.
 
-    Guarantees: of every field but those of `OF_ONE_CLIENT`, in later versions too.
+    Guarantees: covers every field but those of `OF_ONE_CLIENT`, in later versions too.
     """
-    said = Instruction()
-    said.CopyFrom(instruction)
+    common = Instruction()
+    common.CopyFrom(instruction)
     for name in OF_ONE_CLIENT:
-        said.ClearField(name)
-    return sha256(b"meadow secure setup 2\0" + said.SerializeToString(deterministic=True)).digest()
+        common.ClearField(name)
+    return sha256(
+        b"meadow secure setup 2\0" + common.SerializeToString(deterministic=True)
+    ).digest()
 
 
 def _unpacked(packed: bytes, folder: Path) -> RecordDict:
-    """Return what an app kept between rounds.
+    """Return an app's client state.
 
     Raises:
-        DamageError: its files have changed on the disk.
+        DamageError: its files were changed on the disk.
     """
     if not packed:
         return RecordDict()

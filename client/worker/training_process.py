@@ -1,7 +1,7 @@
 """The training process: `python -m meadow.client.worker.training_process --fd N`, started by the agent.
 
-It loads one app, with torch and the owner's data, and executes instructions until the agent is
-gone. What the app prints is in the agent's training.log.
+It loads one app, with torch and the owner's data, and executes instructions until the agent
+disconnects. The app's output is in the agent's training.log.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["main"]
 STEP_S = 1.0
 AGENT_GONE = 70
 ANYTHING = (Exception, SystemExit)
-"""What an app may raise: it is for the run to see, not for this process to die of."""
+"""Exceptions of an app that are reported to the run, and do not end this process."""
 
 
 class _Pulse:
-    """Tells the agent, about once a second while there is work, that this process lives."""
+    """Reports to the agent, about once a second during work, that this process is alive."""
 
     def __init__(self, pipe: Pipe[AgentOrder, TrainerMessage]) -> None:
         self._pipe = pipe
@@ -62,7 +62,7 @@ class _Pulse:
             try:
                 self._pipe.send(TrainerMessage(step=step))
             except OSError:
-                os._exit(AGENT_GONE)  # nobody will take the result of what is computed here
+                os._exit(AGENT_GONE)  # without the agent, the result is lost
 
 
 def main() -> None:
@@ -80,21 +80,21 @@ def main() -> None:
     app, ready = _load(first)
     pulse.end()
     pipe.send(TrainerMessage(ready=ready))
-    while app is not None and (order := pipe.receive()) is not None:
-        pulse.begin(order.work.instruction.id)
-        if order.HasField("inspect"):
+    while app is not None and (message := pipe.receive()) is not None:
+        pulse.begin(message.work.instruction.id)
+        if message.HasField("inspect"):
             answer = TrainerMessage(inspection=_inspect(app))
         else:
-            answer = TrainerMessage(done=_execute(app, order.work))
+            answer = TrainerMessage(done=_execute(app, message.work))
         pulse.end()
         pipe.send(answer)
 
 
-def _load(order: AgentOrder) -> tuple[InstalledApp | None, TrainingReady]:
-    if not order.HasField("start"):
-        raise ProtocolError("the agent did not say which app this process is for")
+def _load(message: AgentOrder) -> tuple[InstalledApp | None, TrainingReady]:
+    if not message.HasField("start"):
+        raise ProtocolError("the agent's first message did not name an app")
     try:
-        app = InstalledApp.load(order.start)
+        app = InstalledApp.load(message.start)
     except ANYTHING as error:
         traceback.print_exc()
         return None, TrainingReady(problem=_last_line(error))

@@ -82,8 +82,8 @@ def empty(app: Path) -> None:
 
 SITES = {
     "cohort": ("min_cohort = 50", "policy.min_cohort is 50, this round has", nothing),
-    "secagg": ("require_secure_aggregation = true", "this run does without it", nothing),
-    "privacy": ("require_differential_privacy = true", "this run does without it", nothing),
+    "secagg": ("require_secure_aggregation = true", "this run does not use it", nothing),
+    "privacy": ("require_differential_privacy = true", "this run does not use it", nothing),
     "not-allowed": (
         f'allowed_apps = ["sha256:{"0" * 64}"]',
         "not among policy.allowed_apps",

@@ -269,7 +269,7 @@ def test_a_records_budget_holds_over_rounds_and_restarts(tmp_path: Path) -> None
 def test_units_have_budgets_of_their_own(ledger: Ledger) -> None:
     """A run that hides records does not hide the client; one that hides the client hides both."""
     client, record = PolicyConfig(epsilon_max=50.0), PolicyConfig(record_epsilon_max=50.0)
-    with pytest.raises(RefusedError, match="hides only single records"):
+    with pytest.raises(RefusedError, match="hides only single examples"):
         check_budget(stepped(1), client, spent=[])
     check_budget(stepped(1), record, spent=[])
     check_budget(make(), record, spent=[])

@@ -191,7 +191,7 @@ def test_changed_between_look_and_approval(tmp_path: Path) -> None:
     waits(offers, app, data)
     newer, newer_data = offered(make_app(tmp_path / "newer", "x = 2\n"))
     waits(offers, newer, newer_data)
-    with pytest.raises(AppError, match=r"what waits .* is sha256"):
+    with pytest.raises(AppError, match=r"the offer of .* is sha256"):
         offers.approve("study", app.sha256)
     (tmp_path / "client" / "offers" / "study" / "app" / "task.py").write_text("evil = 1\n")
     with pytest.raises(AppError, match="not what was offered"):

@@ -156,7 +156,7 @@ def test_nothing_plain_where_sums_are_required(message_type: str) -> None:
     """Whatever the run says of itself: the message decides."""
     policy = PolicyConfig(require_secure_aggregation=True)
     instruction = make(message_type=message_type, secure_aggregation=True)
-    with pytest.raises(RefusedError, match="would show what is this client's alone"):
+    with pytest.raises(RefusedError, match="would reveal this client's own result"):
         check(instruction, policy, installed=SHA, rounds_today=0)
 
 
