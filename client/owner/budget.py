@@ -154,7 +154,7 @@ def _check_reach(instruction: Instruction, rounds: Collection[int]) -> None:
         return
     if not isinstance(reach, int) or not number.isdecimal():
         raise RefusedError(
-            "this round's noise is correlated, but it does not state over which rounds"
+            "this round's noise is correlated, but it does not name its round or reach"
         )
     near = [each for each in rounds if abs(each - int(number)) < reach]
     if near:

@@ -189,7 +189,7 @@ async def tried_out(owner: Owner, app: str, log: Path) -> CheckResult:
         )
     try:
         async with asyncio.timeout(WAIT_S):
-            output, _ = await process.communicate()
+            printed, _ = await process.communicate()
     except TimeoutError:
         process.kill()
         await process.wait()
@@ -197,7 +197,7 @@ async def tried_out(owner: Owner, app: str, log: Path) -> CheckResult:
             f"a few steps take longer than {WAIT_S:.0f} s; use a faster device or a smaller batch"
         )
         return CheckResult(subject=subject, ok=False, text=text)
-    lines = output.decode(errors="replace").splitlines()
+    lines = printed.decode(errors="replace").splitlines()
     if process.returncode or not lines:
         text = f"its steps ended the process with status {process.returncode}; see {log}"
         return CheckResult(subject=subject, ok=False, text=text)

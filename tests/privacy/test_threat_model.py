@@ -22,7 +22,7 @@ def table(first: str) -> list[list[str]]:
 
 def held_by() -> dict[int, str]:
     """Return what holds a cell, by the number that it has."""
-    return {int(number): what for number, what in table("| | held by |")}
+    return {int(number): what for number, what in table("| | tested by |")}
 
 
 def test_every_cell_says_what_holds_it() -> None:
