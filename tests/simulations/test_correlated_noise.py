@@ -101,7 +101,7 @@ def test_a_run_by_turns_keeps_its_budget(tmp_path: Path, kind: str) -> None:
     assert summary["status"] == "finished", summary
     assert 3.99 < private["epsilon"] <= 4.0
     assert private["participations"] == 2 and private["releases"] == 8
-    assert "4 rounds later at the earliest and 2 times at most" in private["claim"]
+    assert "after 4 rounds at the earliest and 2 times at most" in private["claim"]
     spent = [row["privacy"]["epsilon"] for row in rows_of(tmp_path / "out")]
     assert spent[:4] == [spent[0]] * 4 and spent[4:] == [spent[-1]] * 4
     assert spent[0] < spent[-1] <= 4.0
