@@ -24,7 +24,7 @@ class Limit(NamedTuple):
 INTRODUCTION = """\
 # Security
 
-Who may attack a federation, what each of them can and cannot do, and what is bounded by what. The
+The possible attackers of a federation, what each can and cannot do, and the limits of the code. The
 tables of limits are made from the code by `make docs`: every value on this page is the one in use.
 """
 
@@ -35,13 +35,13 @@ WIRE = """\
 |---|---|---|---|
 | somebody on the network | the line | cut, delay, throttle or drop connections | read, change, or replay anything: all connections are TLS with the authority's certificates on both sides, and the first look at a server is checked by its fingerprint |
 | a stranger | both addresses | open connections, fail at the handshake, show guessed tokens | call anything of the fleet without a certificate; hold memory, files or calls of the server beyond the limits below; keep others from enrolling |
-| an enrolled client | a certificate | say anything that a client may say: lies about its data, half messages, endless uploads, floods | speak for another client; see what another was sent or has sent; take up more than its own share of memory and disk |
+| an enrolled client | a certificate | send any message of a client: lies about its data, half messages, endless uploads, floods | speak for another client; see what another was sent or has sent; take up more than its own share of memory and disk |
 | the server's operator, or who has taken the server | the authority | choose cohorts, apps and settings, withhold answers | run code that the owner did not install or approve; pass an owner's policy; see single updates within a secure sum |
 
 A message that is larger than its bound is refused when its length is known, not when it has arrived; a
-file of tensors by what was declared for it, before its first byte. What is refused is answered with a
-gRPC status and a reason in one line, and written down in the server's events; of a flood, some. An
-upload ends, and what is there of it is deleted, when its instruction needs no answer any more.
+file of tensors by its declared size, before its first byte. A refusal is answered with a
+gRPC status and a reason in one line, and recorded in the server's events, for a flood only in part. An
+upload ends, and its received part is deleted, when its instruction is answered or closed.
 """
 
 WIRE_LIMITS = (
@@ -250,11 +250,11 @@ WIRE_LIMITS = (
 DISK = """\
 ## What is on disk
 
-| what happens | what is done |
+| event | result |
 |---|---|
-| a bit of a checkpoint or its manifest flips | it does not have its checksum: the round before is taken, event `checkpoint_damaged` |
-| a bit of a run's instruction or reply flips, in the journal or in the spool | the run fails and says which row or file it was; `meadow run resume` repeats the round |
-| a bit of another row of the journal, of `agent.sqlite` or of a run's `privacy.sqlite` flips | the daemon, the agent or the run does not start and says so; `meadow server check --repair` saves what is intact of a journal |
+| a bit of a checkpoint or its manifest flips | its checksum fails: the round before is used, event `checkpoint_damaged` |
+| a bit of a run's instruction or reply flips, in the journal or in the spool | the run fails and names the row or file; `meadow run resume` repeats the round |
+| a bit of another row of the journal, of `agent.sqlite` or of a run's `privacy.sqlite` flips | the daemon, the agent or the run does not start and names the row; `meadow server check --repair` saves the intact rows of a journal |
 | a bit of an app flips between submission and a worker's start | the run fails: the app is not the one that was submitted |
 | a bit of a write-ahead log (`-wal`) of one of these flips between a kill and the next start | likewise; `meadow server check --repair` saves what was committed behind it too |
 | a bit of a client's identity flips | the agent ends, and names the file |
@@ -302,21 +302,21 @@ DISK_LIMITS = (
 )
 
 WORDS = """\
-## What a server or a client says
+## Messages of a server or a client
 
-Whatever a peer sends is checked before it is used, field by field, and what is wrong with it raises an
-error of `errors.py`. `transport/fields.py` says of each field of each message between agents and
-servers how long, how large or how many it may be; `transport/codec.py` checks the records of an
-envelope, `privacy/secagg/terms/terms.py` and `privacy/secagg/terms/announcement.py` what a server says of a secure
-sum, `training/settings.py` how it wants clients to train, `strategies/rounds/checks.py` a client's
-update. An instruction that still raises anything is answered as failed; the agent goes on, and so it
-does after a restart, when the instruction comes again.
+Every message of a peer is checked before it is used, field by field, and a fault raises an
+error of `errors.py`. `transport/fields.py` bounds the length, the value or the number of each field of each
+message between agents and servers; `transport/codec.py` checks the records of an
+envelope, `privacy/secagg/terms/terms.py` and `privacy/secagg/terms/announcement.py` a server's terms of a secure
+sum, `training/settings.py` its settings for training, `strategies/rounds/checks.py` a client's
+update. An instruction that still raises an error is answered as failed; the agent goes on, also
+after a restart, when the instruction arrives again.
 
-In a secure sum a lying server has one lever left: to tell one client something else than the others,
-so that the sum says what only that client did. So everything that a client's work depends on is in
-the hash under all keys and signatures (docs/secure-aggregation.md, "In a run"), and clients that were told
-different things have no sum together. What is not bound, and cannot be, is the past: what an app
-keeps between rounds, and which rounds its client was in.
+In a secure sum, one attack remains to a lying server: to send one client another instruction than the others,
+so that the sum reveals the update of that client. So everything that a client's work depends on is in
+the hash under all keys and signatures (docs/secure-aggregation.md, "In a run"), and clients with
+different instructions cannot complete a sum together. The hash cannot cover the past: an app's state
+between rounds, and the rounds in which its client took part.
 """
 
 WORDS_LIMITS = (
@@ -608,34 +608,34 @@ A run's instructions offer the app's files to a site that has not this version. 
 `offers/`, where nothing is imported or run, and answers that its owner's approval is awaited. The owner looks
 (`meadow client apps show NAME`), and approves a name and a hash, or refuses.
 
-| who tries what | what is done |
+| attack | result |
 |---|---|
-| an archive with `../`, absolute paths, links, hidden files, names that a terminal obeys, or a bomb | refused as a whole; nothing of it stays |
-| files that have not the hash they are offered by, or a transfer that breaks off | nothing of it stays |
+| an archive with `../`, absolute paths, links, hidden files, names with terminal control characters, or a bomb | refused as a whole; nothing of it stays |
+| files with another hash than the offered one, or an interrupted transfer | nothing of it stays |
 | another version between the look and the approval | the approval names the hash: it fails |
 | files that change on the disk before or during the approval | hashed before and after they are moved; deleted |
-| an approved app that changes its own folder, and a server that then names that hash | it does not run: what counts is the hash that was approved, checked when an instruction comes and again by the process that loads the app |
+| an approved app that changes its own folder, and a server that then names that hash | it does not run: only the approved hash is valid, checked when an instruction comes and again by the process that loads the app |
 | text that shows otherwise than it runs (escape sequences, letters that turn the direction) | shown as `\\x1b`, `\\u202e` |
 | an older version, approved once | only the last approved one is installed; an older one waits for the owner again |
-| a signature under another name, other content or another time | counts for nothing: all three are signed |
+| a signature under another name, other content or another time | invalid: all three are signed |
 | an author's older signature, under a version with a known hole | is not installed by itself once a newer one was |
-| a flood of offers | so many wait; of each name the last one |
+| a flood of offers | a bounded number waits, and of each name only the last one |
 
-What stays: whoever approves without looking, and a key in `apps.auto_approve`, which lets its holder run
+Two risks remain: an owner who approves without a review, and a key in `apps.auto_approve`, whose holder can run
 anything on this data that the policy allows. The server cannot sign; give the key to no server.
 """
 
 TESTS = """\
 ## How it is tested
 
-`tests/faults` attacks a live server with raw clients that say what no agent would; `tests/transport`
-feeds every decoder with what no encoder writes. Each row above names the test that fails if its limit
+`tests/faults` attacks a live server with raw clients that send what no agent would; `tests/transport`
+feeds every decoder with input that no encoder writes. Each row above names the test that fails if its limit
 does not hold. `tests/faults/power_cut.py` is a disk that forgets what was not synced, and `make soak
 SECONDS=3600` runs a federation under random kills, cut and corrupted lines, full disks and flipped bits, and
 compares each model with that of an undisturbed run, byte by byte. `tests/fuzz` gives every decoder and every
-field of an instruction inputs that nobody sends, 2,000 each, and allows one of our errors, two seconds and
-200 MiB; `make fuzz SECONDS=3600` goes on, and keeps what leads somewhere new.
-`tests/privacy/secagg/test_every_field.py` tells one client of a secure sum another instruction, field by field.
+field of an instruction 2,000 malformed inputs each, and allows only an error of `errors.py`, two seconds and
+200 MiB; `make fuzz SECONDS=3600` continues, and keeps inputs that reach new code.
+`tests/privacy/secagg/test_every_field.py` sends one client of a secure sum another instruction, field by field.
 """
 
 
