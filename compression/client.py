@@ -20,7 +20,7 @@ from .numbers import Row
 from .packet import Packer, is_packed
 from .terms import RECORD, CompressionTerms, forms_in
 
-__all__ = ["compressed_app", "compression_mod"]
+__all__ = ["compressed_app", "compression_mod", "is_compressed"]
 
 RESIDUAL = "compression-residual"
 """Name of the record in the Context's state that holds the residual of the client's last reply."""
@@ -40,6 +40,11 @@ class _CompressedApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         return compression_mod(message, context, self._app)
+
+
+def is_compressed(message: Message) -> bool:
+    """Whether an instruction has compression terms."""
+    return RECORD in message.content.config_records
 
 
 def compression_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -11,12 +11,13 @@ from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
 
 from ...apps.folder import App
-from ...compression.client import compressed_app
+from ...compression.client import compressed_app, is_compressed
 from ...config.app_options import OPTIONS_KEY, options_from_text, options_to_text
 from ...config.client_config import load_client_config
 from ...errors import AppError
 from ...flower.messages import identify_process, rebuild_message, set_message_id
 from ...privacy.secagg.client.app import secure_app
+from ...privacy.secagg.terms.terms import is_secure
 from ...transport.blobs import blob_path, blobs_of, require_intact
 from ...transport.codec import decode, encode
 from ...transport.content import pack_content, unpack_content
@@ -48,11 +49,11 @@ class InstalledApp:
     def __init__(self, app: App, client_app: ClientApp, start: TrainingStart, device: str) -> None:
         self._app = app
         self._setup = b""
-        self._client_app = secure_app(
-            compressed_app(client_app),
+        self._client_app = client_app
+        self._secure_app = secure_app(
+            client_app,
             identify=owned_identity(Path(start.client_dir), node=start.node_id),
             setup=lambda _: self._setup,
-            required=False,  # the agent refuses plain instructions where its owner wants none
         )
         self._node_id = start.node_id
         self._file_pool = FilePool(Path(start.client_dir) / "spare")
@@ -93,7 +94,7 @@ class InstalledApp:
         state = _unpacked(work.state, states)
         context = self._context(instruction, state)
         self._setup = setup_of(instruction)
-        reply = self._client_app(message, context)
+        reply = self._app_for(message)(message, context)
         if not isinstance(reply, Message):
             raise AppError(f"the app answered with a {type(reply).__name__}, not a Message")
         set_message_id(reply, uuid.uuid4().hex)
@@ -102,6 +103,13 @@ class InstalledApp:
             envelope=encode(reply, BlobWriter(Path(work.reply_dir), file_pool=self._file_pool)),
             state=_packed(context.state, states),
         )
+
+    def _app_for(self, message: Message) -> ClientApp:
+        """Return the app, wrapped where the message needs it. Whether a plain instruction is allowed
+        at all, the agent has checked by its owner's policy."""
+        if is_secure(message.metadata.message_type):
+            return self._secure_app
+        return compressed_app(self._client_app) if is_compressed(message) else self._client_app
 
     def explain(self, error: BaseException) -> str:
         """Return one line on the exception that the app raised, and its place in the code."""

@@ -50,38 +50,35 @@ def secure_app(
     *,
     identify: Identify | None = None,
     setup: SetupOf = lambda context: setup_of(context.run_config),
-    required: bool = True,
 ) -> ClientApp:
-    """Return `app` with secure aggregation; without `required`, it also answers plain messages.
+    """Return `app` with secure aggregation: it answers the messages of secure sums, and no others.
 
     `identify` returns the client's identity and trust; by default `pinned_identity()`. `setup`
     hashes what the app gets from the server outside the message; by default the run config.
     """
-    return _SecureApp(app, identify or pinned_identity(), setup, required)
+    return _SecureApp(app, identify or pinned_identity(), setup)
 
 
 class _SecureApp(ClientApp):
     """Answers the messages of secure sums, and passes the instructions in them to another app."""
 
-    def __init__(self, app: ClientApp, identify: Identify, setup: SetupOf, required: bool) -> None:
+    def __init__(self, app: ClientApp, identify: Identify, setup: SetupOf) -> None:
         super().__init__()
-        self._app, self._identify, self._setup, self._required = app, identify, setup, required
+        self._app, self._identify, self._setup = app, identify, setup
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; exceptions of the wrapped app propagate."""
         kind = message.metadata.message_type
         if not is_secure(kind):
-            if self._required:
-                raise RefusedError(
-                    f"a {kind!r} message is refused: this client's updates leave it only within "
-                    "secure sums"
-                )
-            return self._app(message, context)
+            raise RefusedError(
+                f"a {kind!r} message is refused: this client's updates leave it only within "
+                "secure sums"
+            )
         try:
             if kind == IDENTITY:
                 content = RecordDict({INTRODUCTION: self._introduction(context)})
             elif kind in ANSWERS:
-                content = self._answer(ProtocolStep(ANSWERS.index(kind) + 1), message, context)
+                content = self._answer(ANSWERS[kind], message, context)
             else:
                 content = self._begin(kind.removesuffix(SUFFIX), message, context)
         except MeadowError as error:

@@ -19,6 +19,7 @@ from ....errors import ConfigError, SecureAggregationError
 from ....flower.messages import arrays_to_params
 from ....strategies.algorithms.algorithm import Params
 from ....strategies.algorithms.combined import clients_of
+from ..protocol.steps import ProtocolStep
 from ..protocol.topology import CLIENTS_MIN
 from ..terms.announcement import Announcement
 from ..terms.member import Member
@@ -122,7 +123,7 @@ class SecureExchange:
         """Take the groups through all steps, and return those that complete them."""
         begun = {node: group.instruction for group in groups for node in group.nodes}
         self._collect(groups, self._ask(self._category + SUFFIX, begun))
-        for kind in ANSWERS:
+        for kind, step in ANSWERS.items():
             contents: dict[int, RecordDict] = {}
             left = []
             for group in groups:
@@ -133,7 +134,7 @@ class SecureExchange:
                 return []
             groups = left
             answers = self._ask(kind, dict(sorted(contents.items())))
-            self._collect(groups, answers, last=kind == ANSWERS[-1])
+            self._collect(groups, answers, last=step is ProtocolStep.UNMASK)
         return groups
 
     def _try(self, group: SecureGroup, step: Callable[[SecureGroup], Any]) -> Any:

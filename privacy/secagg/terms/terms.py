@@ -27,6 +27,7 @@ from ...dp.mechanisms.integer_sum import LAWS, Law
 from ...dp.noise_terms import NoiseTerms
 from ..protocol import Plan, plan_secure_sum
 from ..protocol.noisy_encoding import NoisyEncoding
+from ..protocol.steps import ProtocolStep
 from ..protocol.topology import CLIENTS_MIN, choose_topology
 
 __all__ = [
@@ -202,11 +203,12 @@ class SecureTerms:
 SUFFIX = ".secure"
 """The suffix of an instruction's message type, after "train" or "evaluate"."""
 IDENTITY = "query.secure_identity"
-ANSWERS = (
-    "query.secure_vector",
-    "query.secure_confirm",
-    "query.secure_unmask",
-)
+ANSWERS = {
+    "query.secure_vector": ProtocolStep.MASK,
+    "query.secure_confirm": ProtocolStep.CONFIRM,
+    "query.secure_unmask": ProtocolStep.UNMASK,
+}
+"""Message type -> the step that a client takes with it, in order."""
 
 
 def is_answer(message_type: str) -> bool:

@@ -124,7 +124,7 @@ def test_a_step_is_answered_once(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ANSWERS[1:])
+@pytest.mark.parametrize("kind", list(ANSWERS)[1:])
 def test_a_step_is_not_skipped(kind: str) -> None:
     """After the shares comes the vector; asked for more, a client ends the session."""
     arena = Arena(3)
@@ -239,7 +239,7 @@ def test_a_message_that_was_changed(kind: str) -> None:
     arena = Arena(5)
     arena.wire.on_way_out = to(2, kind, flipped)
     replies = arena.round()
-    in_it = [1, 3, 4, 5] if kind in ANSWERS[:1] else [1, 2, 3, 4, 5]
+    in_it = [1, 3, 4, 5] if kind in list(ANSWERS)[:1] else [1, 2, 3, 4, 5]
     require_mean(combined(replies), in_it, 1, model())
 
 
