@@ -4,7 +4,7 @@ server.toml      ports, limits, lifetimes            ca/            the authorit
 admin.json       the administrator's identity        journal.sqlite the server's durable state
 ca/admin-serial  the serial of its valid certificate
 spool/           tensors in transit                  runs/<id>/     the folder of a run
-privacy.sqlite   the privacy ledger of all runs    ledger         which ledger that is
+privacy.sqlite   the privacy ledger of all runs      ledger         which ledger that is
 listening.json   the addresses in use while running  server.lock    one daemon at a time
 """
 

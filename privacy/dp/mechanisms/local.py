@@ -90,7 +90,8 @@ def _bounded(
         tensors, _ = clip_update(params, tensors, clipping, exact=True)
     real = [name for name in tensors if is_floating(params[name].dtype)]
     deltas = {name: _reals(tensors[name].numpy()) - _reals(params[name]) for name in real}
-    total = math.fsum(float(np.abs(delta).sum()) for delta in deltas.values())
+    with np.errstate(over="ignore"):
+        total = math.fsum(float(np.abs(delta).sum()) for delta in deltas.values())
     if not math.isfinite(total):
         raise UpdateError("the update has values that are not finite: it cannot be clipped")
     factor = min(1.0, clipping.norm / total) if laplace and total else 1.0
