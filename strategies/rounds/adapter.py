@@ -9,7 +9,7 @@ client_failed, evaluation_refused, round_committed, early_stopped, stopped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 
 from ...errors import ConfigError, QuorumError
 from ..algorithms.algorithm import Algorithm
+from ..algorithms.metrics import Metrics
 from .asynchronous_rounds import AsynchronousRounds
 from .broadcast import Broadcast
 from .grids import is_stopping, refuse_tags
@@ -50,15 +51,15 @@ class FederatedStrategy(Strategy):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run_state = RunState(algorithm, plan, recorder)
-        self._steps = SynchronousRounds(self._run_state, self, privacy=privacy, clock=clock)
-        self._rounds: Rounds = self._steps
+        self._steps = SynchronousRounds(self._run_state, privacy=privacy, clock=clock)
+        self._asynchronous: AsynchronousRounds | None = None
         if plan.asynchronous is not None:
             if privacy is not None:
                 raise ConfigError(
                     "differential privacy accounts for cohorts that are drawn, and asynchronous "
                     "rounds take whoever is fast: remove one of the two"
                 )
-            self._rounds = AsynchronousRounds(self._run_state, plan.asynchronous, clock=clock)
+            self._asynchronous = AsynchronousRounds(self._run_state, plan.asynchronous, clock=clock)
 
     def summary(self) -> None:
         """Print nothing: the command that starts a run shows its configuration."""
@@ -114,7 +115,8 @@ class FederatedStrategy(Strategy):
             RunError: the run cannot go on; nothing of the failed round is kept.
             ConfigError: the algorithm and the grid, or the checkpoint and the model, do not fit.
         """
-        run_state, rounds = self._run_state, self._rounds
+        run_state = self._run_state
+        rounds: Rounds = self._asynchronous or self._steps
         refuse_tags(run_state.plan.selection, grid)
         rounds.refuse_misfit(grid)
         initial = run_state.begin(initial_arrays, rounds, evaluate_fn)
@@ -138,8 +140,46 @@ class FederatedStrategy(Strategy):
             if cause := run_state.is_exhausted():
                 break
             try:
-                self._rounds.run(grid, terms)
+                if self._asynchronous is not None:
+                    self._asynchronous.run(grid, terms)
+                else:
+                    self._run_round(grid, terms)
             except QuorumError:
                 if not is_stopping(grid):
                     raise
         return "finished", cause
+
+    def _run_round(self, grid: Grid, terms: RoundTerms) -> None:
+        """Train, aggregate, evaluate, commit: by this strategy's own steps, as a subclass or whoever
+        wraps them has changed them."""
+        run_state, steps = self._run_state, self._steps
+        meter, number = steps.meter(grid), run_state.state.round + 1
+        asked = _list_of(self.configure_train(number, run_state.arrays, terms.train_config, grid))
+        replies = grid.send_and_receive(asked, timeout=terms.deadline_s)
+        _, train = self.aggregate_train(number, replies)
+        steps.note_late(grid)
+        evaluated: MetricRecord | None = None
+        central: Metrics = {}
+        if run_state.plan.evaluates(number, last=terms.last):
+            if steps.asks_clients():
+                questions = _list_of(
+                    self.configure_evaluate(number, run_state.arrays, terms.evaluate_config, grid)
+                )
+                steps.expect_evaluation(questions)
+                replies = grid.send_and_receive(questions, timeout=terms.deadline_s)
+                evaluated = self.aggregate_evaluate(number, replies)
+            central = run_state.measure(number, terms.evaluate)
+        steps.commit(
+            number,
+            grid,
+            meter,
+            asked=len(asked),
+            train=train,
+            evaluated=evaluated,
+            central=central,
+        )
+
+
+def _list_of(messages: Iterable[Message]) -> Sequence[Message]:
+    """Return messages as something that knows how many they are: a Broadcast stays one."""
+    return messages if isinstance(messages, Broadcast) else list(messages)

@@ -43,10 +43,3 @@ class Rounds(Protocol):
 
     def recall(self, state: State) -> State:
         """Take out of a checkpoint's state what was kept beside; return the algorithm's part."""
-
-    def run(self, grid: Grid, terms: RoundTerms) -> None:
-        """Run the next round and commit it.
-
-        Raises:
-            QuorumError: there are too few valid updates.
-        """

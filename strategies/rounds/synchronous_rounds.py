@@ -11,7 +11,6 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from ...errors import ConfigError, QuorumError, RunError
 from ...flower.messages import params_to_arrays
@@ -25,7 +24,6 @@ from .private_rounds import PrivateRounds
 from .recorder import RoundTable
 from .replies import TrainingReplies, collect_evaluation
 from .result import metric_record
-from .rounds import RoundTerms
 from .run_state import Meter, RunState
 from .virtual_time import draw_on, late_on
 
@@ -33,19 +31,19 @@ __all__ = ["SynchronousRounds"]
 
 
 class SynchronousRounds:
-    """Flower's four steps of a round, and a round made of them."""
+    """Flower's four steps of a round, and what a round begins and ends with.
+
+    The strategy makes rounds of them.
+    """
 
     def __init__(
         self,
         run_state: RunState,
-        steps: Strategy,
         *,
         privacy: PrivateRounds | None,
         clock: Callable[[], float],
     ) -> None:
-        """A round calls `steps`, which by default call the methods of this class."""
         self._run_state = run_state
-        self._steps = steps
         self._plan = run_state.plan
         self._privacy = privacy
         self._clock = clock
@@ -148,7 +146,7 @@ class SynchronousRounds:
         )
         return metric_record(metrics) if metrics else None
 
-    # ------------------------------------------------------------------ a round
+    # ------------------------------------------------------------------ around them
 
     def refuse_misfit(self, grid: Grid) -> None:
         """Refuse a grid that adds up what the algorithm must see one by one."""
@@ -164,31 +162,40 @@ class SynchronousRounds:
         state, self._memory = without_memory(state)
         return state
 
-    def run(self, grid: Grid, terms: RoundTerms) -> None:
-        """Train, aggregate, evaluate, commit."""
-        run_state, steps, meter = self._run_state, self._steps, Meter(self._clock, grid)
-        number = run_state.state.round + 1
-        asked = list_of(steps.configure_train(number, run_state.arrays, terms.train_config, grid))
-        replies = grid.send_and_receive(asked, timeout=terms.deadline_s)
-        _, train = steps.aggregate_train(number, replies)
+    def meter(self, grid: Grid) -> Meter:
+        """Return what measures a round that begins now."""
+        return Meter(self._clock, grid)
+
+    def asks_clients(self) -> bool:
+        """Whether clients are asked to evaluate: what they measure must not tell of private data."""
+        return self._privacy is None and self._run_state.algorithm.evaluated is not None
+
+    def expect_evaluation(self, questions: Sequence[Message]) -> None:
+        """Note who is asked: not whom `configure_evaluate` named, if the strategy was wrapped."""
+        self._evaluated = _clients_in(questions)
+
+    def note_late(self, grid: Grid) -> None:
+        """Note whose answers to the training came too late, where the grid knows."""
         self._table = replace(self._table, late=late_on(grid))
-        evaluated: MetricRecord | None = None
-        central: Metrics = {}
-        if self._plan.evaluates(number, last=terms.last):
-            if self._privacy is None and run_state.algorithm.evaluated is not None:
-                questions = list_of(
-                    steps.configure_evaluate(number, run_state.arrays, terms.evaluate_config, grid)
-                )
-                self._evaluated = _clients_in(questions)  # a wrapper may ask others
-                replies = grid.send_and_receive(questions, timeout=terms.deadline_s)
-                evaluated = steps.aggregate_evaluate(number, replies)
-            central = run_state.measure(number, terms.evaluate)
+
+    def commit(
+        self,
+        number: int,
+        grid: Grid,
+        meter: Meter,
+        *,
+        asked: int,
+        train: MetricRecord | None,
+        evaluated: MetricRecord | None,
+        central: Metrics,
+    ) -> None:
+        """Make a round durable that `asked` so many clients."""
+        run_state = self._run_state
+        missing = asked - len(self._contributors)
         row = {
             "round": number,
             "clients": len(self._contributors),
-            "failures": len(asked)
-            - len(self._contributors)
-            + len(self._unevaluated.intersection(self._contributors)),
+            "failures": missing + len(self._unevaluated.intersection(self._contributors)),
             "train": scalars_of(train),
             "evaluate": scalars_of(evaluated),
             "server": central,
@@ -227,8 +234,3 @@ def _clients_in(messages: Iterable[Message]) -> Sequence[int]:
     if isinstance(messages, Broadcast):
         return messages.clients
     return [message.metadata.dst_node_id for message in messages]
-
-
-def list_of(messages: Iterable[Message]) -> Sequence[Message]:
-    """Return messages as something that knows how many they are: a Broadcast stays one."""
-    return messages if isinstance(messages, Broadcast) else list(messages)
