@@ -68,7 +68,12 @@ class TrainingSettings:
         Raises:
             ProtocolError: a value is of another type, or impossible.
         """
-        return _read(tuple((k, type(v), _hashable(v)) for k, v in record.items() if k in _KEYS))
+        given = [
+            (key, type(value), value if type(value) in _HASHABLE else repr(value))
+            for key, value in record.items()
+            if key in _KEYS
+        ]
+        return _read(tuple(given))
 
     def _check(self) -> None:
         for name in ("epochs", "batch_size", "schedule_rounds", "step_rounds", "server_round",
@@ -119,10 +124,7 @@ _KEYS = {
     for name in TrainingSettings.__dataclass_fields__
 }
 """The record's keys: the field of each, and its type."""
-
-
-def _hashable(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str | bytes) else repr(value)
+_HASHABLE = frozenset((bool, int, float, str, bytes))
 
 
 @lru_cache(maxsize=8)

@@ -96,7 +96,8 @@ class LocalOptimizer:
         self._sharded = any(hasattr(param, "to_local") for param in params)
         self._settings = settings
         if slots is None:
-            slots = new_slots([local_of(param.detach()) for param in params], settings)
+            held = [local_of(param.detach()) for param in params] if self._sharded else params
+            slots = new_slots(held, settings)
         self._slots = slots
         self._steps = 0
 

@@ -130,8 +130,8 @@ class _Local:
         module.train()
         module = parallelism.attach(module, self._autocast)
         self._params = [p for p in module.parameters() if p.requires_grad]
-        starts = (local_of(p.detach()).clone() for p in self._params)
-        self._starts = [*starts] if settings.proximal_mu else []
+        near = self._params if settings.proximal_mu else ()
+        self._starts = [local_of(param.detach()).clone() for param in near]
         self._session = session
         clips = settings.gradient_clip_norm > 0
         self._corrects = bool(self._starts) or session is not None or clips
@@ -140,7 +140,7 @@ class _Local:
         slots = session.slots if session is not None else None
         self._optimizer = LocalOptimizer(self._params, settings, slots)
         self._means = ExampleMeans(task)
-        self._unfinished = Unfinished(module, self._optimizer, self.scaler, self._means, device)
+        self._module = module
 
     def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
         """Train for the configured epochs."""
@@ -148,8 +148,11 @@ class _Local:
         order = batch_order_seed(settings, self._client)
         sizes = _sizes(data, settings.batch_size, parallelism)
         place, means = Place(), {}
-        if saves is not None and at >= 0:
-            place = self._unfinished.resume(saves, at, parallelism)
+        unfinished: Unfinished | None = None
+        if saves is not None:
+            parts = self._module, self._optimizer, self.scaler, self._means
+            unfinished = Unfinished(*parts, str(self._device))
+            place = unfinished.resume(saves, at, parallelism) if at >= 0 else place
         while place.epoch < settings.epochs:
             batches = batches_of(
                 data,
@@ -164,8 +167,8 @@ class _Local:
             for group in each(groups, self._timer, "data"):
                 self._step(group, sizes[place.batches : place.batches + len(group)])
                 place = place.after(len(group))
-                if saves is not None and place.steps % saves.every_steps == 0:
-                    self._unfinished.save(saves, place, parallelism)
+                if saves and unfinished and place.steps % saves.every_steps == 0:
+                    unfinished.save(saves, place, parallelism)
             examples, *sums = parallelism.totals([self._means.examples, *self._means.sums()])
             means = {
                 name: total / examples for name, total in zip(self._names(), sums, strict=True)
