@@ -6,7 +6,6 @@ It is the reference for every other way of running clients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from flwr.app import Message
@@ -44,22 +43,16 @@ class SequentialExecutor:
     def execute(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Run one client whenever its reply is asked for."""
         for message in messages:
-            with self._computing():
-                reply = self._run(message)
-            yield reply
+            yield self._run(message) if self._threads == 1 else self._run_threaded(message)
 
     def close(self) -> None:
         """Nothing is held."""
 
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        if self._threads == 1:
-            yield
-            return
+    def _run_threaded(self, message: Message) -> Message:
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
-            yield
+            return self._run(message)
         finally:
             torch.set_num_threads(before)
 
