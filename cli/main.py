@@ -19,7 +19,7 @@ from ..errors import ConfigError, MeadowError
 from . import app as app_commands
 from . import client, demo, new, partition, privacy, report, run, server, simulate, site, sweep
 from .completion import completion, prepare_completion
-from .output import Format, fail
+from .output import Format, fail, show_renamings
 
 __all__ = ["app", "main"]
 
@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     share_cores()
     prepare_completion()
+    show_renamings()
     format = Format.JSON if "json" in given or "--format=json" in given else Format.TEXT
     try:
         code = app(given, standalone_mode=False, prog_name=PROGRAM)

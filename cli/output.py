@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -15,7 +16,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Format", "FormatOption", "epsilon_text", "fail", "moment", "plain", "say", "show_rows"]
+from ..deprecated import RenamedWarning
+
+__all__ = [
+    "Format",
+    "FormatOption",
+    "epsilon_text",
+    "fail",
+    "moment",
+    "plain",
+    "say",
+    "show_renamings",
+    "show_rows",
+]
 
 
 class Format(StrEnum):
@@ -59,6 +72,19 @@ def fail(error: Exception, *, format: Format = Format.TEXT) -> None:
     if format is Format.JSON:
         print(json.dumps({"error": str(error), "kind": type(error).__name__}), flush=True)
     print(plain(f"meadow: {error}"), file=sys.stderr, flush=True)
+
+
+def show_renamings() -> None:
+    """Have old names of settings shown as a sentence each; they are warnings that Python hides."""
+    formatted = warnings.formatwarning
+
+    def sentence(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+        if issubclass(category, RenamedWarning):
+            return f"warning: {plain(str(message))}\n"
+        return formatted(message, category, *place, **more)
+
+    warnings.formatwarning = sentence
+    warnings.simplefilter("default", RenamedWarning)
 
 
 def plain(text: str) -> str:

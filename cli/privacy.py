@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config.sections.privacy import DifferentialPrivacyConfig
+from ..deprecated import warn_renamed
 from ..errors import ConfigError
 from .completion import choice
 from .output import Format, FormatOption, epsilon_text, say, show_rows
@@ -47,7 +48,10 @@ def plan(
     noise_multiplier: Annotated[
         float | None, typer.Option(help="or the noise: prints its epsilon")
     ] = None,
-    clip: Annotated[float, typer.Option(help="the largest L2 norm of a client's change")] = 1.0,
+    clip_norm: Annotated[
+        float, typer.Option(help="the largest L2 norm of a client's change")
+    ] = 1.0,
+    clip: Annotated[float | None, typer.Option(hidden=True)] = None,
     sampling: Annotated[
         str, choice(DifferentialPrivacyConfig, "sampling", help="as in meadow.toml")
     ] = "poisson",
@@ -84,6 +88,8 @@ def plan(
     from ..privacy.dp.plan import PrivacyPlan
     from ..privacy.dp.plan_rules import budget_rule, delta_rule
 
+    if clip is not None:
+        warn_renamed("meadow privacy plan", "--clip", "--clip-norm")
     if budget_rule(epsilon, noise_multiplier) is not None:
         raise ConfigError("give --epsilon or --noise-multiplier: each follows from the other")
     if delta_rule(delta, clients) is not None:
@@ -99,7 +105,7 @@ def plan(
         separation=min_separation,
         participations_max=participations_max,
         correlation=correlated(correlation, rounds=rounds, separation=min_separation, bands=bands),
-        clipping=Clipping(norm=clip),
+        clipping=Clipping(clip_norm=clip_norm if clip is None else clip),
     )
     if epsilon is not None:
         made = within_budget(made, epsilon)
@@ -156,14 +162,14 @@ def _noise_of_all(made: PrivacyPlan, params: int, corrupt: float, dropout: float
         corrupt=corrupt,
         dropout=dropout,
         metrics=(),
-        clip_norm=made.clipping.norm,
+        clip_norm=made.clipping.clip_norm,
         noise_multiplier=made.noise_multiplier,
         noise_law=made.noise_terms.law,
     )
     encoding = terms.plan(clients=clients, length=params).encoding
     assert isinstance(encoding, NoisyEncoding)
     stddev = (clients * encoding.grid.client_variance) ** 0.5 / encoding.scale
-    return float(stddev / (made.noise_multiplier * made.clipping.norm))
+    return float(stddev / (made.noise_multiplier * made.clipping.clip_norm))
 
 
 def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) -> None:
@@ -203,7 +209,7 @@ def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) ->
     say(
         format,
         f"noise on a param {where}: standard deviation {stddev:.3g}, "
-        f"{stddev * 100 / made.clipping.norm:.3g} % of the clip",
+        f"{stddev * 100 / made.clipping.clip_norm:.3g} % of the clip",
     )
     if more != 1:
         say(
@@ -214,7 +220,7 @@ def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) ->
     if norm is not None and made.correlation is None:
         say(
             format,
-            f"norm of the noise on all params: {norm:.3g}, {norm / made.clipping.norm:.3g} times "
+            f"norm of the noise on all params: {norm:.3g}, {norm / made.clipping.clip_norm:.3g} times "
             "the largest change of one client, and of their mean",
         )
     say(
@@ -235,5 +241,5 @@ def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) ->
 
 def _cosine(made: PrivacyPlan, noise_norm: float) -> float:
     """Return the cosine between the largest possible delta of a run and the same with noise."""
-    farthest = made.rounds * made.clipping.norm
+    farthest = made.rounds * made.clipping.clip_norm
     return float(farthest / (farthest**2 + noise_norm**2) ** 0.5)

@@ -1,4 +1,7 @@
-"""Old names of modules that the documentation of 0.1 named: imported with a warning, until 0.3."""
+"""Old names that the documentation of 0.1 has: of modules, settings and arguments.
+
+They are understood until 0.3, with a warning.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["MOVED", "install"]
+__all__ = ["MOVED", "RenamedWarning", "install", "warn_renamed"]
 
 PACKAGE = __name__.rpartition(".")[0]
 MOVED = {
@@ -70,3 +73,13 @@ def install() -> None:
     """Let old names be imported from now on."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
+
+
+class RenamedWarning(DeprecationWarning):
+    """A setting or an argument was given by its old name."""
+
+
+def warn_renamed(where: str, old: str, new: str) -> None:
+    """Say that a setting or an argument has another name now."""
+    said = f"{where}: {old} is {new} now; the old name goes with 0.3"
+    warnings.warn(said, RenamedWarning, stacklevel=3)

@@ -422,7 +422,7 @@ WORDS_LIMITS = (
     ),
     Limit(
         "privacy.secagg.protocol.encoding:CLIP_MAX",
-        "the clip of a secure sum's values",
+        "the bound of a secure sum's values",
         "privacy/secagg/protocol/test_encoding.py::test_an_encoding_that_cannot_be",
     ),
     Limit(

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..config.schema.settings import renamed_settings
 from ..config.schema.sources import FILE_BYTES_MAX, read_toml
+from ..config.sections.model import Config
 from ..errors import ConfigError
 from ..strategies.rounds.progress import Progress
 from .client_record import ClientRecord, read_clients
@@ -24,6 +26,8 @@ PARTS = ("train", "evaluate", "server")
 COUNTERS = ("duration_s", "clients", "failures", "bytes_sent", "bytes_received", "virtual_s")
 ROW_BYTES_MAX = 1 << 20
 UNDER_WAY = "under way"
+RENAMED = renamed_settings(Config)
+"""Settings that runs of before 0.2 have under their old names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ def read_run(folder: Path) -> RunRecord:
     settings = {}
     if (folder / "meadow.toml").is_file():
         table = read_toml(folder / "meadow.toml", remedy="a run leaves one")
-        settings = dict(_flat(table, ""))
+        settings = {RENAMED.get(key, key): text for key, text in _flat(table, "")}
     status, cause = summary.get("status"), summary.get("cause")
     said = summary.get("best")
     return RunRecord(

@@ -105,9 +105,9 @@ def audit(plan: PrivacyPlan | ExamplePlan, *, trials: int = 20_000) -> list[Audi
     mechanism = plan.mechanism(plan.clipping)
     noise = GaussianEvent(noise_multiplier=mechanism.noise_multiplier)
     findings = [judged(name, noise, *_central(plan, trials), delta=delta)]
-    if mechanism.count_stddev is not None:
-        clients = max(1, round(2 * mechanism.count_stddev))
-        noise = GaussianEvent(noise_multiplier=2 * mechanism.count_stddev / clients)
+    if mechanism.count_noise_stddev is not None:
+        clients = max(1, round(2 * mechanism.count_noise_stddev))
+        noise = GaussianEvent(noise_multiplier=2 * mechanism.count_noise_stddev / clients)
         name = f"Gaussian count of clients within the clip, {clients} of them at once"
         found = _count(mechanism, clients, trials)
         findings.append(judged(name, noise, *found, delta=delta))
@@ -173,7 +173,7 @@ def _term(seen: float, presumed: float) -> float:
 
 def _central(plan: PrivacyPlan, trials: int) -> tuple[Reals, Reals]:
     """One param a canary, all in the same rounds; noise of later rounds is taken off."""
-    size, clip = 2 * trials, plan.clipping.norm
+    size, clip = 2 * trials, plan.clipping.clip_norm
     before = {"w": np.zeros(size)}
     memory = None if plan.correlation is None else NoiseMemory(plan.correlation)
     rounds, found = (1 if memory is None else ROUNDS), []
@@ -258,7 +258,7 @@ def fresh_noise(correlation: object, rounds: int) -> Reals:
 
 
 def _local(plan: PrivacyPlan, trials: int) -> tuple[Reals, Reals]:
-    clip, params = plan.clipping.norm, {"w": np.zeros(1)}
+    clip, params = plan.clipping.clip_norm, {"w": np.zeros(1)}
 
     def released(value: float) -> float:
         sent = {"w": MemoryTensor(np.array([value]))}
@@ -270,7 +270,7 @@ def _local(plan: PrivacyPlan, trials: int) -> tuple[Reals, Reals]:
 
 
 def _distributed(plan: PrivacyPlan, trials: int) -> tuple[Reals, Reals]:
-    clip = plan.clipping.norm
+    clip = plan.clipping.clip_norm
     encoding = NoisyEncoding(
         length=2 * SUM_CLIENTS,
         bits=32,
@@ -300,7 +300,7 @@ def _dp_sgd(plan: ExamplePlan, trials: int) -> tuple[Reals, Reals]:
     terms, there, gone = replace(plan.terms, rate=1.0), [], []
     for _ in range(-(-trials // CLIENT_EXAMPLES)):
         count = 2 * CLIENT_EXAMPLES
-        inputs = torch.eye(count) * 1000.0 * terms.clip
+        inputs = torch.eye(count) * 1000.0 * terms.clip_norm
         inputs[CLIENT_EXAMPLES:] = math.nan
         task = _linear(count)
         module = build_module(task, 0)
@@ -308,7 +308,7 @@ def _dp_sgd(plan: ExamplePlan, trials: int) -> tuple[Reals, Reals]:
         data = inputs, torch.ones(count, 1)
         train_dp_sgd(task, module, data, SETTINGS, terms, client=1, device="cpu")
         after = next(module.parameters()).detach().double().reshape(-1).numpy()
-        moved = (before - after) * count / terms.clip
+        moved = (before - after) * count / terms.clip_norm
         there.append(moved[:CLIENT_EXAMPLES])
         gone.append(moved[CLIENT_EXAMPLES:])
     return np.concatenate(there), np.concatenate(gone)
@@ -317,7 +317,7 @@ def _dp_sgd(plan: ExamplePlan, trials: int) -> tuple[Reals, Reals]:
 def _stacked_dp_sgd(plan: ExamplePlan, trials: int) -> tuple[Reals, Reals]:
     """One client a canary, with one example; who is gone has a gradient that is not finite."""
     terms = replace(plan.terms, rate=1.0)
-    inputs = torch.full((2 * trials, 1), 1000.0 * terms.clip)
+    inputs = torch.full((2 * trials, 1), 1000.0 * terms.clip_norm)
     inputs[trials:] = math.nan
     task = _linear(1)
     data = CohortData(
@@ -335,7 +335,7 @@ def _stacked_dp_sgd(plan: ExamplePlan, trials: int) -> tuple[Reals, Reals]:
     trained = train_stacked_dp_sgd(task, stacked, data, SETTINGS, terms, clients=clients)
     before = float(next(module.parameters()).detach())
     (after,) = (each.detach().double().reshape(-1) for each in trained.rows.values())
-    moved = (before - after.numpy()) / terms.clip
+    moved = (before - after.numpy()) / terms.clip_norm
     return moved[:trials], moved[trials:]
 
 

@@ -21,7 +21,7 @@ from meadow.training.settings import TrainingSettings
 __all__ = ["meadow_s", "opacus_s", "stacked_s"]
 
 RECORDS, RATE, EPOCHS, CLIP, NOISE = 600, 0.05, 2, 1.0, 1.0
-TERMS = ExampleTerms(clip=CLIP, noise_multiplier=NOISE, rate=RATE)
+TERMS = ExampleTerms(clip_norm=CLIP, noise_multiplier=NOISE, rate=RATE)
 SETTINGS = TrainingSettings(epochs=EPOCHS, learning_rate=0.1)
 
 

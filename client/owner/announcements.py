@@ -91,7 +91,7 @@ def charged_noise(instruction: Instruction, policy: PolicyConfig) -> NoiseTerms 
     If the owner restricts in `policy.noise` who adds it, announced noise of others does not count.
     Noise within secure sums is the sum of the clients' shares, and a server can control all other
     clients. Unless the owner sets `known_peers` or `min_colluders`, only this client's own share
-    counts: `multiplier` / sqrt(clients).
+    counts: `noise_multiplier` / sqrt(clients).
     """
     noise = noise_terms_of(instruction)
     if noise is None or (policy.noise and noise.place not in policy.noise):
@@ -102,4 +102,4 @@ def charged_noise(instruction: Instruction, policy: PolicyConfig) -> NoiseTerms 
     clients = len(nodes) // NODE_BYTES if isinstance(nodes, bytes) else 0
     if not clients:
         return None
-    return replace(noise, multiplier=noise.multiplier / math.sqrt(clients))
+    return replace(noise, noise_multiplier=noise.noise_multiplier / math.sqrt(clients))

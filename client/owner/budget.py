@@ -135,7 +135,7 @@ def _check_client(
     if after > budget:
         raise RefusedError(
             f"policy.epsilon_max is {budget:g} at delta = {delta:g}: {before:.4g} was spent in "
-            f"{rounds} rounds, and this one, with noise multiplier {noise.multiplier:.4g}, would make it "
+            f"{rounds} rounds, and this one, with noise multiplier {noise.noise_multiplier:.4g}, would make it "
             f"{after:.4g}"
         )
 

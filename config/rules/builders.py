@@ -42,13 +42,13 @@ def build_secure_terms(
         dropout=chosen.dropout_fraction,
         bits=chosen.bits,
         value_bits=chosen.value_bits,
-        clip=chosen.clip,
+        value_bound=chosen.value_bound,
         weight_max=chosen.weight_max,
         metrics=() if noise is not None else tuple(sorted(metrics)),
         metrics_max=chosen.metrics_max,
         group_size=chosen.group_size,
-        clip_norm=None if noise is None else config.privacy.differential_privacy.clip,
-        noise_multiplier=None if noise is None else noise.multiplier,
+        clip_norm=None if noise is None else config.privacy.differential_privacy.clip_norm,
+        noise_multiplier=None if noise is None else noise.noise_multiplier,
         noise_law="skellam" if noise is None else noise.law,
     )
 

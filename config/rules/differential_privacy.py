@@ -152,7 +152,7 @@ RULES: tuple[Rule[Config], ...] = (
         (ENABLED, "run.update_norm_max"),
         "not beside `run.update_norm_max`",
         _client(lambda config: config.run.update_norm_max is not None),
-        f"= true clips every update to {SECTION}.clip; remove run.update_norm_max",
+        f"= true clips every update to {SECTION}.clip_norm; remove run.update_norm_max",
     ),
     Rule(
         (ENABLED, METRIC),
@@ -165,7 +165,7 @@ RULES: tuple[Rule[Config], ...] = (
         (ENABLED, "compression"),
         "not beside [compression]",
         _client(lambda config: config.compression is not None),
-        f"= true bounds an update's norm by {SECTION}.clip, and compression would change the update "
+        f"= true bounds an update's norm by {SECTION}.clip_norm, and compression would change the update "
         "after that; remove [compression]",
     ),
     Rule(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["build_privacy"]
 
 COUNT_NOISE_SHARE = 20
-"""Without count_noise: one part in so many of the cohort. Source: Andrew et al. (2021)."""
+"""Without count_noise_stddev: one part in so many of the cohort. Source: Andrew et al. (2021)."""
 
 
 def build_privacy(config: Config) -> PrivacyPlan | ExamplePlan | None:
@@ -59,7 +59,7 @@ def build_privacy(config: Config) -> PrivacyPlan | ExamplePlan | None:
         made = within_budget(made, chosen.epsilon)
     return replace(
         made,
-        clipping=Clipping(kind=chosen.clipping, norm=chosen.clip),
+        clipping=Clipping(kind=chosen.clipping, clip_norm=chosen.clip_norm),
         adaptive=_adaptive(config) if chosen.clipping == "adaptive" else None,
     )
 
@@ -72,10 +72,10 @@ def _example_plan(config: Config) -> ExamplePlan:
     """
     chosen, run, epochs = config.privacy.differential_privacy, config.run, config.training.epochs
     assert chosen.sampling_rate is not None
-    multiplier = chosen.noise_multiplier or 0.0
+    noise_multiplier = chosen.noise_multiplier or 0.0
     if chosen.epsilon is not None:
-        some = ExampleTerms(clip=1.0, noise_multiplier=1.0, rate=chosen.sampling_rate)
-        multiplier = calibrate_noise(
+        some = ExampleTerms(clip_norm=1.0, noise_multiplier=1.0, rate=chosen.sampling_rate)
+        noise_multiplier = calibrate_noise(
             epsilon=chosen.epsilon,
             delta=chosen.delta,
             rounds=run.rounds * some.steps(epochs),
@@ -83,7 +83,7 @@ def _example_plan(config: Config) -> ExamplePlan:
         )
     return ExamplePlan(
         terms=ExampleTerms(
-            clip=chosen.clip, noise_multiplier=multiplier, rate=chosen.sampling_rate
+            clip_norm=chosen.clip_norm, noise_multiplier=noise_multiplier, rate=chosen.sampling_rate
         ),
         delta=chosen.delta,
         rounds=run.rounds,
@@ -97,5 +97,5 @@ def _adaptive(config: Config) -> AdaptiveClip:
     return AdaptiveClip(
         quantile=chosen.target_quantile,
         rate=chosen.clip_learning_rate,
-        count_stddev=chosen.count_noise or cohort_of(config) / COUNT_NOISE_SHARE,
+        count_noise_stddev=chosen.count_noise_stddev or cohort_of(config) / COUNT_NOISE_SHARE,
     )

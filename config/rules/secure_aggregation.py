@@ -40,7 +40,7 @@ def _noise(config: Config) -> NoiseTerms | None:
     if not chosen.enabled:
         return None
     multiplier = chosen.noise_multiplier or NOISE_MIN
-    noise = NoiseTerms(source=chosen.noise, multiplier=multiplier)
+    noise = NoiseTerms(source=chosen.noise, noise_multiplier=multiplier)
     return noise if noise.is_distributed else None
 
 
@@ -123,7 +123,7 @@ RULES: tuple[Rule[Config], ...] = (
         "not beside `run.update_norm_max`",
         _secure_with(lambda config: config.run.update_norm_max is not None),
         f"{ALONE} run.update_norm_max is about single ones; remove it: every value is clipped to "
-        f"{SECTION}.clip by the client",
+        f"{SECTION}.value_bound by the client",
     ),
     Rule(
         ("run.min_clients", ENABLED),

@@ -130,7 +130,7 @@ def _two_counted(config: Config) -> str | None:
 
 def _clipped_parts(config: Config) -> bool:
     secure = config.privacy.secure_aggregation
-    return config.strategy.name == "analytics" and secure.enabled and secure.clip < 1
+    return config.strategy.name == "analytics" and secure.enabled and secure.value_bound < 1
 
 
 def _cannot_be_robust(config: Config) -> str | None:
@@ -203,10 +203,10 @@ RULES: tuple[Rule[Config], ...] = (
         "privacy.differential_privacy", lambda config: config.privacy.differential_privacy.enabled
     ),
     Rule(
-        ("privacy.secure_aggregation.clip", NAME),
+        ("privacy.secure_aggregation.value_bound", NAME),
         'at least 1 with `strategy.name = "analytics"`',
         _clipped_parts,
-        '= {privacy.secure_aggregation.clip} must be >= 1 with strategy.name = "analytics": clients '
+        '= {privacy.secure_aggregation.value_bound} must be >= 1 with strategy.name = "analytics": clients '
         "send parts of a whole, and clipped ones would be wrong; raise it",
     ),
 )

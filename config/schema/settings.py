@@ -12,15 +12,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from ...deprecated import warn_renamed
 from ...errors import ConfigError
 
 __all__ = [
     "Given",
     "KeyRule",
+    "RenamedFields",
     "Settings",
     "hints_of",
     "obstacle",
     "refuse",
+    "renamed_settings",
     "rule_of",
     "section_of",
     "setting",
@@ -40,6 +43,8 @@ class KeyRule:
     choices: tuple[Any, ...] = ()
     unavailable: Mapping[Any, str] = field(default_factory=dict)
     """Values that are known but refused, each with the reason."""
+    was: str = ""
+    """Its name before, which is understood until 0.3, with a `RenamedWarning`."""
     only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Neighbours, each with the values beside which alone this setting means something; with no
     values listed, the neighbour must be set."""
@@ -67,6 +72,19 @@ def refuse(where: str, key: str, what: str) -> NoReturn:
     """Raise the `ConfigError` that names the place, the key and what is wrong."""
     shown = key if key.isprintable() and len(key) <= 100 else reprlib.repr(key)
     raise ConfigError(f"{where}: {shown} {what}".removesuffix(" "))
+
+
+class RenamedFields:
+    """A section with renamed settings: its attributes have their old names too, with a warning."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        for entry in fields(self):  # type: ignore[arg-type]
+            if name and rule_of(entry, None).was == name:
+                warn_renamed(type(self).__name__, name, entry.name)
+                return getattr(self, entry.name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
 
 
 # ---------------------------------------------------------------- the schema
@@ -101,6 +119,15 @@ def settings_of(section: type[Any], prefix: str = "") -> Iterator[tuple[str, Any
         elif "rule" in entry.metadata:
             default = entry.default if entry.default is not MISSING else None
             yield key, kind, rule_of(entry, kind), default
+
+
+def renamed_settings(schema: type[Any]) -> dict[str, str]:
+    """Return the keys that settings had before: old key -> new key."""
+    return {
+        f"{key.rpartition('.')[0]}.{rule.was}".lstrip("."): key
+        for key, _, rule, _ in settings_of(schema)
+        if rule.was
+    }
 
 
 def obstacle(rule: KeyRule, neighbours: Mapping[str, Any]) -> str | None:

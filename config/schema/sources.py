@@ -14,8 +14,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ...deprecated import warn_renamed
 from ...errors import ConfigError
-from .settings import Given, Settings, hints_of, refuse, section_of, settings_of
+from .settings import (
+    Given,
+    Settings,
+    hints_of,
+    refuse,
+    renamed_settings,
+    section_of,
+    settings_of,
+)
 
 __all__ = [
     "FILE_BYTES_MAX",
@@ -64,8 +73,17 @@ def _walk(
 ) -> Iterator[tuple[str, Given]]:
     hints = hints_of(section)
     known = {entry.name for entry in fields(section) if entry.init and _is_key(entry, hints)}
+    renamed = renamed_settings(section)
     for name, value in table.items():
         key = f"{prefix}{name}"
+        if name in renamed:
+            new = renamed[name]
+            if new in table:
+                refuse(
+                    where, key, f"is the old name of {prefix}{new}, which is there too; remove it"
+                )
+            warn_renamed(where, key, f"{prefix}{new}")
+            name, key = new, f"{prefix}{new}"
         if name not in known:
             refuse(where, key, _unknown(root, key))
         inner = section_of(hints[name])
@@ -123,7 +141,9 @@ def given_by_environment(
     Variables with the prefix but without a double underscore are somebody else's, unless they
     would be a setting with one.
     """
-    names = {name.upper().replace(".", "__"): name for name, *_ in settings_of(schema)}
+    renamed = renamed_settings(schema)
+    keys = [*renamed, *(name for name, *_ in settings_of(schema))]
+    names = {key.upper().replace(".", "__"): key for key in keys}
     slips = {name.replace("__", "_"): name for name in names}
     given: Settings = {}
     for variable in sorted(environ):
@@ -131,7 +151,10 @@ def given_by_environment(
         if name == variable or not environ[variable]:
             continue
         if name in names:
-            given[names[name]] = Given(environ[variable], variable, textual=True)
+            key = names[name]
+            if key in renamed:
+                warn_renamed(variable, key, renamed[key])
+            given[renamed.get(key, key)] = Given(environ[variable], variable, textual=True)
         elif name in slips:
             right = f"{prefix}{slips[name]}"
             raise ConfigError(f"{variable}: is not a setting; write {right} (two underscores)")
@@ -143,13 +166,16 @@ def given_by_environment(
 
 def given_by_overrides(schema: type[Any], overrides: Sequence[str]) -> Settings:
     """Return what `--set key=value` options say, the later over the earlier."""
-    known = {name for name, *_ in settings_of(schema)}
+    known, renamed = {name for name, *_ in settings_of(schema)}, renamed_settings(schema)
     given: Settings = {}
     for override in overrides:
         key, equals, text = (part.strip() for part in override.partition("="))
         where = f"--set {override}" if len(override) <= 100 else f"--set {override[:100]}..."
         if not equals or not text:
             raise ConfigError(f"{where}: has no value; write --set key=value")
+        if key in renamed:
+            warn_renamed("--set", key, renamed[key])
+            key = renamed[key]
         if key not in known:
             refuse(where, key, _unknown(schema, key))
         given[key] = Given(text, where, textual=True)

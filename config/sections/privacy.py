@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from ...privacy.dp.plan_rules import budget_rule, clipping_rule, correlation_rule, sampling_rule
 from ..schema.rules import Rule
-from ..schema.settings import setting
+from ..schema.settings import RenamedFields, setting
 
 __all__ = ["DifferentialPrivacyConfig", "PrivacyConfig", "SecureAggregationConfig"]
 
@@ -20,7 +20,7 @@ EXAMPLE_DELTA_MAX = 1e-2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecureAggregationConfig:
+class SecureAggregationConfig(RenamedFields):
     """[privacy.secure_aggregation]: the server sees only sums of updates."""
 
     enabled: bool = setting(
@@ -36,11 +36,12 @@ class SecureAggregationConfig:
     dropout_fraction: float = setting(
         0.3, "so many of a cohort may drop out of a round", at_least=0, below=1, only=_SECURE
     )
-    clip: float = setting(
+    value_bound: float = setting(
         1.0,
         "the largest change of a single param by a client; larger ones are clipped",
         above=0,
         at_most=1e6,
+        was="clip",
         only=_SECURE,
     )
     value_bits: int = setting(
@@ -75,7 +76,7 @@ class SecureAggregationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DifferentialPrivacyConfig:
+class DifferentialPrivacyConfig(RenamedFields):
     """[privacy.differential_privacy]: noise bounds what a model tells about one client or record."""
 
     enabled: bool = setting(
@@ -96,7 +97,7 @@ class DifferentialPrivacyConfig:
     )
     noise_multiplier: float | None = setting(
         None,
-        "the noise itself, instead of epsilon: its standard deviation divided by clip",
+        "the noise itself, instead of epsilon: its standard deviation divided by clip_norm",
         above=0,
         at_most=1e5,
         only=_PRIVATE,
@@ -108,30 +109,33 @@ class DifferentialPrivacyConfig:
         below=1,
         only=_PRIVATE,
     )
-    clip: float = setting(
+    clip_norm: float = setting(
         1.0,
         "the largest L2 norm of a client's delta, with adaptive clipping at first; "
         "with records as the unit, of a record's gradient",
         above=0,
         at_most=1e6,
+        was="clip",
         only=_PRIVATE,
     )
     clipping: Literal["fixed", "adaptive", "per_layer"] = setting(
         "fixed",
-        "whether clip stays, follows target_quantile, or is divided among the tensors",
+        "whether clip_norm stays, follows target_quantile, or is divided among the tensors",
         only=_CLIENT,
     )
     target_quantile: float = setting(
-        0.5, "the share of clients within the clip", at_least=0, at_most=1, only=_ADAPTIVE
+        0.5, "the share of clients within clip_norm", at_least=0, at_most=1, only=_ADAPTIVE
     )
     clip_learning_rate: float = setting(
-        0.2, "how fast the clip follows it", above=0, at_most=10, only=_ADAPTIVE
+        0.2, "how fast clip_norm follows it", above=0, at_most=10, only=_ADAPTIVE
     )
-    count_noise: float | None = setting(
+    count_noise_stddev: float | None = setting(
         None,
-        "noise on the number of clients within the clip, in clients; a 20th of the cohort if absent",
+        "standard deviation of the noise on the number of clients within clip_norm, in clients; a "
+        "20th of the cohort if absent",
         above=0,
         at_most=1e9,
+        was="count_noise",
         only=_ADAPTIVE,
     )
     noise: Literal[

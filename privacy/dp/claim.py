@@ -42,7 +42,7 @@ def _claim_of_examples(plan: ExamplePlan, releases: int) -> str:
         f"{terms.rate:.4g}, independently and secretly; no assumption is made about how cohorts "
         f"were drawn: a client may have taken part in every round. Mechanism: {releases} rounds of "
         f"{terms.steps(plan.epochs)} steps of DP-SGD on the client, every example's gradient "
-        f"clipped to an L2 norm of {terms.clip:g}, with Gaussian noise of multiplier "
+        f"clipped to an L2 norm of {terms.clip_norm:g}, with Gaussian noise of multiplier "
         f"{terms.noise_multiplier:.6g}. The numbers of examples, who took part, traffic and "
         "durations are not covered."
     )
@@ -82,10 +82,10 @@ def _sampling(plan: PrivacyPlan, releases: int, repeated: Sequence[int]) -> str:
 
 def _clipping(plan: PrivacyPlan) -> str:
     if plan.noise == "local_laplace":
-        return f"clipped to an L1 norm of {plan.clipping.norm:g}"
+        return f"clipped to an L1 norm of {plan.clipping.clip_norm:g}"
     return {
-        "fixed": f"clipped to an L2 norm of {plan.clipping.norm:g}",
-        "per_layer": f"clipped tensor by tensor to an L2 norm of {plan.clipping.norm:g} together",
+        "fixed": f"clipped to an L2 norm of {plan.clipping.clip_norm:g}",
+        "per_layer": f"clipped tensor by tensor to an L2 norm of {plan.clipping.clip_norm:g} together",
         "adaptive": "clipped to a norm that follows a quantile, itself released with noise",
     }[plan.clipping.kind]
 

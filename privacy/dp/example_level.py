@@ -37,12 +37,12 @@ class ExampleTerms:
     """The terms of the clients' DP-SGD.
 
     Attributes:
-        clip: the largest L2 norm of an example's gradient.
-        noise_multiplier: standard deviation of a step's noise / clip.
+        clip_norm: the largest L2 norm of an example's gradient.
+        noise_multiplier: standard deviation of a step's noise / clip_norm.
         rate: the probability that an example is in a step's batch.
     """
 
-    clip: float
+    clip_norm: float
     noise_multiplier: float
     rate: float
 
@@ -68,7 +68,7 @@ class ExampleTerms:
 
     def record(self) -> dict[str, float]:
         """Return the terms as the entries of an instruction's ConfigRecord."""
-        return {CLIP_KEY: self.clip, NOISE_KEY: self.noise_multiplier, RATE_KEY: self.rate}
+        return {CLIP_KEY: self.clip_norm, NOISE_KEY: self.noise_multiplier, RATE_KEY: self.rate}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> ExampleTerms | None:
@@ -81,7 +81,7 @@ class ExampleTerms:
         if not any(key in record for key in keys):
             return None
         return cls(
-            clip=require_noise_terms(CLIP_KEY, record.get(CLIP_KEY)),
+            clip_norm=require_noise_terms(CLIP_KEY, record.get(CLIP_KEY)),
             noise_multiplier=require_noise_terms(NOISE_KEY, record.get(NOISE_KEY)),
             rate=require_noise_terms(RATE_KEY, record.get(RATE_KEY), at_least=RATE_MIN, at_most=1),
         )

@@ -40,16 +40,16 @@ class NoiseTerms:
     """
 
     source: NoiseSource = "server"
-    multiplier: float
+    noise_multiplier: float
 
     @property
     def event(self) -> GaussianEvent | ConcentratedEvent | LaplaceEvent:
         """The event that the round releases for a client that takes part."""
         if self.is_distributed:
-            return ConcentratedEvent(noise_multiplier=self.multiplier)
+            return ConcentratedEvent(noise_multiplier=self.noise_multiplier)
         if self.source == "local_laplace":
-            return LaplaceEvent(noise_multiplier=self.multiplier)
-        return GaussianEvent(noise_multiplier=self.multiplier)
+            return LaplaceEvent(noise_multiplier=self.noise_multiplier)
+        return GaussianEvent(noise_multiplier=self.noise_multiplier)
 
     @property
     def is_distributed(self) -> bool:
@@ -75,7 +75,7 @@ class NoiseTerms:
 
     def record(self) -> dict[str, float | str]:
         """Return the terms as the entries of an instruction's ConfigRecord."""
-        return {NOISE_KEY: self.multiplier, SOURCE_KEY: self.source}
+        return {NOISE_KEY: self.noise_multiplier, SOURCE_KEY: self.source}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> NoiseTerms | None:
@@ -86,11 +86,11 @@ class NoiseTerms:
         """
         if NOISE_KEY not in record:
             return None
-        multiplier, source = record[NOISE_KEY], record.get(SOURCE_KEY, "server")
+        noise_multiplier, source = record[NOISE_KEY], record.get(SOURCE_KEY, "server")
         if source not in SOURCES:
             raise ProtocolError(f"{SOURCE_KEY} must be one of {SOURCES}, got {source!r:.80}")
-        require_noise_terms(NOISE_KEY, multiplier)
-        return cls(source=source, multiplier=multiplier)
+        require_noise_terms(NOISE_KEY, noise_multiplier)
+        return cls(source=source, noise_multiplier=noise_multiplier)
 
 
 NUMBER_MIN, NUMBER_MAX = 1e-12, 1e12

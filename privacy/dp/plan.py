@@ -138,7 +138,7 @@ class PrivacyPlan:
     @property
     def noise_terms(self) -> NoiseTerms:
         """The noise that instructions announce to clients."""
-        return NoiseTerms(source=self.noise, multiplier=self.noise_multiplier)
+        return NoiseTerms(source=self.noise, noise_multiplier=self.noise_multiplier)
 
     @property
     def released_by_clients(self) -> bool:
@@ -153,15 +153,15 @@ class PrivacyPlan:
 
     def mechanism(self, clipping: Clipping, past: NoisePast | None = None) -> PrivateMean:
         """Return the server's mechanism of a round, with its clip and the earlier rounds' noise."""
-        multiplier = self.noise_multiplier
+        noise_multiplier = self.noise_multiplier
         if self.adaptive is not None:
-            multiplier = self.adaptive.params_multiplier(multiplier)
+            noise_multiplier = self.adaptive.params_noise_multiplier(noise_multiplier)
         return PrivateMean(
             cohort=float(self.cohort),
             clipping=clipping,
-            noise_multiplier=multiplier,
+            noise_multiplier=noise_multiplier,
             entropy=self.entropy,
-            count_stddev=None if self.adaptive is None else self.adaptive.count_stddev,
+            count_noise_stddev=None if self.adaptive is None else self.adaptive.count_noise_stddev,
             past=past,
         )
 
@@ -252,8 +252,8 @@ class PrivacyPlan:
     def noise_stddev(self) -> float:
         """The noise's standard deviation on one param of the mean delta, at the first clip norm."""
         noises = self.cohort if self.noise_terms.is_local else 1.0
-        multiplier = self.mechanism(self.clipping).noise_multiplier * math.sqrt(noises)
-        return multiplier * self.clipping.norm / self.cohort
+        noise_multiplier = self.mechanism(self.clipping).noise_multiplier * math.sqrt(noises)
+        return noise_multiplier * self.clipping.clip_norm / self.cohort
 
     def noise_stddev_in_sum(self, rounds: int) -> float:
         """Return the standard deviation of the sum of the noise on one param over `rounds` rounds."""

@@ -77,13 +77,13 @@ class _Private:
     def init(self, params: Params) -> State:
         """Return the initial state, with the first clip norm and no noise seeds."""
         state = self._algorithm.init(params)
-        return self._with_seeds(self._with_clip(state, self._plan.clipping.norm), ())
+        return self._with_seeds(self._with_clip(state, self._plan.clipping.clip_norm), ())
 
     def apply(self, state: State, aggregate: Aggregate) -> State:
         """Make the algorithm's step, update the clip norm, and store the noise's seed."""
         own = (CLIP_SLOT, SEEDS_SLOT)
         inner = {name: slot for name, slot in state.slots.items() if name not in own}
-        norm = self._clipping_in(state).norm
+        norm = self._clipping_in(state).clip_norm
         moved = self._algorithm.apply(replace(state, slots=inner), aggregate)
         if self._plan.adaptive is not None and isinstance(aggregate, NoisyAggregate):
             assert aggregate.within is not None
@@ -97,7 +97,7 @@ class _Private:
     def _clipping_in(self, state: State) -> Clipping:
         if CLIP_SLOT not in state.slots:
             return self._plan.clipping
-        return replace(self._plan.clipping, norm=float(state.slots[CLIP_SLOT][NORM]))
+        return replace(self._plan.clipping, clip_norm=float(state.slots[CLIP_SLOT][NORM]))
 
     def _with_clip(self, state: State, norm: float) -> State:
         """Return the state with the clip norm, if that is adaptive."""

@@ -194,7 +194,7 @@ def test_records_in_one_tensor(app: Path, tmp_path: Path, monkeypatch: pytest.Mo
         "app.task=task:plain",
         "privacy.differential_privacy.enabled=true",
         "privacy.differential_privacy.unit=record",
-        "privacy.differential_privacy.clip=1.0",
+        "privacy.differential_privacy.clip_norm=1.0",
         "privacy.differential_privacy.delta=1e-5",
         "privacy.differential_privacy.sampling_rate=0.5",
         "privacy.differential_privacy.noise_multiplier=1.0",

@@ -133,7 +133,7 @@ def test_evaluation_is_that_of_the_cpu() -> None:
 
 def test_records_are_protected_as_on_the_cpu() -> None:
     """DP-SGD draws the same records and noise, and makes the same steps."""
-    terms = ExampleTerms(noise_multiplier=1.0, clip=0.5, rate=0.4)
+    terms = ExampleTerms(noise_multiplier=1.0, clip_norm=0.5, rate=0.4)
     made = []
     for device in (DEVICE, "cpu"):
         module = build_module(task_of(plain_cnn), 5).to(device)

@@ -94,7 +94,7 @@ def test_an_owner_sees_what_was_spent(capsys: pytest.CaptureFixture[str], tmp_pa
     database = AgentDatabase(tmp_path / "agent.sqlite")
     for number in range(3):
         instruction = pb.Instruction(id=str(number), run_id=7, app=pb.App(name="digits"))
-        Ledger(database).participate(instruction, now_s=0.0, noise=NoiseTerms(multiplier=5.0))
+        Ledger(database).participate(instruction, now_s=0.0, noise=NoiseTerms(noise_multiplier=5.0))
     _, text = run(capsys, "client", "privacy", "--dir", str(tmp_path), "--format", "json")
     found = json.loads(text)
     assert found["epsilon"] == pytest.approx(epsilon_of_cost(3 / 25, 1e-5))
@@ -140,7 +140,7 @@ def test_the_noise_of_all_shares_is_printed(noise: str, capsys: pytest.CaptureFi
         metrics=(),
         clip_norm=0.5,
         noise_multiplier=2.0,
-        noise_law=NoiseTerms(source=noise, multiplier=2.0).law,  # type: ignore[arg-type]
+        noise_law=NoiseTerms(source=noise, noise_multiplier=2.0).law,  # type: ignore[arg-type]
     )
     encoding = terms.plan(clients=10, length=64).encoding
     assert isinstance(encoding, NoisyEncoding)

@@ -17,6 +17,7 @@ from meadow.config.load import config_to_toml, load_config, make_config
 from meadow.config.rules.builders import build_algorithm, build_partition, training_record
 from meadow.config.schema.settings import settings_of
 from meadow.config.sections.model import Config
+from meadow.deprecated import RenamedWarning
 from meadow.errors import ConfigError
 from meadow.strategies.algorithms.algorithm import Aggregate
 from meadow.strategies.algorithms.catalogue import CATALOGUE
@@ -655,3 +656,46 @@ def test_every_setting_has_a_meaning() -> None:
     for name, _, rule, default in settings_of(Config):
         assert rule.meaning, name
         assert not rule.choices or default in rule.choices, name
+
+
+OLD = "privacy.differential_privacy.clip"
+NEW = "privacy.differential_privacy.clip_norm"
+NOISY = {"enabled": True, "epsilon": 2.0}
+
+
+def test_old_names_of_settings_are_understood(tmp_path: Path) -> None:
+    """A file, a variable, an option and a sweep of before work, and say what the key is now."""
+    text = f"{PRIVATE}epsilon = 2.0\nclip = 0.5\nclipping = 'adaptive'\ncount_noise = 3.0\n"
+    said = f"meadow.toml: {OLD} is {NEW} now; the old name goes with 0.3"
+    with pytest.warns(RenamedWarning, match=re.escape(said)):
+        config = load(tmp_path, text)
+    chosen = config.privacy.differential_privacy
+    assert (chosen.clip_norm, chosen.count_noise_stddev) == (0.5, 3.0)
+    assert "clip_norm = 0.5" in config_to_toml(config) and "clip = " not in config_to_toml(config)
+    table = {"privacy": {"differential_privacy": NOISY}}
+    variable = {"MEADOW_PRIVACY__DIFFERENTIAL_PRIVACY__CLIP": "0.5"}
+    for more in ({"environ": variable}, {"overrides": [f"{OLD}=0.5"]}):
+        with pytest.warns(RenamedWarning, match="clip_norm now"):
+            made = make_config(table, **more)  # type: ignore[arg-type]
+        assert made.privacy.differential_privacy.clip_norm == 0.5
+    with pytest.warns(RenamedWarning), pytest.raises(ConfigError, match=f"{NEW} must be a number"):
+        load(tmp_path, f"{PRIVATE}epsilon = 2.0\nclip = -1.0")
+
+
+def test_an_old_name_beside_the_new_one_is_refused(tmp_path: Path) -> None:
+    """Nobody has to guess which of the two counts; an option is laid over a file by either name."""
+    both = f"{PRIVATE}epsilon = 2.0\nclip = 0.5\nclip_norm = 0.6\n"
+    with pytest.raises(ConfigError, match=f"{OLD} is the old name of {NEW}, .*; remove it"):
+        load(tmp_path, both)
+    with pytest.warns(RenamedWarning):
+        config = load(tmp_path, f"{PRIVATE}epsilon = 2.0\nclip = 0.5\n", overrides=[f"{NEW}=0.7"])
+    assert config.privacy.differential_privacy.clip_norm == 0.7
+
+
+def test_old_names_of_attributes_are_understood() -> None:
+    """Code that reads a config by an old name is told the new one; others are no attributes."""
+    secure = make_config({}).privacy.secure_aggregation
+    with pytest.warns(RenamedWarning, match="value_bound now"):
+        assert secure.clip == secure.value_bound
+    with pytest.raises(AttributeError, match="no attribute 'clipp'"):
+        _ = secure.clipp

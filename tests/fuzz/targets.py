@@ -282,9 +282,9 @@ TRAINING = {
     )
 }
 PRIVATE = {
-    **Clipping(norm=1.0).record(),
-    **NoiseTerms(multiplier=2.0).record(),
-    **ExampleTerms(clip=1.0, noise_multiplier=1.0, rate=0.1).record(),
+    **Clipping(clip_norm=1.0).record(),
+    **NoiseTerms(noise_multiplier=2.0).record(),
+    **ExampleTerms(clip_norm=1.0, noise_multiplier=1.0, rate=0.1).record(),
     "dp-noise-reach": 2,
     "epochs": 2,
 }

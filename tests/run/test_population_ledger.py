@@ -36,7 +36,10 @@ PLAN = PrivacyPlan(
     noise_multiplier=4.0, delta=1e-5, rounds=5, cohort=10.0, population=100, sampling="fixed"
 )
 RECORDS = ExamplePlan(
-    terms=ExampleTerms(clip=1.0, noise_multiplier=2.0, rate=0.1), delta=1e-5, rounds=2, epochs=1
+    terms=ExampleTerms(clip_norm=1.0, noise_multiplier=2.0, rate=0.1),
+    delta=1e-5,
+    rounds=2,
+    epochs=1,
 )
 
 

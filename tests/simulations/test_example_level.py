@@ -48,7 +48,7 @@ def test_engines_train_alike(tmp_path: Path) -> None:
     assert max(np.abs(free[name] - stacked[name]).max() for name in one) > 0.01
 
 
-BIG = ("privacy.differential_privacy.clip=100",)
+BIG = ("privacy.differential_privacy.clip_norm=100",)
 """A clip that no gradient reaches: then it is another model."""
 
 

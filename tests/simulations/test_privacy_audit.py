@@ -150,7 +150,7 @@ def trials(config: Config) -> tuple[Reals, Reals]:
     there, gone = [], []
     for _ in range(RUNS):
         inside = coins.random(CANARIES) < 0.5
-        found = statistics(released(config, inside), matrix) * plan.cohort / plan.clipping.norm
+        found = statistics(released(config, inside), matrix) * plan.cohort / plan.clipping.clip_norm
         there.append(found[inside])
         gone.append(found[~inside])
     return np.concatenate(there), np.concatenate(gone)

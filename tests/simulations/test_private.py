@@ -99,8 +99,10 @@ def test_executors_clip_alike(tmp_path: Path, clipping: str, depth: str) -> None
 def test_the_change_of_a_round_is_bounded(tmp_path: Path) -> None:
     """With hardly any noise, 12 clients of a cohort of 12 move the params by at most the clip."""
     app = written(tmp_path / "app", SILENT, rounds=1)
-    simulate(app, out=tmp_path / "free", overrides=["privacy.differential_privacy.clip=1000"])
-    simulate(app, out=tmp_path / "bound", overrides=["privacy.differential_privacy.clip=0.001"])
+    simulate(app, out=tmp_path / "free", overrides=["privacy.differential_privacy.clip_norm=1000"])
+    simulate(
+        app, out=tmp_path / "bound", overrides=["privacy.differential_privacy.clip_norm=0.001"]
+    )
     from meadow.apps.folder import App
     from meadow.flower.messages import arrays_to_params
     from meadow.run.app import initial_arrays

@@ -36,7 +36,7 @@ COMMON: dict[str, Any] = {
     "population": 10,
     "sampling": "fixed",
 }
-ADAPTIVE = AdaptiveClip(quantile=0.5, rate=0.2, count_stddev=5.0)
+ADAPTIVE = AdaptiveClip(quantile=0.5, rate=0.2, count_noise_stddev=5.0)
 
 
 def _seeded() -> Callable[[int], bytes]:
@@ -56,9 +56,9 @@ def _turns(kind: str) -> PrivacyPlan:
 
 PLANS: dict[str, Callable[[], PrivacyPlan | ExamplePlan]] = {
     "central": lambda: PrivacyPlan(**COMMON),
-    "per layer": lambda: PrivacyPlan(**COMMON, clipping=Clipping(kind="per_layer", norm=0.3)),
+    "per layer": lambda: PrivacyPlan(**COMMON, clipping=Clipping(kind="per_layer", clip_norm=0.3)),
     "adaptive": lambda: PrivacyPlan(
-        **COMMON, clipping=Clipping(kind="adaptive", norm=1.0), adaptive=ADAPTIVE
+        **COMMON, clipping=Clipping(kind="adaptive", clip_norm=1.0), adaptive=ADAPTIVE
     ),
     "banded": lambda: _turns("banded"),
     "tree": lambda: _turns("tree"),
@@ -69,7 +69,7 @@ PLANS: dict[str, Callable[[], PrivacyPlan | ExamplePlan]] = {
     "distributed": lambda: PrivacyPlan(**COMMON, noise="distributed"),
     "distributed_gaussian": lambda: PrivacyPlan(**COMMON, noise="distributed_gaussian"),
     "records": lambda: ExamplePlan(
-        terms=ExampleTerms(clip=0.5, noise_multiplier=1.0, rate=0.1),
+        terms=ExampleTerms(clip_norm=0.5, noise_multiplier=1.0, rate=0.1),
         delta=1e-3,
         rounds=1,
         epochs=1,

@@ -103,7 +103,7 @@ def train_dp_sgd(
             for start in range(mine.start, mine.stop, rows):
                 some = places[start : min(start + rows, mine.stop)]
                 batch = chosen_from(data, torch.from_numpy(some))
-                _add_clipped(task, hooked, params, batch, terms.clip, sums)
+                _add_clipped(task, hooked, params, batch, terms.clip_norm, sums)
             if parallelism is not None:
                 parallelism.add_up(sums)
             check_unchanged(module, held)
@@ -132,7 +132,7 @@ def step_noise(
 ) -> torch.Tensor:
     """Return a step's noise on a sum of clipped gradients."""
     drawn = torch.from_numpy(sampling.standard_normal(tuple(like.shape), np.float32))
-    return drawn.to(like.device, like.dtype).mul_(terms.noise_multiplier * terms.clip)
+    return drawn.to(like.device, like.dtype).mul_(terms.noise_multiplier * terms.clip_norm)
 
 
 def _add_clipped(
@@ -140,7 +140,7 @@ def _add_clipped(
     module: Any,
     params: list[torch.nn.Parameter],
     batch: Batch,
-    clip: float,
+    clip_norm: float,
     sums: list[torch.Tensor],
 ) -> None:
     """Add the clipped gradients of a batch's examples to the sums."""
@@ -150,18 +150,18 @@ def _add_clipped(
     known = [(total, each) for total, each in zip(sums, single, strict=True) if each is not None]
     if known:
         rows = [each.flatten(1) for _, each in known]
-        for (total, _), added in zip(known, clipped_sums(rows, clip), strict=True):
+        for (total, _), added in zip(known, clipped_sums(rows, clip_norm), strict=True):
             total += added.view_as(total)
 
 
 def clipped_sums(
-    gradients: Sequence[torch.Tensor], clip: float, counted: torch.Tensor | None = None
+    gradients: Sequence[torch.Tensor], clip_norm: float, counted: torch.Tensor | None = None
 ) -> list[torch.Tensor]:
     """Return the sums of examples' clipped gradients, of each tensor; those not `counted` add nothing.
 
     Shapes: gradients (..., examples, values), `counted` (..., examples), sums (..., values).
 
-    Guarantees: an example moves the sums by `clip` at most, up to the rounding of float64, whatever
+    Guarantees: an example moves the sums by `clip_norm` at most, up to the rounding of float64, whatever
         the gradients' dtype, where the device has float64.
     Edge cases: a gradient that is not finite adds nothing.
     """
@@ -172,7 +172,7 @@ def clipped_sums(
             squares += torch.linalg.vector_norm(block.to(wide), dim=-1) ** 2
     finite = squares.isfinite()
     kept = finite if counted is None else finite & counted
-    factors = torch.where(kept, (clip / squares.sqrt()).clamp(max=1.0), 0.0).unsqueeze(-2)
+    factors = torch.where(kept, (clip_norm / squares.sqrt()).clamp(max=1.0), 0.0).unsqueeze(-2)
     if not bool(finite.all()):
         gradients = [each.nan_to_num(0.0, 0.0, 0.0) for each in gradients]
     return [

@@ -42,8 +42,8 @@ def calibrate_noise(
     """
     require_number("epsilon", epsilon, above=0)
 
-    def spent(multiplier: float) -> float:
-        released = NoiseTerms(source=source, multiplier=multiplier).event
+    def spent(noise_multiplier: float) -> float:
+        released = NoiseTerms(source=source, noise_multiplier=noise_multiplier).event
         event: Event = released
         if probability is not None and isinstance(released, GaussianEvent):
             event = PoissonEvent(probability=probability, event=released)
@@ -57,7 +57,7 @@ def calibrate_noise(
                 f"no noise_multiplier up to {MULTIPLIER_MAX:g} keeps {rounds} rounds within "
                 f"epsilon = {epsilon:g} at delta = {delta:g}; raise epsilon"
             )
-    return _bisect(lambda multiplier: spent(multiplier) <= epsilon, high)
+    return _bisect(lambda noise_multiplier: spent(noise_multiplier) <= epsilon, high)
 
 
 def within_budget(plan: PrivacyPlan, epsilon: float) -> PrivacyPlan:

@@ -29,35 +29,35 @@ class AdaptiveClip:
     Attributes:
         quantile: the target share of clients whose delta is within the clip norm.
         rate: the learning rate of the clip norm's logarithm.
-        count_stddev: standard deviation of the noise on the number of clients within, in clients.
+        count_noise_stddev: standard deviation of the noise on the number of clients within, in clients.
     """
 
     quantile: float = 0.5
     rate: float = 0.2
-    count_stddev: float = 1.0
+    count_noise_stddev: float = 1.0
 
     def __post_init__(self) -> None:
         require_number("target_quantile", self.quantile, at_least=0, at_most=1)
         require_number("clip_learning_rate", self.rate, above=0)
-        require_number("count_noise", self.count_stddev, above=0)
+        require_number("count_noise_stddev", self.count_noise_stddev, above=0)
 
     def after(self, norm: float, within: float) -> float:
         """Return the clip norm of the next round."""
         moved = norm * math.exp(-self.rate * (within - self.quantile))
         return min(NORM_MAX, max(NORM_MIN, moved))
 
-    def params_multiplier(self, noise_multiplier: float) -> float:
+    def params_noise_multiplier(self, noise_multiplier: float) -> float:
         """Return the noise multiplier of the params for which params and count together have
         `noise_multiplier`.
 
         Raises:
             ConfigError: the release of the count alone exceeds that.
         """
-        left = noise_multiplier**-2.0 - (2 * self.count_stddev) ** -2.0
+        left = noise_multiplier**-2.0 - (2 * self.count_noise_stddev) ** -2.0
         if left <= 0:
             raise ConfigError(
-                f"count_noise must be > noise_multiplier / 2 = {noise_multiplier / 2:g}, got "
-                f"{self.count_stddev:g}: the count of clipped clients alone would reveal more than "
+                f"count_noise_stddev must be > noise_multiplier / 2 = {noise_multiplier / 2:g}, got "
+                f"{self.count_noise_stddev:g}: the count of clipped clients alone would reveal more than "
                 "the whole round may"
             )
         return float(left**-0.5)

@@ -51,16 +51,16 @@ class Clipping:
     """How a client's delta is bounded, in one round.
 
     Attributes:
-        norm: the largest L2 norm of a client's delta, over all tensors: the sensitivity of the
-            sum. "per_layer" bounds each of L tensors by norm / sqrt(L).
+        clip_norm: the largest L2 norm of a client's delta, over all tensors: the sensitivity of the
+            sum. "per_layer" bounds each of L tensors by clip_norm / sqrt(L).
     """
 
     kind: ClippingKind = "fixed"
-    norm: float = 1.0
+    clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
         require_choice("clipping", self.kind, KINDS)
-        require_number("clip", self.norm, above=0)
+        require_number("clip_norm", self.clip_norm, above=0)
 
     def factors(self, squares: Mapping[str, Reals]) -> dict[str, Reals]:
         """Return the factor of each tensor's delta, in (0, 1].
@@ -78,13 +78,13 @@ class Clipping:
         if not np.isfinite(total).all():
             raise UpdateError("the update has values that are not finite: it cannot be clipped")
         if self.kind != "per_layer":
-            return dict.fromkeys(squares, _factor(total, self.norm))
-        bound = self.norm / math.sqrt(len(squares))
+            return dict.fromkeys(squares, _factor(total, self.clip_norm))
+        bound = self.clip_norm / math.sqrt(len(squares))
         return {name: _factor(square, bound) for name, square in squares.items()}
 
     def record(self) -> dict[str, float | str]:
         """Return the clipping as the entries of an instruction's ConfigRecord."""
-        return {NORM_KEY: self.norm, KIND_KEY: self.kind}
+        return {NORM_KEY: self.clip_norm, KIND_KEY: self.kind}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Clipping | None:
@@ -98,7 +98,7 @@ class Clipping:
         kind = record.get(KIND_KEY)
         if kind not in KINDS:
             raise ProtocolError(f"{KIND_KEY} must be one of {KINDS}, got {kind!r:.80}")
-        return cls(kind=kind, norm=require_noise_terms(NORM_KEY, record[NORM_KEY]))
+        return cls(kind=kind, clip_norm=require_noise_terms(NORM_KEY, record[NORM_KEY]))
 
 
 def clip_update(

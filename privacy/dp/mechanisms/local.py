@@ -53,7 +53,7 @@ def noisy_update(
     except UpdateError:
         unchanged = {name: MemoryTensor(values) for name, values in params.items()}
         deltas = _bounded(params, unchanged, clipping, laplace=laplace)
-    scale = noise.multiplier * clipping.norm / (math.sqrt(2.0) if laplace else 1.0)
+    scale = noise.noise_multiplier * clipping.clip_norm / (math.sqrt(2.0) if laplace else 1.0)
     words = words_from(entropy)
     kind: Kind = "laplace" if laplace else "gaussian"
     noisy = dict(params)
@@ -61,7 +61,7 @@ def noisy_update(
         moved = _reals(params[name])
         for start in range(0, delta.size, BLOCK):
             part = delta[start : start + BLOCK]
-            moved[start : start + BLOCK] += _noised(part, clipping.norm, scale, kind, words)
+            moved[start : start + BLOCK] += _noised(part, clipping.clip_norm, scale, kind, words)
         if params[name].dtype.kind == "c":
             moved = moved.view(np.complex128)
         noisy[name] = moved.astype(params[name].dtype).reshape(params[name].shape)
@@ -94,7 +94,7 @@ def _bounded(
         total = math.fsum(float(np.abs(delta).sum()) for delta in deltas.values())
     if not math.isfinite(total):
         raise UpdateError("the update has values that are not finite: it cannot be clipped")
-    factor = min(1.0, clipping.norm / total) if laplace and total else 1.0
+    factor = min(1.0, clipping.clip_norm / total) if laplace and total else 1.0
     return {name: delta * factor for name, delta in deltas.items()}
 
 

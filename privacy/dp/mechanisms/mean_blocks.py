@@ -59,12 +59,12 @@ class NoisyBlocks(ShareOfDelta):
         params: Params,
         *,
         share: float,
-        stddev: float,
+        noise_stddev: float,
         noise: Iterator[NDArray[Any]],
         width: int,
     ) -> None:
         super().__init__(params, share)
-        self._stddev, self._noise = stddev, noise
+        self._noise_stddev, self._noise = noise_stddev, noise
         self._piece: NDArray[Any] = np.empty(0)
         self._scratch = np.empty(width)
 
@@ -77,7 +77,7 @@ class NoisyBlocks(ShareOfDelta):
                 self._piece = next(self._noise)
             noise = self._scratch[: min(len(values) - done, len(self._piece))]
             taken, self._piece = self._piece[: len(noise)], self._piece[len(noise) :]
-            np.multiply(taken, self._stddev, out=noise, dtype=np.float64)
+            np.multiply(taken, self._noise_stddev, out=noise, dtype=np.float64)
             values[done : done + len(noise)] += noise
             done += len(noise)
 

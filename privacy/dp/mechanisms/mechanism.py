@@ -56,12 +56,12 @@ class PrivateMean:
 
     Attributes:
         cohort: the configured cohort size, the divisor.
-        noise_multiplier: standard deviation of the noise on the params / `clipping.norm`.
-        count_stddev: standard deviation of the noise on the number of clients within the clip
+        noise_multiplier: standard deviation of the noise on the params / `clipping.clip_norm`.
+        count_noise_stddev: standard deviation of the noise on the number of clients within the clip
             norm; None: the number is not released.
         past: the earlier rounds' noise, if this round's depends on it.
 
-    Guarantees: the sum's L2 sensitivity to one client is `clipping.norm` for updates of single
+    Guarantees: the sum's L2 sensitivity to one client is `clipping.clip_norm` for updates of single
         clients, up to the rounding of float64, for every dtype of the params: deltas are clipped
         and summed in float64, and rounded once, after the noise. A reply that stands for several
         clients was clipped by its sender, within the rounding of float32.
@@ -73,7 +73,7 @@ class PrivateMean:
     clipping: Clipping
     noise_multiplier: float
     entropy: Entropy
-    count_stddev: float | None = None
+    count_noise_stddev: float | None = None
     past: NoisePast | None = None
     mean: MeanAggregator = field(default_factory=MeanAggregator)
 
@@ -87,11 +87,11 @@ class PrivateMean:
         client, over all rounds.
 
         The noisy count is a second sum, of sensitivity 1/2; both together are one Gaussian release
-        (Andrew et al. 2021, theorem 1): z^-2 = z_params^-2 + (2 count_stddev)^-2.
+        (Andrew et al. 2021, theorem 1): z^-2 = z_params^-2 + (2 count_noise_stddev)^-2.
         """
         cost = self.noise_multiplier**-2.0
-        if self.count_stddev is not None:
-            cost += (2 * self.count_stddev) ** -2.0
+        if self.count_noise_stddev is not None:
+            cost += (2 * self.count_noise_stddev) ** -2.0
         return GaussianEvent(noise_multiplier=cost**-0.5)
 
     def zero(self, like: Params) -> PrivateSum:
@@ -121,14 +121,16 @@ class PrivateMean:
             blocks = NoisyBlocks(
                 params,
                 share=clients / self.cohort,
-                stddev=self.noise_multiplier * self.clipping.norm / self.cohort,
+                noise_stddev=self.noise_multiplier * self.clipping.clip_norm / self.cohort,
                 noise=drawn,
                 width=deltas.layout.width,
             )
             mean = blocks.settled(self.mean.finish(deltas, blocks).mean)
         within = None
-        if self.count_stddev is not None:  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
-            noise = generator_from(self.entropy(SEED_BYTES)).normal(0.0, self.count_stddev)
+        if (
+            self.count_noise_stddev is not None
+        ):  # counted as -1/2 or 1/2: half the sensitivity of 0 or 1
+            noise = generator_from(self.entropy(SEED_BYTES)).normal(0.0, self.count_noise_stddev)
             noisy = accumulator.within - clients / 2 + noise
             within = float(noisy / self.cohort + 0.5)
         return NoisyAggregate(

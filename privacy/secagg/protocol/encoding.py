@@ -22,7 +22,7 @@ from .packing import packed_bytes
 __all__ = ["LENGTH_MAX", "Encoding"]
 
 LENGTH_MAX = 1 << 30
-CLIP_MAX = 1e30
+VALUE_BOUND_MAX = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +34,14 @@ class Encoding:
         bits: the bits of one coordinate on the wire; sums are modulo 2^bits.
         value_bits: the bits of one value with weight 1, with its sign.
         weight_max: the largest weight of a client; weights are whole numbers.
-        clip: values are clipped to [-clip, clip].
+        value_bound: values are clipped to [-value_bound, value_bound].
     """
 
     length: int
     bits: int = 32
     value_bits: int = 16
     weight_max: int = 1
-    clip: float = 1.0
+    value_bound: float = 1.0
 
     def __post_init__(self) -> None:
         bounds = {
@@ -54,13 +54,18 @@ class Encoding:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise ConfigError(f"{name} must be a whole number in [{least}, {most}]: {value!r}")
-        if type(self.clip) not in (int, float) or not 1e-30 <= self.clip <= CLIP_MAX:
-            raise ConfigError(f"clip must be a number in [1e-30, 1e30], got {self.clip!r}")
+        if (
+            type(self.value_bound) not in (int, float)
+            or not 1e-30 <= self.value_bound <= VALUE_BOUND_MAX
+        ):
+            raise ConfigError(
+                f"value_bound must be a number in [1e-30, 1e30], got {self.value_bound!r}"
+            )
 
     @property
     def scale(self) -> float:
         """The factor from values to whole numbers, at weight 1."""
-        return ((1 << (self.value_bits - 1)) - 1) / self.clip
+        return ((1 << (self.value_bits - 1)) - 1) / self.value_bound
 
     @property
     def wire_bytes(self) -> int:
@@ -74,7 +79,9 @@ class Encoding:
 
     def to_bytes(self) -> bytes:
         """Return bytes that differ for different encodings."""
-        return repr(astuple(replace(self, clip=float(self.clip)))).encode()  # 1 and 1.0 are equal
+        return repr(
+            astuple(replace(self, value_bound=float(self.value_bound)))
+        ).encode()  # 1 and 1.0 are equal
 
     def require_room(self, clients: int) -> None:
         """Check that no sum of so many clients overflows: n * weight_max < 2^(bits-value_bits).
@@ -109,7 +116,7 @@ class Encoding:
             values = vector[start : start + BLOCK].astype(np.float64)
             if not np.isfinite(values).all():
                 raise UpdateError(f"values {start} to {start + len(values)} are not all finite")
-            np.clip(values, -self.clip, self.clip, out=values)
+            np.clip(values, -self.value_bound, self.value_bound, out=values)
             values *= weight * self.scale
             values += stream.take(len(values), buffer) * 2.0**-32
             np.floor(values, out=values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
+from ....deprecated import warn_renamed
 from ....errors import ConfigError
 from .encoding import Encoding
 from .noisy_encoding import NoisyEncoding
@@ -80,18 +81,22 @@ def plan_secure_sum(
     bits: int = 32,
     value_bits: int = 16,
     weight_max: int = 1,
-    clip: float = 1.0,
+    value_bound: float = 1.0,
     complete_max: int | None = None,
     grinding_bits: int = 0,
+    clip: float | None = None,
 ) -> Plan:
     """Return the plan of a secure sum of `clients` vectors of `length` values.
 
     `corrupt` and `dropout` are the fractions of clients that may collude with the server, and
-    that may drop out; see `choose_topology` and `Encoding` for the rest.
+    that may drop out; `clip` is the old name of `value_bound`, until 0.3. See `choose_topology` and `Encoding` for the rest.
 
     Raises:
         ConfigError: no plan is safe for these numbers, or a sum could overflow.
     """
+    if clip is not None:
+        warn_renamed("plan_secure_sum", "clip", "value_bound")
+        value_bound = clip
     return Plan(
         topology=choose_topology(
             clients=clients,
@@ -101,6 +106,10 @@ def plan_secure_sum(
             grinding_bits=grinding_bits,
         ),
         encoding=Encoding(
-            length=length, bits=bits, value_bits=value_bits, weight_max=weight_max, clip=clip
+            length=length,
+            bits=bits,
+            value_bits=value_bits,
+            weight_max=weight_max,
+            value_bound=value_bound,
         ),
     )

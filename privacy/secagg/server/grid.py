@@ -1,6 +1,6 @@
 """`SecureAggregationGrid`: wraps any Flower grid so that clients' updates are seen only as a sum.
 
-    strategy.start(SecureAggregationGrid(grid, SecureTerms(clip=0.5)), arrays)
+    strategy.start(SecureAggregationGrid(grid, SecureTerms(value_bound=0.5)), arrays)
 
 Every train and evaluate instruction becomes a secure sum over the clients of its cohort, which
 must run `meadow.privacy.secagg.client.app.secure_app`. The strategy gets one reply that stands for

@@ -46,7 +46,10 @@ _FIELDS: Mapping[str, tuple[Any, int, int]] = {
 }
 """The fields of an announcement, without the numbers of its terms: the type of each, and the minimum
 and maximum of its value or length."""
-_TERMS = {entry.name: entry.name.replace("_", "-") for entry in fields(SecureTerms)}
+_TERMS = {entry.name: entry.name.replace("_", "-") for entry in fields(SecureTerms)} | {
+    "value_bound": "clip"
+}
+"""The fields of a run's terms as an announcement names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

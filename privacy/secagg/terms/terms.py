@@ -17,9 +17,10 @@ too, for the evaluation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
+from ....deprecated import warn_renamed
 from ....errors import ConfigError, SecureAggregationError
 from ....strategies.algorithms.bounds import require_choice
 from ...dp.mechanisms.clipping import Clipping
@@ -70,7 +71,7 @@ WHOLE_BOUNDS = {
 NUMBER_BOUNDS = {
     "corrupt": (0.0, 1.0),
     "dropout": (0.0, 1.0),
-    "clip": (1e-12, 1e12),
+    "value_bound": (1e-12, 1e12),
     "metrics_max": (1e-9, 1e9),
     "clip_norm": (1e-12, 1e12),
     "noise_multiplier": (1e-9, 1e9),
@@ -100,7 +101,7 @@ class SecureTerms:
     dropout: float = 0.3
     bits: int = 32
     value_bits: int = 16
-    clip: float = 1.0
+    value_bound: float = 1.0
     weight_max: int | None = None
     metrics: tuple[str, ...] = ("loss",)
     metrics_max: float = 100.0
@@ -108,8 +109,13 @@ class SecureTerms:
     clip_norm: float | None = None
     noise_multiplier: float | None = None
     noise_law: Law = "skellam"
+    clip: InitVar[float | None] = None
+    """The old name of `value_bound`, until 0.3."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, clip: float | None) -> None:
+        if clip is not None:
+            warn_renamed("SecureTerms", "clip", "value_bound")
+            object.__setattr__(self, "value_bound", clip)
         self._check_numbers()
         if type(self.metrics) is not tuple or any(type(name) is not str for name in self.metrics):
             raise ConfigError(f"metrics must be a tuple of names, got {self.metrics!r:.200}")
@@ -145,7 +151,7 @@ class SecureTerms:
         noise, clipping = NoiseTerms.of(record), Clipping.of(record)
         announced: tuple[object, ...] = (None, None, None)
         if noise is not None and clipping is not None and noise.is_distributed:
-            announced = noise.multiplier, clipping.norm, noise.law
+            announced = noise.noise_multiplier, clipping.clip_norm, noise.law
         law = None if self.noise_multiplier is None else self.noise_law
         ours = self.noise_multiplier, self.clip_norm, law
         if announced != ours:
@@ -195,7 +201,7 @@ class SecureTerms:
             bits=self.bits,
             value_bits=self.value_bits,
             weight_max=weight_max,
-            clip=self.clip,
+            value_bound=self.value_bound,
             grinding_bits=GRINDING_BITS,
         )
 

@@ -30,7 +30,7 @@ class VectorLayout:
     Shapes: a vector has `length` values. A complex param takes two values.
     Edge cases: a noisy sum has only floating-point params; others keep their values. Otherwise,
         integers are rounded half to even, and a boolean is true if clients with most of the weight
-        report true; both change by at most `metrics_max`, floating-point params by at most `clip`.
+        report true; both change by at most `metrics_max`, floating-point params by at most `value_bound`.
         A metric is averaged over the clients that report it, and is None if none does.
     """
 
@@ -72,7 +72,7 @@ class VectorLayout:
             if value is not None and math.isfinite(value):
                 at = self._deltas + 2 * place
                 bounded = max(-self._terms.metrics_max, min(self._terms.metrics_max, value))
-                vector[at : at + 2] = bounded * self._wide, self._terms.clip
+                vector[at : at + 2] = bounded * self._wide, self._terms.value_bound
         return vector
 
     def mean(
@@ -93,7 +93,9 @@ class VectorLayout:
 
     def _means(self, names: Sequence[str], pairs: NDArray[np.float64]) -> Metrics:
         return {
-            name: float(total / self._wide / (present / self._terms.clip)) if present else None
+            name: float(total / self._wide / (present / self._terms.value_bound))
+            if present
+            else None
             for name, (total, present) in zip(names, pairs.tolist(), strict=True)
         }
 
@@ -102,7 +104,7 @@ class VectorLayout:
 
     @property
     def _wide(self) -> float:
-        return self._terms.clip / self._terms.metrics_max
+        return self._terms.value_bound / self._terms.metrics_max
 
 
 def _as_reals(values: NDArray[Any]) -> NDArray[np.float64]:

@@ -121,6 +121,6 @@ class _StackedDpSgd:
         single = list(self._stacked.example_gradients(params, inputs, targets).values())
         rows_of = [each.flatten(2) for each in single]
         counted = torch.from_numpy(own).to(device)
-        added = clipped_sums(rows_of, self._terms.clip, counted)
+        added = clipped_sums(rows_of, self._terms.clip_norm, counted)
         for total, each in zip(sums, added, strict=True):
             total[low:high] += each.view_as(total[low:high])

@@ -36,7 +36,7 @@ from meadow.client.owner.ledger import Ledger
 from meadow.privacy.dp.noise_terms import NoiseTerms
 from meadow.transport import fleet_pb2 as pb
 instruction = pb.Instruction.FromString(bytes.fromhex(sys.argv[2]))
-Ledger(AgentDatabase(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise=NoiseTerms(multiplier=2.0))
+Ledger(AgentDatabase(Path(sys.argv[1]))).participate(instruction, now_s=0.0, noise=NoiseTerms(noise_multiplier=2.0))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -288,7 +288,7 @@ def test_a_share_of_the_sums_noise_is_what_counts() -> None:
 
     def charged(instruction: pb.Instruction, **policy: object) -> float | None:
         noise = charged_noise(instruction, PolicyConfig(**policy))  # type: ignore[arg-type]
-        return None if noise is None else noise.multiplier
+        return None if noise is None else noise.noise_multiplier
 
     assert charged(summed) == 3.0 / math.sqrt(CLIENTS)
     assert charged(summed, min_colluders=2) == 3.0

@@ -76,7 +76,7 @@ MEADOW: list[tuple[str, str]] = [
     ("simulation.adversaries", ANALYTICS + ADVERSARIES),
     (DP, ANALYTICS + CLIENT),
     (
-        "privacy.secure_aggregation.clip",
+        "privacy.secure_aggregation.value_bound",
         ANALYTICS + "privacy.secure_aggregation = {enabled = true, clip = 0.5}",
     ),
     ("rounds.kind", ASYNCHRONOUS + "strategy.name = 'scaffold'"),

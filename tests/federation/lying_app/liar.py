@@ -103,7 +103,7 @@ def main(grid: Grid, context: Context) -> None:
         time.sleep(0.02)
     tap = Tap(grid)
     heard: dict[str, Any] = {}
-    secure = SecureAggregationGrid(tap, SecureTerms(clip=10.0, metrics=("loss",)))  # type: ignore[arg-type]
+    secure = SecureAggregationGrid(tap, SecureTerms(value_bound=10.0, metrics=("loss",)))  # type: ignore[arg-type]
 
     def run(number: int, name: str) -> None:
         params = {"w": np.full(4, float(number), np.float32)}

@@ -17,7 +17,7 @@ from meadow.strategies.algorithms.fedavg import fedavg
 from meadow.strategies.algorithms.scaffold import scaffold
 
 dp = pytest.importorskip("dp_accounting")
-TERMS = ExampleTerms(clip=1.0, noise_multiplier=1.1, rate=0.02)
+TERMS = ExampleTerms(clip_norm=1.0, noise_multiplier=1.1, rate=0.02)
 
 
 def plan_of(**changes: Any) -> ExamplePlan:
@@ -32,7 +32,7 @@ def test_a_steps_divergences_are_dp_accountings(rate: float, noise: float) -> No
 
     accountant = rdp.RdpAccountant(orders=list(EXAMPLE_ORDERS))
     accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), 300)
-    event = ExampleTerms(clip=1.0, noise_multiplier=noise, rate=rate).event(1)
+    event = ExampleTerms(clip_norm=1.0, noise_multiplier=noise, rate=rate).event(1)
     release = Release(rounds=300, cost=None, steps=event.__class__(steps=1, event=event.event))
     theirs = accountant.get_epsilon(1e-5)
     assert record_epsilon([release], 1e-5) == pytest.approx(theirs, rel=1e-6)

@@ -49,13 +49,14 @@ def test_the_event_is_what_is_done() -> None:
 def test_adaptive_clipping_costs_no_more_than_announced() -> None:
     """The params get more noise, so that together with the count it is the plan's multiplier."""
     plan = plan_of(
-        clipping=Clipping(kind="adaptive", norm=0.1), adaptive=AdaptiveClip(count_stddev=2.5)
+        clipping=Clipping(kind="adaptive", clip_norm=0.1),
+        adaptive=AdaptiveClip(count_noise_stddev=2.5),
     )
     made = plan.mechanism(plan.clipping)
     assert made.noise_multiplier > 1.5
     assert made.event.noise_multiplier == pytest.approx(1.5)
-    with pytest.raises(ConfigError, match="count_noise must be > noise_multiplier / 2"):
-        plan_of(clipping=Clipping(kind="adaptive"), adaptive=AdaptiveClip(count_stddev=0.5))
+    with pytest.raises(ConfigError, match="count_noise_stddev must be > noise_multiplier / 2"):
+        plan_of(clipping=Clipping(kind="adaptive"), adaptive=AdaptiveClip(count_noise_stddev=0.5))
 
 
 def test_coins_are_independent_and_of_the_planned_probability() -> None:
@@ -87,9 +88,9 @@ def test_it_makes_algorithms_private(algorithm: Algorithm) -> None:
 
 def test_the_clip_follows_the_quantile() -> None:
     """Too many within it lower the clip, too few raise it, as the rate says; clients hear of it."""
-    adaptive = AdaptiveClip(quantile=0.5, rate=0.2, count_stddev=2.5)
+    adaptive = AdaptiveClip(quantile=0.5, rate=0.2, count_noise_stddev=2.5)
     private = private_algorithm(
-        plan_of(clipping=Clipping(kind="adaptive", norm=0.1), adaptive=adaptive),
+        plan_of(clipping=Clipping(kind="adaptive", clip_norm=0.1), adaptive=adaptive),
         fedavg(server_optimizer="adam"),
     )
     state = private.init({"a": np.zeros(3)})
@@ -97,7 +98,7 @@ def test_the_clip_follows_the_quantile() -> None:
         aggregate = NoisyAggregate(mean=state.params, weight=50.0, clients=50, within=within)
         state = private.apply(state, aggregate)
         assert private.at(state).client_config["dp-clip-norm"] == pytest.approx(norm)
-        assert private.at(state).aggregator.clipping.norm == pytest.approx(norm)
+        assert private.at(state).aggregator.clipping.clip_norm == pytest.approx(norm)
     assert sorted(state.slots) == ["dp_clip", "first_moment", "second_moment"]
 
 

@@ -31,7 +31,7 @@ identify_process(run_id=1, node_id=0)
 
 STEPS = ("train.secure", *ANSWERS)
 KINDS = (IDENTITY, *STEPS)
-TERMS = SecureTerms(clip=2.0, metrics=("accuracy", "loss"))
+TERMS = SecureTerms(value_bound=2.0, metrics=("accuracy", "loss"))
 
 Alter = Callable[[Message], Message | None]
 """What becomes of a message on its way; None is that it is lost."""
@@ -188,14 +188,14 @@ def require_mean(reply: Message, nodes: Iterable[int], number: int, params: Any)
     nodes = list(nodes)
     means, metrics = plain_mean(nodes, number, params)
     got = arrays_to_params(reply.content["arrays"])
-    step = TERMS.clip / 2**15 * len(nodes) / metrics["num-examples"]
+    step = TERMS.value_bound / 2**15 * len(nodes) / metrics["num-examples"]
     for name, values in params.items():
         assert got[name].dtype == values.dtype and got[name].shape == values.shape
         np.testing.assert_allclose(got[name], means[name], rtol=0, atol=step + 1e-6)
     said: MetricRecord = reply.content["metrics"]
     assert said["combined-clients"] == nodes
     assert said["num-examples"] == metrics["num-examples"]
-    wide = step * TERMS.metrics_max / TERMS.clip
+    wide = step * TERMS.metrics_max / TERMS.value_bound
     assert abs(said["loss"] - metrics["loss"]) < wide
     assert abs(said["accuracy"] - metrics["accuracy"]) < wide
     assert set(said) == {"combined-clients", "num-examples", "loss", "accuracy"}

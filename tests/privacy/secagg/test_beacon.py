@@ -18,7 +18,7 @@ from meadow.privacy.secagg.terms.terms import GRINDING_BITS, IDENTITY, SecureTer
 from .arena import STEPS, Arena, combined, model, reasons, require_mean
 
 LARGE = SecureTerms(
-    clip=2.0, metrics=("accuracy", "loss"), corrupt=0.05, dropout=0.05, value_bits=14
+    value_bound=2.0, metrics=("accuracy", "loss"), corrupt=0.05, dropout=0.05, value_bits=14
 )
 
 

@@ -34,7 +34,7 @@ from .arena import model
 
 NODES = (1, 2, 3, 4)
 VICTIM = 2
-TERMS = SecureTerms(clip=2.0, corrupt=0.2, dropout=0.2)
+TERMS = SecureTerms(value_bound=2.0, corrupt=0.2, dropout=0.2)
 SECURE = ("envelope", "records", 2)
 """Where the announcement is, of which the app sees nothing: its fields have a test of their own."""
 RUN_CONFIG = {"learning-rate": 0.5, "epochs": 2, "augment": True, "name": "a"}

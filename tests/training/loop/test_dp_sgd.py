@@ -23,7 +23,7 @@ from meadow.training.loop.dp_sgd import draw_examples, step_noise, train_dp_sgd
 from meadow.training.settings import TrainingSettings
 
 pytest.importorskip("opacus")
-EVERY = ExampleTerms(clip=0.5, noise_multiplier=1e-9, rate=1.0)
+EVERY = ExampleTerms(clip_norm=0.5, noise_multiplier=1e-9, rate=1.0)
 """All examples in every step, and noise too small to be seen: then training is no chance."""
 
 
@@ -103,14 +103,14 @@ def test_the_noise_of_a_step_is_gaussian_of_the_planned_scale() -> None:
         alike = stats.kstest(values, stats.norm(scale=1.5).cdf).pvalue > 1e-6
         return bool(alike and abs(values.std() / 1.5 - 1) < 0.02)  # six standard errors
 
-    terms = ExampleTerms(clip=0.5, noise_multiplier=3.0, rate=0.1)
+    terms = ExampleTerms(clip_norm=0.5, noise_multiplier=3.0, rate=0.1)
     noise = step_noise(torch.zeros(200, 200), terms, generator_of(system_entropy)).flatten().numpy()
     assert fits(noise) and not fits(noise * 1.05) and not fits(noise * 0.95)
 
 
 def test_the_divisor_is_the_mean_number_of_drawn_records() -> None:
     """Not how many were drawn: a step in which hardly anybody is drawn is noise over that mean."""
-    terms = ExampleTerms(clip=1e-6, noise_multiplier=2e6, rate=0.75)
+    terms = ExampleTerms(clip_norm=1e-6, noise_multiplier=2e6, rate=0.75)
     moved = [change(*trained(data_of(2), terms)) for _ in range(40)]
     assert terms.steps(1) == 1
     stddev = float(torch.cat(moved).std())
@@ -130,7 +130,7 @@ def test_coins_are_independent_and_of_the_planned_rate() -> None:
 
 def test_noise_and_coins_are_not_the_seeds() -> None:
     """The same seed twice gives other params."""
-    terms = ExampleTerms(clip=0.5, noise_multiplier=1.0, rate=0.5)
+    terms = ExampleTerms(clip_norm=0.5, noise_multiplier=1.0, rate=0.5)
     one, other = (change(*trained(data_of(), terms, seed=7)) for _ in range(2))
     assert not torch.equal(one, other)
 
@@ -146,7 +146,7 @@ def test_a_round_has_as_many_steps_as_are_accounted_for(monkeypatch: pytest.Monk
         "descend",
         lambda *given, step: (steps.append(step), descend(*given, step=step))[1],
     )
-    terms = ExampleTerms(clip=0.5, noise_multiplier=1.0, rate=0.02)
+    terms = ExampleTerms(clip_norm=0.5, noise_multiplier=1.0, rate=0.02)
     before, after = trained(data_of(2), terms, epochs=2)
     assert len(steps) == terms.event(2).steps == 100
     assert change(before, after).abs().min() > 0
@@ -236,7 +236,7 @@ MIXES += ["count", "memory", "new buffer", "late mean", "late memory", "list", "
 @pytest.mark.parametrize("how", MIXES)
 def test_a_model_in_which_records_meet_is_refused(how: str, dropout: float) -> None:
     """Whether by the batch, by what a module keeps, or in what leaves the client beside params."""
-    terms = ExampleTerms(clip=0.5, noise_multiplier=1e3, rate=0.01)
+    terms = ExampleTerms(clip_norm=0.5, noise_multiplier=1e3, rate=0.01)
 
     def build() -> nn.Module:
         return nn.Sequential(Mixing(how), nn.Dropout(dropout), model())
@@ -379,7 +379,7 @@ def test_nothing_but_the_number_of_records_is_told(kit: Any, report: bool) -> No
     """Not what a round took of the device either, though the owner sends that elsewhere."""
     task = kit.task(model=lambda: nn.Linear(4, 2))
     app = client_app(task, training=LocalTraining(task, "cpu", report=report))
-    terms = ExampleTerms(clip=1.0, noise_multiplier=1.0, rate=0.5)
+    terms = ExampleTerms(clip_norm=1.0, noise_multiplier=1.0, rate=0.5)
     asked = kit.message(1, "train", kit.params(task), {**terms.record(), "epochs": 1})
     metrics = app(asked, kit.context()).content.metric_records["metrics"]
     assert dict(metrics) == {"num-examples": 23}

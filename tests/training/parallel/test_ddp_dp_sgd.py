@@ -17,9 +17,9 @@ from meadow.training.parallel.plan import ParallelPlan
 from .conftest import Bench, distance
 
 pytest.importorskip("opacus")
-QUIET = ExampleTerms(clip=0.5, noise_multiplier=1e-9, rate=1.0)
+QUIET = ExampleTerms(clip_norm=0.5, noise_multiplier=1e-9, rate=1.0)
 """All examples in every step, and noise too small to be seen: then training is no chance."""
-LOUD = ExampleTerms(clip=0.5, noise_multiplier=1.0, rate=0.3)
+LOUD = ExampleTerms(clip_norm=0.5, noise_multiplier=1.0, rate=0.3)
 Params = dict[str, torch.Tensor]
 
 

@@ -59,7 +59,7 @@ def plan_of(**changes: Any) -> PrivacyPlan:
         "population": 1000,
         "sampling": "fixed",
         "separation": 5,
-        "clipping": Clipping(norm=0.4),
+        "clipping": Clipping(clip_norm=0.4),
     }
     return PrivacyPlan(**{**parts, **changes})
 

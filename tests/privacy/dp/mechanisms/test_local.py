@@ -25,8 +25,8 @@ LAWS = {"local_gaussian": stats.norm(scale=3.0), "local_laplace": stats.laplace(
 def noisy(old: Any, new: Any, source: NoiseSource, *, clip: float, noise: float) -> dict[str, Any]:
     """Return what leaves the client."""
     tensors = {name: MemoryTensor(values) for name, values in new.items()}
-    noise_terms = NoiseTerms(source=source, multiplier=noise)
-    made = noisy_update(old, tensors, Clipping(norm=clip), noise_terms, system_entropy)
+    noise_terms = NoiseTerms(source=source, noise_multiplier=noise)
+    made = noisy_update(old, tensors, Clipping(clip_norm=clip), noise_terms, system_entropy)
     return {name: tensor.numpy() for name, tensor in made.items()}
 
 
@@ -109,5 +109,5 @@ def test_noise_that_cannot_be_announced(record: dict[str, Any]) -> None:
     """A multiplier that is none, and a source that there is not."""
     with pytest.raises(ProtocolError, match="must be"):
         NoiseTerms.of(record)
-    noise_terms = NoiseTerms(source="local_laplace", multiplier=2.0)
+    noise_terms = NoiseTerms(source="local_laplace", noise_multiplier=2.0)
     assert NoiseTerms.of(noise_terms.record()) == noise_terms and NoiseTerms.of({}) is None

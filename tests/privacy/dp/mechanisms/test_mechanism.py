@@ -28,7 +28,7 @@ def mechanism(**changes: Any) -> PrivateMean:
     """Return a mechanism for a cohort of 4, with a clip of 1."""
     parts: dict[str, Any] = {
         "cohort": 4.0,
-        "clipping": Clipping(norm=1.0),
+        "clipping": Clipping(clip_norm=1.0),
         "noise_multiplier": SILENT,
         "entropy": system_entropy,
     }
@@ -64,7 +64,7 @@ def test_no_client_exceeds_the_clip(kind: ClippingKind, scale: float, seed: int)
     draw = np.random.default_rng(seed)
     old = {"a": draw.normal(size=(3, 2)), "b": draw.normal(size=5)}
     new = {name: values + scale * draw.normal(size=values.shape) for name, values in old.items()}
-    clipped, within = clip_update(old, update(1, new).params, Clipping(kind=kind, norm=0.7))
+    clipped, within = clip_update(old, update(1, new).params, Clipping(kind=kind, clip_norm=0.7))
     found = {name: tensor.numpy() for name, tensor in clipped.items()}
     assert norm_of(found, old) <= 0.7 * (1 + 1e-9)
     if kind == "per_layer":
@@ -83,7 +83,7 @@ def test_sensitivity_by_brute_force(kind: ClippingKind) -> None:
         {"a": np.array([x, y]), "b": np.array([z])}
         for x, y, z in itertools.product(points, repeat=3)
     ]
-    made = mechanism(clipping=Clipping(kind=kind, norm=1.0))
+    made = mechanism(clipping=Clipping(kind=kind, clip_norm=1.0))
     worst = 0.0
     for others in ([], [options[0]], [options[7], options[63]]):
         without = released(made, old, others).mean
@@ -161,7 +161,7 @@ def looks_normal(values: NDArray[np.float64], stddev: float) -> bool:
 def test_the_noise_is_gaussian_of_the_planned_scale() -> None:
     """sigma = multiplier * clip / cohort; a scale that is wrong by 3 % is told apart."""
     old = {"a": np.zeros(70_000), "b": np.zeros(130_000)}
-    made = mechanism(noise_multiplier=1.5, clipping=Clipping(norm=0.2), cohort=8.0)
+    made = mechanism(noise_multiplier=1.5, clipping=Clipping(clip_norm=0.2), cohort=8.0)
     mean = released(made, old, [old]).mean
     noise = np.concatenate([mean["a"], mean["b"]])
     stddev = 1.5 * 0.2 / 8
@@ -185,7 +185,7 @@ def test_noise_is_drawn_anew() -> None:
 def test_the_count_within_the_clip_is_noisy_and_centred() -> None:
     """Its noise is its own, and a missing client counts a half: the sensitivity is a half."""
     old = {"a": np.zeros(1)}
-    made = mechanism(count_stddev=2.0, cohort=100.0)
+    made = mechanism(count_noise_stddev=2.0, cohort=100.0)
     shares = []
     for _ in range(400):
         accumulator = made.zero(old)
@@ -199,7 +199,7 @@ def test_the_count_within_the_clip_is_noisy_and_centred() -> None:
 
 def test_params_and_count_are_one_release() -> None:
     """The event's multiplier is that of both sums together (Andrew et al. 2021, theorem 1)."""
-    made = mechanism(noise_multiplier=2.0, count_stddev=1.0)
+    made = mechanism(noise_multiplier=2.0, count_noise_stddev=1.0)
     assert made.event.noise_multiplier == pytest.approx((0.25 + 0.25) ** -0.5)
     assert mechanism(noise_multiplier=2.0).event.noise_multiplier == pytest.approx(2.0)
 
@@ -222,7 +222,7 @@ def test_a_clipped_change_stays_within_the_clip_when_rounded(kind: ClippingKind)
     """The server finds nothing to clip in what a client clipped and rounded to float32."""
     draw = np.random.default_rng(3)
     old = {"a": draw.normal(size=50_000).astype(np.float32), "b": np.ones(10, np.float32)}
-    clipping = Clipping(kind=kind, norm=0.5)
+    clipping = Clipping(kind=kind, clip_norm=0.5)
     for scale in (0.01, 0.1, 1.0):
         new = {
             name: (v + scale * draw.normal(size=v.shape)).astype(v.dtype) for name, v in old.items()

@@ -48,7 +48,7 @@ def test_the_sum_moves_by_the_clip_at_most(dtype: type, kind: ClippingKind, shar
     wide = {name: each.astype(np.complex128) for name, each in before.items()}
     whole = norm_of([after[name].numpy().astype(np.complex128) - wide[name] for name in before])
     clip = whole * share
-    clipping = Clipping(kind=kind, norm=clip)
+    clipping = Clipping(kind=kind, clip_norm=clip)
     mean = PrivateMean(cohort=1.0, clipping=clipping, noise_multiplier=1.0, entropy=system_entropy)
     accumulator = mean.fold(mean.zero(before), [Update(client=1, params=after, weight=1.0)])
     (update,) = accumulator.deltas.waiting
@@ -73,7 +73,7 @@ def test_sums_of_groups_move_by_the_clip_at_most(dtype: type) -> None:
     for clients in (range(1, others + 1), range(1, others + 2)):
         total = Total(before, exact=True)
         for group, client in enumerate(clients):
-            one = GroupSum(before, [client], Clipping(norm=clip))
+            one = GroupSum(before, [client], Clipping(clip_norm=clip))
             changed = after if client > others else {n: MemoryTensor(v) for n, v in before.items()}
             assert one.take(_reply(client, changed), combined=False) is None
             total.add(group, one.finish())
@@ -111,7 +111,7 @@ def test_only_what_stands_for_several_may_be_wide() -> None:
 def test_noise_of_clients_is_not_clipped_off() -> None:
     """Sums are clipped where the server adds the noise, and nowhere else."""
     for source, clipped in (("server", True), ("local_gaussian", False)):
-        told = {**Clipping(norm=2.0).record(), "dp-noise-multiplier": 1.0, "dp-noise": source}
+        told = {**Clipping(clip_norm=2.0).record(), "dp-noise-multiplier": 1.0, "dp-noise": source}
         found = clipping_by_server(RecordDict({"config": ConfigRecord(told)}))
-        assert (found == Clipping(norm=2.0)) is clipped
+        assert (found == Clipping(clip_norm=2.0)) is clipped
     assert clipping_by_server(RecordDict()) is None

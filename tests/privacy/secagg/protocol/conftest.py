@@ -44,7 +44,7 @@ class Cohort:
     ProtocolStep = ProtocolStep
 
     def __init__(self, clients: int, *, seed: int = 0, **planned: Any) -> None:
-        planned = {"length": 7, "clip": CLIP, "weight_max": 3, "value_bits": 16, **planned}
+        planned = {"length": 7, "value_bound": CLIP, "weight_max": 3, "value_bits": 16, **planned}
         self.plan = plan_secure_sum(clients=clients, **planned)
         self.names = [f"site-{number:03}" for number in range(clients)]
         self.seed = seed
@@ -53,7 +53,7 @@ class Cohort:
         self.clients = {name: self.client(name) for name in self.names}
         self.server = ServerSession(plan=self.plan, roster=self.roster, binding=self.binding)
         random = np.random.default_rng(seed)
-        length, bound = self.plan.encoding.length, int(self.plan.encoding.clip)
+        length, bound = self.plan.encoding.length, int(self.plan.encoding.value_bound)
         self.vectors = {
             name: random.integers(-bound, bound, length, endpoint=True).astype(np.float32)
             for name in self.names

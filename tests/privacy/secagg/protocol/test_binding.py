@@ -32,7 +32,7 @@ def test_everything_is_in_the_context(kit):
     ]
     contexts = {cohort.context}
     contexts |= {context_of(cohort.plan, cohort.roster, cohort.bind(**one)) for one in changed}
-    for other in ({"length": 8}, {"clip": 2.0}, {"corrupt": 0.0}):
+    for other in ({"length": 8}, {"value_bound": 2.0}, {"corrupt": 0.0}):
         contexts.add(kit.Cohort(5, **other).context)
     names = [*cohort.names[:4], "site-999"]
     contexts.add(context_of(cohort.plan, cohort.roster_of(names), cohort.binding))
@@ -44,7 +44,7 @@ def test_everything_is_in_the_context(kit):
 
 def test_a_whole_clip_is_a_real_one(kit):
     """A configuration may write 1 on one side and 1.0 on the other."""
-    assert kit.Cohort(5, clip=1).context == kit.Cohort(5, clip=1.0).context
+    assert kit.Cohort(5, value_bound=1).context == kit.Cohort(5, value_bound=1.0).context
 
 
 @pytest.mark.parametrize(

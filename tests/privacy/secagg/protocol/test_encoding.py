@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meadow.errors import ConfigError, UpdateError
-from meadow.privacy.secagg.protocol.encoding import CLIP_MAX, LENGTH_MAX, Encoding
+from meadow.privacy.secagg.protocol.encoding import LENGTH_MAX, VALUE_BOUND_MAX, Encoding
 from meadow.privacy.secagg.protocol.masks import BLOCK
 
 
 def encoding(**fields) -> Encoding:
-    return Encoding(**{"length": 4, "value_bits": 8, "clip": 127.0, **fields})
+    return Encoding(**{"length": 4, "value_bits": 8, "value_bound": 127.0, **fields})
 
 
 def test_numbers_by_hand(kit):
@@ -42,7 +42,7 @@ def test_sums_modulo_a_power_are_exact(kit, bits, data):
     value_bits = data.draw(st.integers(2, min(bits - 2, 24)))
     clients = data.draw(st.integers(1, min(40, (1 << (bits - value_bits)) - 1)))
     bound = (1 << (value_bits - 1)) - 1
-    scheme = encoding(bits=bits, value_bits=value_bits, clip=float(bound))
+    scheme = encoding(bits=bits, value_bits=value_bits, value_bound=float(bound))
     scheme.require_room(clients)
     extremes = data.draw(st.lists(st.sampled_from([-bound, 0, bound]), min_size=4, max_size=4))
     vector = np.array(extremes, np.float32)
@@ -102,7 +102,13 @@ def test_vectors_and_weights_that_do_not_fit(kit, vector, weight, text):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"length": LENGTH_MAX + 1}, {"length": 0}, {"clip": 2 * CLIP_MAX}, {"clip": 1e-31}]
+    "wrong",
+    [
+        {"length": LENGTH_MAX + 1},
+        {"length": 0},
+        {"value_bound": 2 * VALUE_BOUND_MAX},
+        {"value_bound": 1e-31},
+    ],
 )
 def test_an_encoding_that_cannot_be(wrong):
     """It is refused before a vector is made."""
@@ -132,10 +138,10 @@ def test_a_sum_that_could_overflow_is_refused(clients, fits):
         {"value_bits": 1},
         {"value_bits": 25},
         {"weight_max": 0},
-        {"clip": 0.0},
-        {"clip": np.nan},
-        {"clip": np.inf},
-        {"clip": "1"},
+        {"value_bound": 0.0},
+        {"value_bound": np.nan},
+        {"value_bound": np.inf},
+        {"value_bound": "1"},
     ],
 )
 def test_impossible_encodings(fields):

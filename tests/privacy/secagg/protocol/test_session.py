@@ -119,7 +119,7 @@ def test_any_dropouts_give_the_exact_sum_or_none(kit, clients, ring, seed, data)
         dropout=0.1,
         bits=bits,
         value_bits=14,
-        clip=2.0**13 - 1,
+        value_bound=2.0**13 - 1,
         length=data.draw(st.integers(1, 70)),
         complete_max=3 if ring else 100,
     )

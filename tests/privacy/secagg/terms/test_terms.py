@@ -15,7 +15,7 @@ from meadow.flower.messages import params_to_arrays
 from meadow.privacy.secagg.terms.announcement import CERTIFICATE_BYTES_MAX, Announcement, bind
 from meadow.privacy.secagg.terms.terms import CLIENTS_MAX, METRIC_CHARS_MAX, SecureTerms
 
-TERMS = SecureTerms(clip=0.25, weight_max=100, metrics=("accuracy", "loss"))
+TERMS = SecureTerms(value_bound=0.25, weight_max=100, metrics=("accuracy", "loss"))
 KEYS = {node: bytes([place]) * 32 for place, node in enumerate((3, 7, 2**64 - 1))}
 ADVERTISED = {node: bytes([place + 9]) * 160 for place, node in enumerate(KEYS)}
 TOLD = Announcement(
@@ -74,7 +74,7 @@ def test_what_a_session_is_bound_to() -> None:
     other_arrays["arrays"] = params_to_arrays({"w": np.zeros(4, np.float32)})
     renamed = content()
     renamed["arrays"] = params_to_arrays({"v": np.arange(4.0, dtype=np.float32)})
-    wider = replace(TOLD, terms=replace(TERMS, clip=0.5))
+    wider = replace(TOLD, terms=replace(TERMS, value_bound=0.5))
     others = [
         bind(TOLD, run_id=2, category="train", group="4", content=content()),
         bind(TOLD, run_id=1, category="evaluate", group="4", content=content()),
@@ -109,7 +109,7 @@ def test_weights_have_as_much_room_as_there_is(clients: int) -> None:
         {"bits": 33},
         {"bits": True},
         {"value_bits": 1.5},
-        {"clip": None},
+        {"value_bound": None},
         {"dropout": 1.5},
         {"weight_max": 0},
         {"group_size": 2},

@@ -13,7 +13,7 @@ from meadow.flower.messages import params_to_arrays, tensors_of
 from meadow.privacy.secagg.terms.terms import SecureTerms
 from meadow.privacy.secagg.terms.vector import VectorLayout
 
-TERMS = SecureTerms(clip=0.5, metrics=("accuracy", "loss"), metrics_max=50.0)
+TERMS = SecureTerms(value_bound=0.5, metrics=("accuracy", "loss"), metrics_max=50.0)
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64, np.int32, np.int64]
 
 
