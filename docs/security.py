@@ -421,7 +421,7 @@ WORDS_LIMITS = (
         "privacy/secagg/protocol/test_encoding.py::test_an_encoding_that_cannot_be",
     ),
     Limit(
-        "privacy.secagg.protocol.encoding:CLIP_MAX",
+        "privacy.secagg.protocol.encoding:VALUE_BOUND_MAX",
         "the bound of a secure sum's values",
         "privacy/secagg/protocol/test_encoding.py::test_an_encoding_that_cannot_be",
     ),

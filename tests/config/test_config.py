@@ -300,7 +300,7 @@ WRONG: list[tuple[str, str, list[str]]] = [
     (
         "secure keys without it",
         "[privacy.secure_aggregation]\nclip = 0.5",
-        ["clip is only for when privacy.secure_aggregation.enabled is"],
+        ["value_bound is only for when privacy.secure_aggregation.enabled is"],
     ),
     (
         "privacy without a budget or noise",
@@ -330,7 +330,7 @@ WRONG: list[tuple[str, str, list[str]]] = [
     (
         "amplification against a server that knows who takes part",
         f"{PRIVATE}epsilon = 2.0\nnoise = 'local_gaussian'",
-        ["differential_privacy.sampling", "a server that does", 'set sampling = "fixed"'],
+        ["differential_privacy.sampling", "a server that knows", 'set sampling = "fixed"'],
     ),
     (
         "a clip that moves, with noise of clients",

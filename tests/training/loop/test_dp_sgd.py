@@ -277,7 +277,7 @@ def test_a_loss_that_looks_across_its_batch_later_is_refused() -> None:
         losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
         return losses - losses.mean() if calls > 200 else losses
 
-    terms = ExampleTerms(clip=0.5, noise_multiplier=1e3, rate=0.01)
+    terms = ExampleTerms(clip_norm=0.5, noise_multiplier=1e3, rate=0.01)
     with pytest.raises(DataError, match="example-level privacy"):
         trained(data_of(40), terms, task=replace(TASK, loss=loss), epochs=10)
 
@@ -290,7 +290,7 @@ def test_params_that_the_model_changes_itself_are_refused() -> None:
         return nn.Sequential(embedding, nn.Flatten(), nn.Linear(12, 2))
 
     words = torch.arange(80).view(20, 4) % 7, torch.arange(20) % 2
-    terms = ExampleTerms(clip=1.0, noise_multiplier=50.0, rate=0.2)
+    terms = ExampleTerms(clip_norm=1.0, noise_multiplier=50.0, rate=0.2)
     with pytest.raises(DataError, match="example-level privacy"):
         trained(words, terms, reads, epochs=4)
 
@@ -319,7 +319,7 @@ def test_no_example_moves_a_sum_by_more_than_the_clip(
             data = inputs.to(dtype), torch.full((65,), 3.1).to(dtype)
             trained(
                 data,
-                replace(EVERY, clip=clip),
+                replace(EVERY, clip_norm=clip),
                 lambda: nn.Linear(2, 1, bias=False).to(dtype),
                 replace(TASK, loss=loss),
             )

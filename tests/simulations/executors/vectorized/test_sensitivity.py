@@ -92,7 +92,7 @@ def moved(task: meadow.Task, executor: VectorizedExecutor, clipping: Clipping) -
         made = arrays_to_params(reply.content.array_records["arrays"])
         assert all(each.dtype == np.float64 for each in made.values())
         sums.append(np.concatenate([each.ravel() for each in made.values()]) * count)
-    return float(np.linalg.norm(sums[1] - sums[0])) / clipping.norm
+    return float(np.linalg.norm(sums[1] - sums[0])) / clipping.clip_norm
 
 
 WAYS: dict[str, Callable[..., Any] | None] = {
@@ -117,7 +117,7 @@ def test_a_client_moves_the_sum_by_the_clip_at_most(
         monkeypatch.setattr(linear_training.LinearModules, "of", lambda stacked: None)
     task = task_of(records, dtype)
     executor = executor_of(task)
-    clips = [Clipping(kind="fixed", norm=norm) for norm in (0.1, 0.23, 0.37, 0.71, 0.977)]
-    clips += [Clipping(kind="per_layer", norm=0.3), Clipping(kind="adaptive", norm=0.3)]
+    clips = [Clipping(kind="fixed", clip_norm=norm) for norm in (0.1, 0.23, 0.37, 0.71, 0.977)]
+    clips += [Clipping(kind="per_layer", clip_norm=0.3), Clipping(kind="adaptive", clip_norm=0.3)]
     found = [moved(task, executor, clipping) for clipping in clips]
     assert min(found) > 0.6 and max(found) <= BOUND, found
