@@ -16,7 +16,7 @@ from harness.agents import enroll_many
 from harness.fleet import many_agents, run_to_end
 from harness.report import report
 
-from meadow.cli.demo import Federation
+from meadow.cli.demo import DemoFederation
 
 APP = Path(__file__).parent / "apps" / "constant"
 FAST, PACE_S, SLOWER = 6, 0.25, 20
@@ -28,7 +28,7 @@ SYNCHRONOUS = ("rounds.kind=synchronous", f"run.rounds={WARM_UP_ROUNDS + 2}")
 def main() -> None:
     """Measure and print."""
     os.environ["MODEL_MB"] = "0"
-    with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), APP) as federation:
+    with tempfile.TemporaryDirectory() as folder, DemoFederation(Path(folder), APP) as federation:
         federation.start_server()
         agents = Path(folder) / "agents"
         enroll_many(federation.server_dir, agents, APP, FAST + 1)

@@ -29,7 +29,7 @@ from harness.fleet import run_to_end
 from harness.report import report
 from harness.simulations import simulate
 
-from meadow.cli.demo import Federation
+from meadow.cli.demo import DemoFederation
 
 SECTION = "privacy.differential_privacy"
 PRIVATE = {
@@ -68,7 +68,10 @@ def main() -> None:
             )
         figures["overhead_simulation"] = max(figures.values())
     if arguments.only in (None, "grpc"):
-        with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), WIDE) as federation:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            DemoFederation(Path(folder), WIDE) as federation,
+        ):
             federation.start_server()
             for index in range(AGENTS):
                 federation.add_client(f"site-{index}")
@@ -129,7 +132,7 @@ def simulated(app: str, size: tuple[str, ...], settings: list[str]) -> float:
     return median(done["round_s"])
 
 
-def federated(federation: Federation, settings: list[str]) -> float:
+def federated(federation: DemoFederation, settings: list[str]) -> float:
     """Run the wide network on the agents."""
     rows = run_to_end(federation.server_dir, WIDE, *settings)
     return median(row["duration_s"] for row in rows[WARM_UP_ROUNDS:])

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness.fleet import run_to_end
 from harness.report import report
 
-from meadow.cli.demo import Federation
+from meadow.cli.demo import DemoFederation
 from meadow.server.daemon.daemon import MESSAGE_BYTES_MAX
 from meadow.transport.keys import KeyPair
 from tests.faults.live_server import LiveServer
@@ -65,7 +65,7 @@ def beside(connections: int) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(LiveServer(Path(folder) / "server")) as server,
-        Federation(Path(folder), APP) as federation,
+        DemoFederation(Path(folder), APP) as federation,
     ):
         for index in range(2):
             federation.add_client(f"site-{index}")
@@ -89,7 +89,7 @@ def beside(connections: int) -> None:
     report("hostile", rows, figures)
 
 
-def _round_ms(federation: Federation) -> float:
+def _round_ms(federation: DemoFederation) -> float:
     rows = run_to_end(federation.server_dir, APP, f"run.rounds={ROUNDS}")
     return round(median(row["duration_s"] * 1e3 for row in rows[WARM_UP_ROUNDS:]), 1)
 

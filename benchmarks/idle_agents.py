@@ -15,7 +15,7 @@ from harness.agents import enroll_many
 from harness.fleet import many_agents, process_of, run_to_end
 from harness.report import report
 
-from meadow.cli.demo import Federation
+from meadow.cli.demo import DemoFederation
 from meadow.server.remote.connection import admin_stub
 from meadow.transport import fleet_pb2 as pb
 
@@ -31,7 +31,7 @@ def main() -> None:
     os.environ["MODEL_MB"] = "0"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Federation(folder, APP) as federation:
+        with DemoFederation(folder, APP) as federation:
             federation.start_server()
             daemon = process_of("server", "start", str(federation.server_dir))
             enroll_many(federation.server_dir, folder / "agents", APP, AGENTS)

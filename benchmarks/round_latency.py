@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.fleet import run_to_end
 from harness.report import report
 
-from meadow.cli.demo import Federation
+from meadow.cli.demo import DemoFederation
 
 APP = Path(__file__).parent / "apps" / "digits"
 WARM_UP_ROUNDS = 3
@@ -25,7 +25,7 @@ CLIENTS = 2
 
 def main() -> None:
     """Measure and print."""
-    with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), APP) as federation:
+    with tempfile.TemporaryDirectory() as folder, DemoFederation(Path(folder), APP) as federation:
         federation.start_server()
         for index in range(CLIENTS):
             federation.add_client(f"site-{index}")

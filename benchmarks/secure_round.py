@@ -20,7 +20,7 @@ from typing import Any
 from harness.fleet import run_to_end
 from harness.report import report
 
-from meadow.cli.demo import Federation
+from meadow.cli.demo import DemoFederation
 
 APP = Path(__file__).resolve().parents[1] / "examples" / "mnist"
 WARM_UP_ROUNDS = 2
@@ -56,7 +56,7 @@ def main() -> None:
 def measure(agents: int, rounds: int, pairs: int) -> dict[str, list[list[dict[str, Any]]]]:
     """Return the rows of metrics.jsonl of every run, plain and secure."""
     runs: dict[str, list[list[dict[str, Any]]]] = {kind: [] for kind in SETTINGS}
-    with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), APP) as federation:
+    with tempfile.TemporaryDirectory() as folder, DemoFederation(Path(folder), APP) as federation:
         federation.start_server()
         for index in range(agents):
             federation.add_client(f"site-{index}")

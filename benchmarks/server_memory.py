@@ -18,7 +18,7 @@ from harness.agents import enroll_many
 from harness.fleet import many_agents, process_of, run_to_end, status_kb
 from harness.report import report
 
-from meadow.cli.demo import Federation
+from meadow.cli.demo import DemoFederation
 
 APP = Path(__file__).parent / "apps" / "constant"
 AGENTS = (4, 20, 50)
@@ -63,7 +63,7 @@ def _peaks(agents: int, *, model_mb: int) -> tuple[int, int]:
     os.environ["MODEL_MB"] = str(model_mb)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Federation(folder, APP) as federation:
+        with DemoFederation(folder, APP) as federation:
             federation.start_server()
             daemon = process_of("server", "start", str(federation.server_dir))
             enroll_many(federation.server_dir, folder / "agents", APP, agents)

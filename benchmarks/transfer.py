@@ -23,7 +23,7 @@ from harness.bare_grpc import seconds_of_bare_rounds
 from harness.fleet import run_to_end
 from harness.report import report
 
-from meadow.cli.demo import Federation
+from meadow.cli.demo import DemoFederation
 
 APP = Path(__file__).parent / "apps" / "constant"
 CLIENTS = 2
@@ -49,7 +49,7 @@ def main(model_mb: int, rounds: int) -> None:
             )
             for chunk_bytes in CHUNK_BYTES
         )
-        with Federation(Path(folder), APP) as federation:
+        with DemoFederation(Path(folder), APP) as federation:
             federation.start_server()
             for index in range(CLIENTS):
                 federation.add_client(f"site-{index}")

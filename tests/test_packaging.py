@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import runpy
 import shutil
@@ -49,6 +51,26 @@ def test_every_folder_has_an_init() -> None:
 def test_every_root_module_is_meant_to_be_there() -> None:
     """Every Python file of the root lands in the wheel, so a stray script would too."""
     assert {path.stem for path in ROOT.glob("*.py")} == ROOT_MODULES
+
+
+def test_what_benchmarks_and_examples_import_is_there() -> None:
+    """They are run by hand: a name that was moved would be missed much later."""
+    missing = []
+    for folder in ("benchmarks", "docs", "examples"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.ImportFrom) or node.level:
+                    continue
+                if (node.module or "").partition(".")[0] != "meadow":
+                    continue
+                module = importlib.import_module(node.module or "")
+                missing += [
+                    f"{path.relative_to(ROOT)}: {node.module} has no {each.name}"
+                    for each in node.names
+                    if not hasattr(module, each.name)
+                    and importlib.util.find_spec(f"{node.module}.{each.name}") is None
+                ]
+    assert missing == []
 
 
 @pytest.fixture(scope="module")
