@@ -68,7 +68,10 @@ def test_what_benchmarks_and_examples_import_is_there() -> None:
                     f"{path.relative_to(ROOT)}: {node.module} has no {each.name}"
                     for each in node.names
                     if not hasattr(module, each.name)
-                    and importlib.util.find_spec(f"{node.module}.{each.name}") is None
+                    and not (
+                        hasattr(module, "__path__")
+                        and importlib.util.find_spec(f"{node.module}.{each.name}")
+                    )
                 ]
     assert missing == []
 
