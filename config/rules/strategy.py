@@ -96,6 +96,14 @@ def _missing(key: str) -> Rule[Config]:
     )
 
 
+def _cannot_be_built(config: Config) -> str | None:
+    try:
+        strategy_algorithm(config.strategy)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 def _of_model(key: str, is_there: Callable[[Config], bool]) -> Rule[Config]:
     """Return the rule about a table that changes a model's params."""
     return Rule(
@@ -155,6 +163,12 @@ RULES: tuple[Rule[Config], ...] = (
     _missing("private"),
     _missing("adapters"),
     _missing("columns"),
+    Rule(
+        ("strategy", NAME),
+        "arguments that its algorithm takes, such as columns with a lower bound below the upper one",
+        _cannot_be_built,
+        "cannot be: {found}",
+    ),
     Rule(
         ("training.optimizer", NAME),
         '"sgd" with algorithms that know clients\' steps by their gradients (docs/algorithms.md)',

@@ -251,7 +251,7 @@ def test_nobody_was_there_to_be_asked(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     summary = simulate(failing_app(tmp_path / "empty", FAILING), out=tmp_path / "run", clients=2)
     assert summary["status"] == "failed"
-    assert summary["cause"].startswith("no client was there")
+    assert summary["cause"].startswith("no client was connected")
 
 
 def test_somebody_answered(tmp_path: Path) -> None:

@@ -137,7 +137,13 @@ def test_trees_learn_and_go_on_after_an_interruption(app: Path, tmp_path: Path, 
     [
         ({"strategy": {"name": "analytics"}}, r"strategy\.columns must be said"),
         ({"strategy": {"name": "xgb_cyclic"}}, r"must both be 1"),
-        ({"strategy": {"name": "analytics", "columns": ["age=5:1"]}}, "age=0:120"),
+        (
+            {
+                "strategy": {"name": "analytics", "columns": ["age=5:1"]},
+                "run": {"min_clients": 3},
+            },
+            "age=0:120",
+        ),
         (
             {"strategy": {"name": "analytics", "columns": ["a=0:1"]}, "run": {"min_clients": 2}},
             "must be >= 3",

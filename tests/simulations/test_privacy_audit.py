@@ -205,7 +205,9 @@ def test_less_noise_is_caught(kind: str, patched: pytest.MonkeyPatch) -> None:
     patched.setattr(
         mechanism_module,
         "NoisyBlocks",
-        lambda *given, stddev, **more: blocks(*given, stddev=stddev / 1.5, **more),
+        lambda *given, noise_stddev, **more: blocks(
+            *given, noise_stddev=noise_stddev / 1.5, **more
+        ),
     )
     assert excess(configured(**KINDS[kind])) > 0
 

@@ -136,7 +136,9 @@ def less_noise(patched: pytest.MonkeyPatch, name: str, row: int = 0) -> None:
         patched.setattr(
             mechanism_module,
             "NoisyBlocks",
-            lambda *given, stddev, **more: blocks(*given, stddev=stddev / 1.5, **more),
+            lambda *given, noise_stddev, **more: blocks(
+                *given, noise_stddev=noise_stddev / 1.5, **more
+            ),
         )
 
 

@@ -71,6 +71,7 @@ MEADOW: list[tuple[str, str]] = [
     ("run.update_norm_max", "strategy.name = 'scaffold'\nrun.update_norm_max = 1"),
     ("run.cohort", "strategy.name = 'xgb_cyclic'"),
     ("run.min_clients", ANALYTICS.replace("min_clients = 3", "min_clients = 2")),
+    ("strategy", "run.min_clients = 3\nstrategy.name = 'analytics'\nstrategy.columns = ['a=5:1']"),
     ("robust", ANALYTICS + "robust.byzantine = 1"),
     ("compression", ANALYTICS + "compression.upload = 'int8'"),
     ("simulation.adversaries", ANALYTICS + ADVERSARIES),
