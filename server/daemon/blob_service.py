@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from ...errors import ProtocolError, UnreachableError
+from ...errors import ProtocolError, StoreError, UnreachableError
 from ...transport import fleet_pb2 as pb
 from ...transport.blobs import CHUNK_BYTES, Receiver, blob_path
 from ...transport.chunk_reader import ChunkReader
@@ -135,7 +135,7 @@ class BulkService:
         item.uploads.add(own)
         try:
             return await self._take(requests, opened, item, context)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, OSError, StoreError):  # the run's spool may be gone
             if self._is_open(item):
                 raise
             if opened.blob.id not in item.named:
