@@ -1,6 +1,6 @@
-"""Data for a task: each adapter reads what a site has, checks it, and gives what torch needs.
+"""Data for a task: each adapter reads a site's data, checks them, and returns what torch needs.
 
-Nothing here downloads or unpickles; what is wrong is a `DataError` that names the file, the place
+Nothing here downloads or unpickles. Invalid data raise a `DataError` that names the file, the place
 in it and the remedy.
 """
 

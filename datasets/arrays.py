@@ -1,4 +1,4 @@
-"""`arrays`: what is in memory already."""
+"""`arrays`: data that are in memory already."""
 
 from __future__ import annotations
 

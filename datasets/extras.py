@@ -1,4 +1,4 @@
-"""Packages that only some data need: imported when they are, or named with how to get them."""
+"""Packages that only some data need: imported on first use; the error says how to install them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["HuggingFaceRows", "hugging_face"]
 
 @runtime_checkable
 class Rows(Protocol):
-    """What is used of a `datasets.Dataset`."""
+    """The part of `datasets.Dataset`'s interface that is used."""
 
     column_names: Sequence[str]
 
@@ -31,7 +31,7 @@ class Rows(Protocol):
 
 
 class HuggingFaceRows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Rows as (inputs, target), each read when it is asked for; several in one reading.
+    """Rows as (inputs, target), each read on access; several in one read.
 
     Attributes:
         targets: all targets, (rows,), for `Site.share_of(data.targets, groups=data.groups)`.
@@ -106,11 +106,11 @@ def hugging_face(
     color: Color | None = None,
     scale: float | None = None,
 ) -> HuggingFaceRows:
-    """Return a `datasets.Dataset`'s rows as a torch Dataset, read as they are asked for.
+    """Return a `datasets.Dataset`'s rows as a torch Dataset, read on access.
 
     `inputs` is a column of numbers, lists, arrays or images, or several whose numbers are put
-    after one another. Images become pixels in [0, 1] of this `color`, by default of that of the first one; numbers are divided by
-    `scale`. The target and the groups are read at once; `classes` names the target's classes, if
+    after one another. Images become pixels in [0, 1] of this `color`, by default the first image's;
+    numbers are divided by `scale`. The target and the groups are read at once; `classes` names the target's classes, if
     they are text.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`images`: a folder with one folder of images a class, decoded when they are asked for."""
+"""`images`: a folder with one folder of images a class, decoded on access."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PIXELS_MAX = 1 << 28
 
 
 class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
-    """Images by index, each read and decoded when it is asked for: (pixels, class number).
+    """Images by index, each read and decoded on access: (pixels, class number).
 
     Shapes: pixels are float32 in [0, 1], (3, height, width) or (1, height, width).
 
@@ -98,7 +98,7 @@ def images(
 ) -> ImageFolder:
     """Return the images of FOLDER/CLASS/*.png, *.jpg, ... as a torch Dataset.
 
-    Images are of this `color`, "rgb" or "grayscale"; without it, of that of the first one, so that
+    Images are of this `color`, "rgb" or "grayscale", by default the first image's, so that
     grey images have one channel. They are stretched to `size`, (height, width); without it all must be of one size to make
     batches. `classes` are the folders' names in the order of their numbers, by default sorted;
     give them where a site may lack a class. Hidden files and those of other kinds are left out.

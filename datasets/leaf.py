@@ -66,7 +66,7 @@ class Leaf(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     @cached_property
     def targets(self) -> torch.Tensor:
-        """All targets, (samples,): reads every file once; "natural" divisions need it not."""
+        """All targets, (samples,): reads every file once; "natural" divisions do not need it."""
         several = np.flatnonzero(self.counts).tolist()
         return torch.cat([self._read(number).targets for number in several])
 
@@ -129,7 +129,7 @@ def leaf(
 ) -> Leaf:
     """Return the users of a folder of LEAF's JSON files, as its `data/train`.
 
-    Only who is in the files is read now; the samples, when they are asked for. Text must become
+    Only the users' names and counts are read now; their samples are read on access. Text must become
     numbers: `encode_input` and `encode_target` take one x or y. Inputs are divided by `scale`.
 
     Raises:

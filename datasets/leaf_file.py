@@ -1,4 +1,4 @@
-"""One file of LEAF: who is in it, and one user's samples without the others'.
+"""One file of LEAF: its users, and one user's samples without reading the others'.
 
 {"users": ["a", ...], "num_samples": [3, ...], "user_data": {"a": {"x": [...], "y": [...]}, ...}}
 
@@ -25,8 +25,8 @@ _DECODER = json.JSONDecoder()
 class LeafFile:
     """The users of one file, and where in it each one's samples are.
 
-    The file is gone through once, when the first of its users is asked for, with one user's
-    samples in memory as objects at a time; after that a user costs one reading of its bytes.
+    The file is scanned once, at the first access to one of its users, with one user's samples in
+    memory as objects at a time. After that, a user costs one read of its own bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class LeafFile:
         """Return a user's (x, y) as the file has them.
 
         Raises:
-            DataError: the file does not have them, or contradicts its own counts.
+            DataError: the file lacks them, or contradicts its own counts.
         """
         if not self._spans:
             self._spans = self._scan()
@@ -116,7 +116,7 @@ def _members(
 ) -> Iterator[tuple[str, int, int]]:
     """Yield (key as written, where its value starts, where it ends) of the object at `start`.
 
-    The value of the key `stop_at` is not looked at, and is the last one.
+    The key `stop_at` is the last one; its value is not parsed.
     """
     place = _expected(text, start, "{")
     while text[place] != "}":

@@ -18,12 +18,12 @@ _GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F"})
 
 
 def color_of(image: Any) -> Color:
-    """Return what a Pillow image is."""
+    """Return whether a Pillow image is "rgb" or "grayscale"."""
     return "grayscale" if image.mode in _GREY else "rgb"
 
 
 def alike(image: Any, first: Color, *, where: str) -> Color:
-    """Return the color of a data set's first image, as which this one is read: a batch has one kind.
+    """Return the color of the data set's first image, which this one is converted to.
 
     Raises:
         DataError: the first one is grey, and this one would lose its colours.

@@ -98,7 +98,7 @@ def _csv(file: Path, **options: Any) -> Any:
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """Say in a sentence what pandas and pyarrow raise; theirs are kinds of these two."""
+    """Raise errors of pandas and pyarrow, which are kinds of these two, as a `DataError`."""
     try:
         yield
     except OSError as error:
@@ -133,7 +133,7 @@ def _check_there(
 
 
 def _plain(column: Any) -> NDArray[np.generic]:
-    """Return a column as NumPy has it: text and categories as objects."""
+    """Return a column as a NumPy array: text and categories as objects."""
     kind = None if column.dtype.kind in "biuf" else object
     array: NDArray[np.generic] = column.to_numpy(dtype=kind)
     return array

@@ -18,28 +18,28 @@ from meadow.strategies.algorithms.fedbuff import fedbuff
 INTRODUCTION = """\
 # Algorithms
 
-This page is made from the code by `make docs`; a test holds it current.
+This page is generated from the code by `make docs`; a test checks that it is up to date.
 
 `[strategy] name` chooses one; its keys are in [configuration.md](configuration.md#strategy). All
 run over gRPC and under Flower with Meadow's client app, and on every executor of a
-[simulation](simulation.md). An algorithm that keeps something at its clients needs clients that
-come back: with ten thousand of which each is seen once, it is no better than FedAvg.
+[simulation](simulation.md). An algorithm with client state needs clients that take part
+repeatedly: with ten thousand clients that each take part once, it is no better than FedAvg.
 
-"In one tensor" says whether the executor `vectorized` trains a cohort at once; where it cannot, it
-runs the clients one by one and says why. Where clients have params of their own, evaluations report
+"In one tensor" states whether the executor `vectorized` trains a cohort at once; where it cannot, it
+runs the clients one by one and reports why. Where clients have params of their own, evaluations report
 the common ones' metrics and those of the clients', as `personal-loss`;
 `[evaluation] tuning_epochs` does so for any algorithm.
 
-What travels beside the params adds up like them, so that updates may be summed on the way: in a
-worker process, in a vectorized cohort, under secure aggregation.
+The auxiliary tensors beside the params are summed like them, so that updates may be summed on the
+way: in a worker process, in a vectorized cohort, under secure aggregation.
 """
 
 ASYNCHRONOUS = {"fedbuff": fedbuff, "fedasync": fedasync}
 WITHOUT_WAITING = """\
-# Without waiting
+# Asynchronous rounds
 
-`[rounds] kind` chooses one for the algorithms that go with it; [asynchronous.md](asynchronous.md) says
-more.
+`[rounds] kind` chooses one for the algorithms that go with it; see
+[asynchronous.md](asynchronous.md).
 """
 OPTIMIZERS = {"any": "any", "sgd": "`sgd`", "plain sgd": "`sgd` without momentum", "none": "none"}
 Settings = dict[str, dict[str, Any]]

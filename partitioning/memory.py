@@ -1,6 +1,6 @@
 """A site's share of a data set: the data are divided once a process, however many sites ask.
 
-A split is remembered under what decides it: the rule, the seed, the number of clients and
+A split is cached by what determines it: the rule, the seed, the number of clients and
 samples, and the targets' or groups' content if the rule looks at them. Hashing the content takes
 time in proportion to the data set, so the hash is remembered too wherever the content cannot
 have changed unnoticed: for a NumPy array that cannot be written to, and for a torch tensor, which
@@ -77,7 +77,7 @@ def _shape(values: ArrayLike) -> tuple[int, ...]:
 
 
 def _content_of(values: ArrayLike) -> Hashable:
-    """Return what is equal for equal content only."""
+    """Return a key that is equal for equal content only."""
     state = _state_of(values)
     known = _contents.get(id(values))
     if state is not None and known is not None and known[0]() is values and known[1] == state:
@@ -92,7 +92,7 @@ def _content_of(values: ArrayLike) -> Hashable:
 
 
 def _state_of(values: Any) -> Hashable:
-    """Return what would change with an object's content; None if nothing needs to."""
+    """Return a value that changes with an object's content; None if there is none."""
     if isinstance(values, np.ndarray):
         place = (values.ctypes.data, values.shape, values.strides, values.dtype.str)
         return place if _is_frozen(values) else None

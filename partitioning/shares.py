@@ -42,7 +42,7 @@ class Shares(Sequence[Indices]):
 
 @dataclass(slots=True, kw_only=True)
 class Division:
-    """Shares in the making: the first `sizes[0]` samples of `order` are the first client's, ..."""
+    """Unsorted shares: the first `sizes[0]` samples of `order` are the first client's, and so on."""
 
     order: Indices
     sizes: Indices
@@ -56,7 +56,7 @@ class Division:
     def fill_up(self, samples_min: int) -> None:
         """Give every share that is too small samples of the largest one, until none is.
 
-        Edge cases: of shares that are equally large the first one gives; there must be at
+        Edge cases: of equally large shares the first one gives its samples; there must be at
             least `samples_min` samples a share.
         """
         needy = np.flatnonzero(self.sizes < samples_min)

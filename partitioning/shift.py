@@ -1,4 +1,4 @@
-"""Feature skew: every client sees the same things through noise of its own strength.
+"""Feature skew: every client's inputs have noise of a strength of their own.
 
 Source: noise-based feature imbalance, Li, Diao, Chen, He 2021 (arXiv 2102.02079).
 """

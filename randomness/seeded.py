@@ -24,8 +24,8 @@ MT19937_BYTES = 624 * 4 + 4
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     """Seed every global generator for the block, and leave them as they were.
 
-    What runs inside neither sees what ran before it nor leaves a trace: so it gives the same
-    numbers in a simulation, between other clients, as in a process of its own.
+    The block neither depends on earlier draws nor affects later ones: it gives the same numbers in
+    a simulation, between other clients, as in a process of its own.
     """
     python_state, restore_numpy = random.getstate(), _numpy_kept()
     torch_state = torch.default_generator.get_state()
@@ -42,7 +42,7 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
 
 
 def _numpy_kept() -> Callable[[], None]:
-    """Return what puts NumPy's global generator back where it is now.
+    """Return a function that restores the present state of NumPy's global generator.
 
     `np.random.get_state` makes Python numbers of 624 words, a tenth of a small client's training;
     so the words are kept as they lie in memory. Beside them a generator may hold the second normal
@@ -60,7 +60,7 @@ def _numpy_kept() -> Callable[[], None]:
         return lambda: np.random.set_state({**state, "has_gauss": 1, "gauss": normal})
 
     def restore() -> None:
-        np.random.seed(0)  # nothing of a pair is left
+        np.random.seed(0)  # no second number of a pair is left
         memmove(address, words, MT19937_BYTES)
 
     return restore
@@ -84,7 +84,7 @@ def seeded_device(seed: int, device: str | torch.device) -> Iterator[None]:
 
 
 def generator_states(device: str = "cpu") -> dict[str, NDArray[Any]]:
-    """Return where the global generators are, as arrays."""
+    """Return the states of the global generators, as arrays."""
     _, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
     assert kind == "MT19937", kind
@@ -102,7 +102,7 @@ def generator_states(device: str = "cpu") -> dict[str, NDArray[Any]]:
 
 
 def set_generator_states(states: Mapping[str, NDArray[Any]], device: str = "cpu") -> None:
-    """Put the global generators where `generator_states` found them."""
+    """Restore the states that `generator_states` returned."""
     gauss = states["python-gauss"]
     words = tuple(int(word) for word in states["python"])
     random.setstate((3, words, float(gauss[0]) if gauss.size else None))

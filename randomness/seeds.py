@@ -73,8 +73,8 @@ def epoch_orders(
     """Return the order in which each client goes through its samples in each epoch.
 
     Shapes: `seeds` and `counts` are (clients,); the result is (epochs, clients, max(counts)): row
-        i of an epoch begins with a permutation of 0 to counts[i] - 1, and what follows is of no
-        meaning.
+        i of an epoch begins with a permutation of 0 to counts[i] - 1; the rest of the row is
+        unspecified.
     Guarantees: a client's order depends on its seed, its count and the epoch alone.
     """
     places = np.arange(int(counts.max(initial=0)), dtype=np.uint64)

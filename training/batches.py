@@ -37,10 +37,10 @@ def batches_of(
     share: Callable[[torch.Tensor], torch.Tensor] | None = None,
     processes: int = 0,
 ) -> Iterator[Batch]:
-    """Yield (inputs, targets); with a seed in the epoch's random order, else as the data lie.
+    """Yield (inputs, targets); with a seed in the epoch's random order, else in the data's own order.
 
     The first `skip` batches are left out. Of a batch's places, in their order, only those that
-    `share` returns are loaded. With `processes` so many others load the items of a Dataset ahead.
+    `share` returns are loaded. `processes` other processes prefetch the items of a Dataset.
 
     The last batch may be smaller. A DataLoader keeps its own batches and order; if it has
     generators of its own they are seeded from `seed` and `epoch`, so that they do not depend on
@@ -105,7 +105,7 @@ def in_pool(data: Data) -> tuple[Batch, torch.Tensor | None] | None:
     """Return the tensors that `data` are rows of, and which rows (None: all of them).
 
     Shapes: the rows are (samples,), int64.
-    Edge cases: None for data that are no tensors: a Dataset with code of its own, a DataLoader.
+    Edge cases: None for data that are not tensors: a Dataset with code of its own, a DataLoader.
     """
     if isinstance(data, tuple):
         return data, None
@@ -161,7 +161,7 @@ def _order(count: int, seed: int | None, epoch: int) -> torch.Tensor:
 
 
 def _items(samples: Dataset[Batch], places: list[int]) -> list[Batch]:
-    several = getattr(samples, "__getitems__", None)  # as torch's DataLoader asks, if it can
+    several = getattr(samples, "__getitems__", None)  # as in torch's DataLoader
     return several(places) if callable(several) else [samples[place] for place in places]
 
 

@@ -1,4 +1,4 @@
-"""What a device had to give for a round: time, memory, and how busy it was."""
+"""What a round takes of a device: time, memory and utilisation."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .recomputation import recompute
 __all__ = ["DeviceUse", "choose_device"]
 
 WHOLE = ("none", "data_parallel", "ddp")
-"""The forms whose ranks have the whole module, as it was built."""
+"""The parallelism strategies whose ranks have the whole module, as it was built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class ExampleMeans:
         self.examples += count
 
     def means(self) -> dict[str, float]:
-        """Return the means of all examples so far; not a number where nothing else is right."""
+        """Return the means of all examples so far; NaN for a value without examples."""
         return {name: _mean(values, self.examples) for name, values in self._values.items()}
 
     def sums(self) -> list[float]:
@@ -87,7 +87,7 @@ class ExampleMeans:
         return [_sum(values) for values in self._values.values()]
 
     def mark(self) -> tuple[int, int]:
-        """Return how much there is, for `back_to`."""
+        """Return the present number of batches, for `back_to`."""
         return len(self._values["loss"]), self.examples
 
     def back_to(self, mark: tuple[int, int]) -> None:

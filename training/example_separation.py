@@ -1,8 +1,8 @@
-"""Tries out, before DP-SGD, whether the loss of an example depends on that example alone.
+"""Checks, before DP-SGD, that the loss of each example depends on that example alone.
 
-Clipping the gradients of single examples bounds what an example adds to a step only if no example
-has a part in the gradients of others: neither within a batch, by the model or by the loss, nor
-from one batch to the next, by what a module keeps.
+Clipping each example's gradient bounds what the example adds to a step only if no example
+influences the gradients of others: neither within a batch, through the model or the loss, nor
+from one batch to the next, through state that a module keeps.
 
 Source: Abadi et al., "Deep learning with differential privacy" (2016), section 3.1.
 """
@@ -63,10 +63,10 @@ def tensors_held(
 
 
 def check_unchanged(module: torch.nn.Module, before: Mapping[str, torch.Tensor]) -> None:
-    """Return if the module holds these tensors still, and no other ones.
+    """Check that the module still holds exactly these tensors, unchanged.
 
     Raises:
-        DataError: one was changed, added or removed: it may hold what examples are, without noise.
+        DataError: one was changed, added or removed: it may hold data of examples, without noise.
     """
     now = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for name in [*before, *now]:
@@ -81,15 +81,15 @@ def check_unchanged(module: torch.nn.Module, before: Mapping[str, torch.Tensor])
 def check_separation(
     task: Task, module: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor
 ) -> None:
-    """Return if no example has a part in another's loss, as far as trials tell.
+    """Check by trials that no example influences another's loss.
 
-    Some real examples, and random ones in their shape, are computed in the mode of training. One of
-    them is replaced, or left out: the losses of the others stay. No loss has a gradient by the
-    input or output of another. Nothing that one batch leaves changes the losses of the next.
+    The module computes some real examples, and random ones of their shape, in training mode. If one
+    is replaced or left out, the losses of the others must stay. No loss may have a gradient by
+    another's input or output, and no batch may change the losses of the next one.
 
     Shapes: inputs (at least 1, ...), targets likewise.
     Raises:
-        DataError: an example has a part in another's loss, or the module changes what it holds.
+        DataError: an example influences another's loss, or the module changes its own tensors.
     """
     trial = copy.deepcopy(module)
     generator = torch.Generator().manual_seed(0)
@@ -175,8 +175,8 @@ class _BatchTrial:
                         _refuse("an example's loss has a gradient by another example")
 
     def _check_sizes(self) -> None:
-        """Check that losses are the same in a smaller batch; without dropout, whose coins are
-        others there."""
+        """Check that losses are the same in a smaller batch; without dropout, which would draw
+        other random bits there."""
         modes = {each: each.training for each in self._module.modules()}
         try:
             for each in modes:

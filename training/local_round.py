@@ -26,7 +26,7 @@ class LocalRound:
         owners: for each name on the wire the one that training knows it by: tied weights have
             several names.
         shared: the auxiliary tensors that came with the params.
-        client_state: what the client kept of the rounds before, by the names of auxiliary tensors.
+        client_state: the client state of earlier rounds, by the names of auxiliary tensors.
         steps: how many steps were made.
         losses: the mean loss on the client's data before the round, if the algorithm needs it.
         momentum: the optimizer's first slot, by name, if it has one.
@@ -47,7 +47,7 @@ class LocalRound:
         return self.trained[name] - self.starts[name]
 
     def is_floating(self, name: str) -> bool:
-        """Whether a tensor's change can be scaled: a counter's cannot."""
+        """Whether a tensor's delta can be scaled: a counter's cannot."""
         tensor = self.starts[name]
         return tensor.is_floating_point() or tensor.is_complex()
 
@@ -65,7 +65,7 @@ class LocalRound:
         return moved
 
     def squared_delta(self) -> torch.Tensor:
-        """Return the squared L2 norm of the learned tensors' change, a number a client."""
+        """Return the squared L2 norm of the learned tensors' delta, a number a client."""
         axes = self.steps.ndim
         squares = [
             self.delta_of(name).abs().to(self.steps.dtype).square().flatten(axes).sum(-1)
@@ -87,6 +87,6 @@ class Answer:
 
 
 def along(numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a number a client in a shape that goes with a tensor of theirs, and in its dtype."""
+    """Return one number per client, in a tensor's dtype and in a shape that broadcasts with it."""
     dtype = tensor.dtype if tensor.is_floating_point() or tensor.is_complex() else numbers.dtype
     return numbers.to(dtype).view(*numbers.shape, *(1,) * (tensor.ndim - numbers.ndim))

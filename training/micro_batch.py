@@ -21,7 +21,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 class MicroBatch:
-    """A bound that is halved when memory runs out, and kept for the rounds that follow.
+    """A bound on the examples of one pass, halved when memory runs out and kept for later rounds.
 
     Batches are then computed in pieces whose gradients are added up, so that a step is made of
     as many examples as the run asks for.
@@ -34,10 +34,10 @@ class MicroBatch:
         self.examples_max = examples_max
 
     def halve(self, examples: int) -> None:
-        """Bound pieces by half of `examples`, of which there were too many.
+        """Bound pieces by half of `examples`, a number that did not fit into memory.
 
         Raises:
-            DataError: there was a single one.
+            DataError: one example is too many already.
         """
         tried = min(examples, self.examples_max or examples)
         if tried <= 1:

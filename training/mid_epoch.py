@@ -1,7 +1,7 @@
 """An unfinished round on disk: what a training process that was killed goes on from.
 
 Every rank writes a file of its own at the same steps; a step counts once all of them are there.
-Rank 0's has the params and the optimizer's slots, and so have the others' where the form shards
+Rank 0's has the params and the optimizer's slots, and so have the others' where the strategy shards
 them. The files stay on the client's machine and go when the next round begins.
 """
 
@@ -63,7 +63,7 @@ class MidEpoch:
         return max(whole, default=-1)
 
     def write(self, step: int, rank: int, moment: Moment) -> None:
-        """Save; what the rank saved long before is removed.
+        """Write a save; the rank's outdated ones are removed.
 
         Raises:
             StoreError: the disk does not take it.

@@ -1,9 +1,9 @@
-"""Local objectives: corrections of the gradient that some algorithms ask of clients.
+"""Local objectives: how some algorithms correct a client's gradients.
 
 Each is elementwise in its tensors: it works on one client's and, unchanged, on tensors with a
 leading client axis.
 
-Shapes: all the same, or `start` and `shared`, which the round began with, without the client axis.
+Shapes: all the same; `start` and `shared`, with which the round began, may lack the client axis.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def recompute(module: torch.nn.Module) -> None:
 
 
 class _Recomputed(torch.nn.Module):
-    """Comes before a block's own class."""
+    """Mixed in before a block's own class."""
 
     def forward(self, *inputs: Any, **more: Any) -> Any:
         ahead = super().forward
@@ -57,7 +57,7 @@ class _Recomputed(torch.nn.Module):
 def _contexts(
     block: torch.nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return what the first computation runs in, and what the second one does."""
+    """Return the contexts of the first and of the second computation."""
     return nullcontext(), _without_statistics(block)
 
 

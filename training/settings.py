@@ -63,10 +63,10 @@ class TrainingSettings:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> TrainingSettings:
-        """Read the settings from a ConfigRecord; keys that are not ours are another's.
+        """Read the settings from a ConfigRecord; keys of other readers are ignored.
 
         Raises:
-            ProtocolError: a value is of another type, or impossible.
+            ProtocolError: a value is of another type, or outside its range.
         """
         given = [
             (key, type(value), value if type(value) in _HASHABLE else repr(value))

@@ -27,7 +27,7 @@ class SiteData:
         """Return the data; the first call loads them.
 
         Raises:
-            DataError: the task gives something else, or data of no use.
+            DataError: the task returns something else, or data that cannot be used.
         """
         if self._data is None:
             data = self._task.client_data(self._site)

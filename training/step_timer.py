@@ -19,14 +19,14 @@ OPTIMIZER = "optimizer"
 
 
 class EnoughError(MeadowError):
-    """As many steps were watched as were asked for."""
+    """The requested number of steps has been measured."""
 
 
 class StepTimer(Protocol):
-    """Told of every phase."""
+    """Receives every phase of a round."""
 
     def of(self, name: str) -> AbstractContextManager[None]:
-        """Return what a phase runs in; one may be within another."""
+        """Return the context that a phase runs in; phases may be nested."""
 
 
 class Unwatched:
@@ -49,9 +49,9 @@ class StopWatch:
     """
 
     def __init__(self, device: str, *, warm_steps: int, steps_max: int) -> None:
-        """Let some steps go by and watch so many; the next one raises EnoughError.
+        """Skip `warm_steps` steps and measure `steps_max`; the next one raises EnoughError.
 
-        A round that has not so many steps is watched from its beginning.
+        A round with fewer steps is measured from its beginning.
         """
         self._accelerator = torch.device(device) if is_accelerator(device) else None
         self._warm_steps, self._steps_max = warm_steps, steps_max
@@ -61,17 +61,17 @@ class StopWatch:
 
     @property
     def steps(self) -> int:
-        """See `StepTimer.of`."""
+        """Steps of the optimizer, since the first ones were over."""
         return self._steps - self._warm_steps if self._steps > self._warm_steps else self._steps
 
     @property
     def seconds(self) -> dict[str, float]:
-        """As said above."""
+        """Seconds by phase, since the first steps were over."""
         return self._lap.seconds
 
     @property
     def total_s(self) -> float:
-        """As said above."""
+        """Seconds that the counted steps took."""
         return self._lap.ended_at_s - self._lap.begun_at_s
 
     @property
@@ -99,7 +99,7 @@ class StopWatch:
 
 
 class _Lap:
-    """Times of phases, and from when to when they were."""
+    """Times of phases, with their beginnings and ends."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -112,7 +112,7 @@ class _Lap:
 
 
 def each(items: Iterable[T], timer: StepTimer, name: str) -> Iterator[T]:
-    """Return items as they are made, the making of each being a phase."""
+    """Yield items; the making of each is a phase."""
     return iter(items) if isinstance(timer, Unwatched) else _watched(iter(items), timer, name)
 
 

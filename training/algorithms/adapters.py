@@ -1,4 +1,4 @@
-"""A client's half of LoRA: it trains the adapters that it is sent, on a base model of its own."""
+"""A client's half of LoRA: it trains the adapters that the server sends, on its own copy of the base."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["TrainAdapters"]
 
 
 class TrainAdapters:
-    """Trains what was sent; whatever else the model has must be frozen, and the server's."""
+    """Trains what was sent; all other params must be frozen, and equal to the server's."""
 
     def answer(self, bench: WorkBench, sent: Params) -> tuple[int, dict[str, float], Params]:
         """Return the number of examples, the metrics, and the adapters.
 
         Raises:
-            DataError: the base model is another one than the server's, or not frozen.
+            DataError: the base model differs from the server's, or is not frozen.
         """
         module = self._module(bench, sent)
         others = [n for n, p in module.named_parameters() if p.requires_grad and n not in sent]

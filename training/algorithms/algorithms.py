@@ -36,9 +36,9 @@ class LocalAlgorithm:
         total: the name of the one auxiliary tensor that comes for all tensors together, likewise.
         steers: which of the kinds corrects every step; its tensors are like the params.
         slot: which of the kinds the optimizer's slot begins with.
-        keeps: the kind of what a client keeps for every learned tensor; zeros before its first
+        keeps: the kind of client state for every learned tensor; zeros before the client's first
             round.
-        keeps_score: whether a client keeps one number too, "score"; 0 before its first round.
+        keeps_score: whether the client state has one number too, "score"; 0 before its first round.
         needs_losses: whether the loss is measured before the round.
     """
 
@@ -61,11 +61,11 @@ class LocalAlgorithm:
         own: Tensor | None,
         shared: Tensor | None,
     ) -> Tensor:
-        """Return the gradient to follow; `own` is what the client keeps, `shared` what came."""
+        """Return the corrected gradient; `own` is the client state, `shared` the auxiliary tensors."""
         return gradient
 
     def answer(self, end: LocalRound) -> Answer:
-        """Return what is sent and kept."""
+        """Return what the client sends, and its new state."""
         return Answer(params=end.trained)
 
 
@@ -100,7 +100,7 @@ class Scaffold(LocalAlgorithm):
 
 
 class FedNova(LocalAlgorithm):
-    """Divides its delta by what its steps count in it."""
+    """Divides its delta by the effective number of its steps."""
 
     auxiliary = (STEPS,)
 
@@ -114,7 +114,7 @@ class FedNova(LocalAlgorithm):
         return Answer(params=end.scaled(1 / counts, names=end.learned), auxiliary=steps)
 
     def _counts(self, steps: Tensor) -> Tensor:
-        """Return the delta that gradients of one would make, in units of the learning rate.
+        """Return the effective steps: the delta of gradients of 1, in units of the learning rate.
 
         It is the L1 norm of the paper's a_i, with momentum and a proximal term or without.
         """
@@ -159,7 +159,7 @@ class FedDyn(LocalAlgorithm):
 
 
 class QFedAvg(LocalAlgorithm):
-    """Lets its delta count by a power of its loss."""
+    """Weights its delta by a power of its loss."""
 
     total = CURVATURE
     needs_losses = True
@@ -172,7 +172,7 @@ class QFedAvg(LocalAlgorithm):
 
 
 class Afl(LocalAlgorithm):
-    """Lets its delta count by a weight that grows with its loss."""
+    """Weights its delta by a number that grows with its loss."""
 
     total = MIXTURE
     keeps_score = True

@@ -25,7 +25,7 @@ BATCH = 4096
 
 
 class GrowTrees:
-    """Grows trees on the model that was sent; answers with the `whole` model, or with those."""
+    """Grows trees on the model that was sent; answers with the `whole` model, or the new trees alone."""
 
     def __init__(self, *, whole: bool) -> None:
         self._whole = whole

@@ -1,4 +1,4 @@
-"""A client's half of analytics: where its rows lie among the points that it is asked about."""
+"""A client's half of analytics: which part of its rows lies below each point that the server sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an algorithm does in the steps of a client's training, on each process that makes them."""
+"""An algorithm's corrections of a client's training steps, on each process that makes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Corrections", "learned_in", "names_of", "zero_client_state"]
 
 
 class Corrections:
-    """Corrects a module's steps by what the client keeps and what came with the params.
+    """Corrects a module's steps by the client state and the auxiliary tensors.
 
     Attributes:
         slots: what the optimizer begins with; None: with new ones.
@@ -40,7 +40,7 @@ class Corrections:
 
     @classmethod
     def empty(cls, algorithm: LocalAlgorithm, module: torch.nn.Module) -> Corrections:
-        """Return those of a process that is going to be sent the values."""
+        """Return the corrections of a process that receives the values later."""
         params = {name: param.detach() for name, param in learned_in(module).items()}
         shared = {
             auxiliary_name(kind, name): torch.zeros_like(param)
@@ -84,14 +84,14 @@ def learned_in(module: torch.nn.Module) -> Mapping[str, torch.nn.Parameter]:
 
 
 def names_of(algorithm: LocalAlgorithm, name: str) -> tuple[str, str]:
-    """Return by which names a tensor's own and shared correction are found."""
+    """Return the names of a tensor's own and of its shared correction."""
     return auxiliary_name(algorithm.keeps or "", name), auxiliary_name(algorithm.steers or "", name)
 
 
 def zero_client_state(
     algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Return what a client keeps before its first round."""
+    """Return the client state before the first round."""
     made: dict[str, torch.Tensor] = {}
     if algorithm.keeps is not None:
         for name, start in learned.items():

@@ -38,7 +38,7 @@ class PersonalizationBench:
     """What a client trains with.
 
     Attributes:
-        state: what the client keeps between messages; its own params are in there.
+        state: the client state, which includes its own params.
     """
 
     task: Task
@@ -87,7 +87,7 @@ class PersonalizationBench:
 
 
 class Personalization:
-    """FedPer and FedBN: what the server does not send is the client's own."""
+    """FedPer and FedBN: params that the server does not send are the client's own."""
 
     def train(
         self, bench: PersonalizationBench, sent: Params, data: Data
@@ -122,7 +122,7 @@ class FedRep(Personalization):
             epochs=bench.settings.head_epochs,
             session=lambda module: _Only(module, lambda name: name not in sent),
         )
-        # what is shared begins where it came from: a norm's statistics have moved
+        # shared params begin as they were sent: a norm's statistics have moved
         examples, means, params = bench.train(
             {**head, **sent}, data, session=lambda module: _Only(module, sent.__contains__)
         )
@@ -224,7 +224,7 @@ def evaluate_own(
 ) -> tuple[int, dict[str, float]]:
     """Return the number of test examples, the metrics of the common params, and of the client's.
 
-    The client's are first tuned on its training data, if the settings say so; nothing of that is
+    If configured, the client's params are first tuned on its training data; the result is not
     kept.
     """
     examples, means = bench.measure(personalization.common(sent), test_data)

@@ -1,4 +1,4 @@
-"""What clients do under algorithms that are not the training of a whole model by gradients."""
+"""What clients do under algorithms that do not train a whole model by gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client works with under an algorithm that is not training by gradients."""
+"""The inputs of a client's work under an algorithm that does not train by gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["WorkBench"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBench:
-    """What a client works with; `config` is the instruction's, all of it."""
+    """The inputs of a client's work; `config` is the whole configuration of the instruction."""
 
     task: Task
     data: ClientData
@@ -32,7 +32,7 @@ class WorkBench:
         """Return an entry of the instruction's config.
 
         Raises:
-            ProtocolError: it does not, or something of another type.
+            ProtocolError: the entry is missing, or of another type.
         """
         value = self.config.get(key)
         if type(value) is not kind:

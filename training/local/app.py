@@ -36,14 +36,15 @@ def client_app(
     """Return a Flower ClientApp for `task`; it also runs under Flower alone.
 
     It answers "train" with the params after training, "evaluate" with metrics, and "query" with
-    the numbers of samples. Which site it is, the Context says: `node_config["site-index"]` and
+    the numbers of samples. The Context names the site: `node_config["site-index"]` and
     `["site-count"]`, or Flower's "partition-id" and "num-partitions".
 
     Without `copies` the params in a reply may be the trained module's own memory, good until the
     next message: for a process that sends them at once.
 
-    `device` is "auto", "cpu" or an accelerator as torch names it, "cuda:0"; by default what MEADOW_DEVICE says, or "auto".
-    `training` says more than that, for the agents' training process.
+    `device` is "auto", "cpu" or an accelerator as torch names it, "cuda:0"; by default
+    MEADOW_DEVICE, or "auto".
+    `training` replaces it with the owner's whole [device], in the agents' training process.
     """
     wanted = device or os.environ.get(DEVICE_VARIABLE, "auto")
     sites = _Sites(task, wanted, copies, training)

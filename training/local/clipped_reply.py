@@ -1,4 +1,4 @@
-"""What leaves a client under differential privacy: a clipped change, and nothing about its data."""
+"""What leaves a client under differential privacy: a clipped delta, and nothing else about its data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clipped_reply(
 
     Without `copy` the params are clipped where they are read, once: they are `trained`'s memory.
 
-    Every client counts once, so the number of its examples stays with it; so do loss and metrics.
+    Every client counts once: the number of its examples, its loss and its metrics are not sent.
 
     Raises:
         UpdateError: the trained params are not finite, and the server adds the noise.

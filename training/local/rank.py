@@ -1,7 +1,7 @@
 """A rank beside the training process: `python -m meadow.training.local.rank --fd N`.
 
 It loads the app and the owner's data as rank 0 does, and computes its part of every round. It ends
-when rank 0 is gone, and after any exception, which it tells before.
+when rank 0 is gone, or after an exception, which it first reports to rank 0.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ CLIENT_STATE = "algorithm"
 
 
 class LocalSession:
-    """Has a module's steps corrected, and makes the answer once it is trained.
+    """Corrects a module's training steps, and makes the reply once it is trained.
 
     Attributes:
         corrections: what the trainer needs of it.
@@ -44,7 +44,7 @@ class LocalSession:
         arrays: ArrayRecord,
         state: RecordDict,
     ) -> None:
-        """Begin with a module that has its params, the instruction's arrays and what is kept.
+        """Begin with a module that has its params, the instruction's arrays and the client state.
 
         Raises:
             ProtocolError: an auxiliary tensor that the algorithm needs is missing, or of another shape.
@@ -68,7 +68,7 @@ class LocalSession:
 
     @torch.no_grad()
     def finish(self, *, loss: float, copy: bool) -> ArrayRecord:
-        """Return the arrays of the reply, and let the state have what the client keeps."""
+        """Return the arrays of the reply, and store the new client state."""
         trained = _tensors_of(self._module)
         slots = self.corrections.slots[0] if self.corrections.slots else ()
         wide = widest_float(self._device)
@@ -119,7 +119,7 @@ def without_auxiliary(arrays: ArrayRecord, algorithm: LocalAlgorithm) -> ArrayRe
 def shared_in(
     arrays: ArrayRecord, algorithm: LocalAlgorithm, learned: Tensors, device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """Return the auxiliary of an instruction.
+    """Return the auxiliary tensors of an instruction.
 
     Raises:
         ProtocolError: one that the algorithm needs is missing.
@@ -137,7 +137,7 @@ def shared_in(
 
 
 def client_state_in(state: RecordDict, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return what a client kept; nothing before its first round."""
+    """Return the client state; empty before the client's first round."""
     record = state.array_records.get(CLIENT_STATE)
     if record is None:
         return {}

@@ -52,7 +52,7 @@ class LocalSite:
         except NothingLearnedError as error:
             if clipping is None or noise is None or noise.place == "server":
                 raise
-            # a failure would be about the data, too: what leaves is like anybody's
+            # a failure would reveal something about the data: the reply is like any other client's
             logging.getLogger(__name__).warning("this round has no change of the params: %s", error)
             examples, means, trained = 1, {}, given.arrays
         metrics = metrics_record({"num-examples": examples, **means})

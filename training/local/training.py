@@ -1,4 +1,4 @@
-"""How this process trains a round: alone or with other ranks, saved now and then."""
+"""How this process trains a round: alone or with other ranks, with saves in between."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Round:
         key: what tells this instruction from others, and is the same when it is repeated.
         begin: returns what an algorithm does in the steps of a module that has its params; such a
             round is not saved.
-        dp_sgd: how single records are protected, if they are; it is not saved, and has no means.
+        dp_sgd: the terms of example-level privacy, if any; such a round is not saved, and has no means.
     """
 
     site: Site
@@ -147,7 +147,7 @@ class LocalTraining:
 
     def train(self, work: Round) -> Trained:
         """Return the trained module, and what `trainer.train` returns; the means also have what
-        the round took of the device, if that is to be told.
+        the round took of the device, if that is to be reported.
 
         Guarantees: an instruction that was begun before, and is repeated, goes on from where it
             was last saved, and gives the same params.
@@ -254,7 +254,7 @@ class LocalTraining:
         return self._group.run(lambda: instruction_of, go, lambda: None)
 
     def require_whole(self, who: str, does: str) -> None:
-        """Return if something that needs whole params may be done: `who` and what it `does`.
+        """Check that this process has the whole params, which `who` needs for what it `does`.
 
         Raises:
             DataError: each rank has a part of them only.
@@ -266,7 +266,7 @@ class LocalTraining:
             )
 
     def alone(self, settings: TrainingSettings) -> TrainingSettings:
-        """Return the settings for work that one process has to do.
+        """Return the settings, for work that one process has to do alone.
 
         Raises:
             DataError: there are several ranks.

@@ -1,6 +1,6 @@
-"""What a site does when it is told to train or to evaluate: an object for each kind of local work.
+"""What a site does when instructed to train or to evaluate: a class for each kind of local work.
 
-Whatever the algorithm is, the site asks one object, in the same words. Which one, `work_for` says.
+The site calls the same methods under every algorithm; `work_for` chooses the class.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SiteWork(Protocol):
 
 
 class Training:
-    """Steps along the gradient of the task's loss, and nothing beside."""
+    """Steps along the gradient of the task's loss alone."""
 
     def train(self, given: Assignment) -> Trained:
         """As `SiteWork.train`."""
@@ -186,7 +186,7 @@ class PersonalizedTraining:
 
 
 class OtherWork:
-    """Work of an algorithm that is no training of the whole model by gradients."""
+    """Work of an algorithm that does not train the whole model by gradients."""
 
     def __init__(self, work: LocalWork) -> None:
         self._work = work

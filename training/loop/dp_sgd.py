@@ -1,8 +1,8 @@
 """DP-SGD on one site's data: what leaves is private for each of its examples.
 
-Opacus computes the gradient of every example in one backward pass. Coins and noise are of the
-operating system's entropy: what a run's seed decides is no secret. Ranks that train together draw
-the same ones, and each computes the gradients of a part of the examples.
+Opacus computes the gradient of every example in one backward pass. Sampling bits and noise
+come from the operating system's entropy, as a run's seed is not secret. Ranks that train together
+draw the same ones, and each computes the gradients of a part of the examples.
 
 Source: Abadi et al., "Deep learning with differential privacy" (2016), algorithm 1; Yousefpour et
 al., "Opacus: user-friendly differential privacy library in PyTorch" (2021).
@@ -68,15 +68,15 @@ def train_dp_sgd(
 ) -> int:
     """Train `module` in place; returns the number of examples, and nothing else about them.
 
-    `sampling` are drawn from, the same on all ranks; None: from new ones. `parallelism` is how ranks divide
-    the examples; None: this process has them all.
+    `sampling` is the source of sampling bits and noise, the same on all ranks; None: a new one.
+    `parallelism` is how ranks divide the examples; None: this process has them all.
 
     Guarantees: the module's params are private by `terms.event(settings.epochs)`.
     Edge cases: an example whose gradient is not finite adds nothing; a batch without examples is a
         step of noise.
     Raises:
-        DataError: there are no data, an example has a part in another's loss, the module changes
-            what it holds, or Opacus is missing.
+        DataError: there are no data, an example influences another's loss, the module changes
+            its own tensors, or Opacus is missing.
     """
     count = samples_in(data)
     if not count:
@@ -118,7 +118,7 @@ def train_dp_sgd(
                 )
             descend(params, gradients, slots, settings, step=step)
             held = tensors_held(module, held)
-    check_separation(task, module, *tried)  # of what begins after a while, nothing leaves
+    check_separation(task, module, *tried)  # a module may leak only after some steps
     return count
 
 
@@ -216,10 +216,10 @@ def _some_of(data: Data, device: str) -> Batch:
 
 
 def _check_gradients(task: Task, plain: torch.nn.Module, hooked: Any, some: Batch) -> None:
-    """Check that an example's gradient is what Opacus says it is; `plain` is the same module.
+    """Check an example's gradient by Opacus against the one of `plain`, the same module without it.
 
     Raises:
-        DataError: it is not.
+        DataError: they differ.
     """
     own = [param for param in plain.parameters() if param.requires_grad]
     with seeded(0, str(some[0].device)):

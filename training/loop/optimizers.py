@@ -78,7 +78,7 @@ def _descend(
 class LocalOptimizer:
     """`descend` for one client's module and its `.grad`s, with the methods of torch's Optimizer.
 
-    It is none of torch's: to make one of those loads torch's compiler, for a second.
+    It is not one of torch's classes: making one of those loads torch's compiler, which takes a second.
 
     Attributes:
         param_groups: what torch's GradScaler looks at.
@@ -112,7 +112,7 @@ class LocalOptimizer:
         return self._steps
 
     def resume(self, steps: int) -> None:
-        """Go on after so many steps, with slots that were set from outside."""
+        """Continue after this many steps, with slots that the caller has set."""
         self._steps = steps
 
     def zero_grad(self) -> None:

@@ -68,9 +68,8 @@ def train(
     """Train `module` in place; returns the number of samples seen in an epoch, and the means of
     "loss" and the task's metrics over all examples, as they were before each step.
 
-    `session` is the algorithm's part in the steps, if it asks for more than training; it is not
-    saved. With `saves` the round is saved now and then; `resume_at` is
-    the step of a save to go on from.
+    `session` is the algorithm's part in the steps, if it has one; it is not saved. With `saves` the
+    round is saved every `saves.every_steps` steps; `resume_at` is the saved step to continue from.
 
     Guarantees: the same params, data, settings and client give the same bits in any process
         that has as many threads and the same kind of device, resumed or not; no global generator
@@ -206,7 +205,7 @@ class _Local:
 
     def _descend(self) -> None:
         """Make a step from the gradients that are there."""
-        optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler looks at it
+        optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler uses it
         if self.scaler:
             self.scaler.unscale_(optimizer)
         if self._corrects:

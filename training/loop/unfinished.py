@@ -1,4 +1,4 @@
-"""What has to be kept of a round to go on in the middle of it, and how it is put back."""
+"""The state of an unfinished round, from which training continues: saved and restored."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Place:
 
 
 class Unfinished:
-    """A round in the middle: params, buffers, optimizer, scaler, means and random generators."""
+    """The state of an unfinished round: params, buffers, optimizer, scaler, means and random generators."""
 
     def __init__(
         self,

@@ -110,7 +110,7 @@ def _mask(
     attn_mask: torch.Tensor | None,
     key_padding_mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return what is added to the scores: -inf where nothing may be looked at."""
+    """Return what is added to the scores: -inf at masked places."""
     batch, heads, length, keys = scores.shape
     total = scores.new_zeros(())
     if attn_mask is not None:
@@ -130,7 +130,7 @@ def _as_floats(mask: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 
 class _Enter(torch.autograd.Function):
-    """The same on all ranks; its gradient is the sum of theirs."""
+    """The identity, whose gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -145,7 +145,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """The sum over ranks, all of which go on with it alike."""
+    """The sum over ranks, on each of them; the gradient passes unchanged."""
 
     @staticmethod
     def forward(context: Any, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

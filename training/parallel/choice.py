@@ -15,7 +15,7 @@ FILLED_MAX = 0.7
 def choose(
     devices: Sequence[str], model_bytes: int, free_bytes: Callable[[str], int | None]
 ) -> tuple[str, int, str]:
-    """Return a form, the number of copies of the model that train together, and why.
+    """Return a strategy, the number of copies of the model that train together, and why.
 
     Gradients that are added up over all GPUs cost least, and params that are gathered for every
     pass cost most; so a copy is spread over no more GPUs than it needs. "tensor", "pipeline" and

@@ -1,4 +1,4 @@
-"""How ranks stand when several copies of a model train together, each spread over some of them.
+"""How ranks are arranged when several copies of a model train together, each on some of them.
 
 The ranks of one copy are neighbours: rank = copy * size + place. A batch is divided among copies;
 the ranks with the same place in each copy hold the same params, and add up their gradients.
@@ -20,7 +20,7 @@ class Copies:
     """A grid of ranks: copies by places.
 
     Attributes:
-        count: how many copies there are; one is the plain form.
+        count: how many copies there are; 1 without hybrid parallelism.
         size: over how many ranks each of them is spread.
         copy: this rank's copy.
         place: its place in it.

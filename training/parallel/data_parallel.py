@@ -1,6 +1,6 @@
-"""The form "data_parallel": one process that gives each accelerator some rows of a batch.
+"""The strategy "data_parallel": one process that gives each accelerator some rows of a batch.
 
-It is here for machines on which processes cannot speak with each other; "ddp" is faster.
+It is for machines on which processes cannot communicate; "ddp" is faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DataParallel(Alone):
         self._spread: _Spread | None = None
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
-        """As `Form.attach`.
+        """As `Parallelism.attach`.
 
         Raises:
             DataError: the module has batch norms, which would see the rows of one device each.

@@ -1,4 +1,4 @@
-"""The form "ddp": every rank has the whole module and computes a part of each batch.
+"""The strategy "ddp": every rank has the whole module and computes a part of each batch.
 
 Source: Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
@@ -46,7 +46,7 @@ class Ddp(Divided):
         self._first = True
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
-        """As `Form.attach`; a module that comes again keeps its buckets."""
+        """As `Parallelism.attach`; a module that comes again keeps its buckets."""
         self._autocast = autocast
         send_params(module)
         if self._attached is module:
@@ -72,7 +72,7 @@ class Ddp(Divided):
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
-        """As `Form.backward`."""
+        """As `Parallelism.backward`."""
         self.live = live
         if self._sums is not None:
             assert self._attached is not None
@@ -94,14 +94,14 @@ class Ddp(Divided):
             torch.autograd.backward(loss(outputs, targets) * self.ranks)
 
     def totals(self, values: Sequence[float]) -> list[float]:
-        """As `Form.totals`."""
+        """As `Parallelism.totals`."""
         if self._sums is None or len(values) > TOTALS_MAX:
             return super().totals(values)
         return self._sums.totals(values)
 
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
-        """As `Form.clip`."""
+        """As `Parallelism.clip`."""
         torch.nn.utils.clip_grad_norm_(params, norm)
 
     def collect(self) -> None:
-        """As `Form.collect`."""
+        """As `Parallelism.collect`."""

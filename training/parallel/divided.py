@@ -1,4 +1,4 @@
-"""What the forms have in common that divide a batch among ranks."""
+"""What the strategies share that divide a batch among ranks."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Divided:
         self._device = torch.device(device)
 
     def share(self, places: torch.Tensor) -> torch.Tensor:
-        """As `Form.share`."""
+        """As `Parallelism.share`."""
         mine = rows_of(len(places), self.part, self.parts)
         return places[mine.start : mine.stop] if mine else places[:1]
 
     def rows(self, count: int) -> int:
-        """As `Form.rows`."""
+        """As `Parallelism.rows`."""
         return len(rows_of(count, self.part, self.parts))
 
     def totals(self, values: Sequence[float]) -> list[float]:
-        """As `Form.totals`."""
+        """As `Parallelism.totals`."""
         sums = torch.tensor(list(values), dtype=widest_float(self._device), device=self._device)
         dist.all_reduce(sums)
         return [float(value) for value in sums]

@@ -1,6 +1,6 @@
-"""The form "fsdp": every rank has a part of each param, and computes a part of each batch.
+"""The strategy "fsdp": every rank has a part of each param, and computes a part of each batch.
 
-With several copies of the model the parts of each copy are gathered within it alone.
+With several copies of the model, only the ranks of a copy gather its parts.
 
 Source: Rajbhandari et al. 2020, "ZeRO", stage 3, as torch's fully_shard does it.
 """
@@ -36,7 +36,7 @@ class Fsdp(Divided):
         self._replica: ShardedReplica | None = None
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
-        """As `Form.attach`."""
+        """As `Parallelism.attach`."""
         self._autocast = autocast
         if self._replica is None or self._replica.whole is not module:
             self._replica = ShardedReplica(module, self._device, self._spread)
@@ -54,7 +54,7 @@ class Fsdp(Divided):
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
-        """As `Form.backward`."""
+        """As `Parallelism.backward`."""
         assert self._replica is not None
         module = self._replica.module
         assert isinstance(module, FSDPModule)
@@ -66,10 +66,10 @@ class Fsdp(Divided):
         torch.autograd.backward(loss(outputs, targets) * self.ranks)
 
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
-        """As `Form.clip`."""
+        """As `Parallelism.clip`."""
         clip_sharded(params, norm, within=self._copies.within)
 
     def collect(self) -> None:
-        """As `Form.collect`."""
+        """As `Parallelism.collect`."""
         assert self._replica is not None
         self._replica.give_back()

@@ -1,7 +1,7 @@
 """Rank 0's side of the ranks: starts them, instructs them, watches them and restarts them.
 
-Whatever happens to a rank - killed, hung, out of memory - the round's work is repeated by a new
-group, from where it was last saved, in the same training process.
+If a rank is killed, hangs or runs out of memory, a new group repeats the round's work from its
+last save, in the same training process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RankGroup:
     """The processes that train one app together; this one is rank 0.
 
     Attributes:
-        generation: how often they were started.
+        generation: how often the ranks were started.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class RankGroup:
         folder: Path,
         stages: Stages | None = None,
     ) -> None:
-        """`folder` is where ranks meet; no other group may be at work in it."""
+        """`folder` is where ranks meet; no other group may use it."""
         self._plan, self._use, self._stages = plan, use, stages
         self._app = {"app_dir": app_dir, "sha256": sha256}
         self._folder = folder
@@ -115,7 +115,7 @@ class RankGroup:
         work: Callable[[RoundInstruction, Parallelism], T],
         memory_ran_out: Callable[[], None],
     ) -> T:
-        """Have all ranks do a round's work; returns what it gives on this one.
+        """Have all ranks do a round's work; returns this rank's result.
 
         `order` and `work` are called again if a rank is lost, or, after `memory_ran_out`, if
         that is what happened.
@@ -152,7 +152,7 @@ class RankGroup:
         raise DataError(f"ranks were lost {ATTEMPTS_MAX} times in a row, last: {lost}")
 
     def close(self) -> None:
-        """End the other ranks, and be alone again."""
+        """End the other ranks."""
         ranks, self._ranks = self._ranks, []
         for process, connection in ranks:
             process.kill()

@@ -26,7 +26,7 @@ FRAME_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
-    """Which app a rank is for, and whom it meets."""
+    """What a rank loads, and the group that it joins."""
 
     app_dir: str
     sha256: str
@@ -59,8 +59,8 @@ class RoundInstruction:
 
     Attributes:
         evaluate: which of the site's data to evaluate instead; empty: none.
-        dp_sgd: how examples are protected, if they are; `sampling` (hex) is then the secret seed of
-            what is drawn for that.
+        dp_sgd: the terms of example-level privacy, if any; `sampling` (hex) is then the secret seed of
+            sampling bits and noise.
     """
 
     site: Site
@@ -117,7 +117,7 @@ def tell(connection: Connection, said: Mapping[str, Any]) -> None:
     """Send one object.
 
     Raises:
-        OSError: nobody is there any more.
+        OSError: the peer is gone.
     """
     connection.send_bytes(json.dumps(said).encode())
 
@@ -126,7 +126,7 @@ def hear(connection: Connection) -> dict[str, Any]:
     """Return the next object.
 
     Raises:
-        OSError: nobody is there any more; EOFError is one that multiprocessing raises too.
+        OSError, EOFError: the peer is gone.
     """
     said: dict[str, Any] = json.loads(connection.recv_bytes(FRAME_BYTES_MAX))
     return said

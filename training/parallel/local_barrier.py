@@ -1,8 +1,8 @@
 """A barrier for the ranks of one machine: each notifies every other through a socket.
 
-A collective of torch's wakes several threads on each side before it is over, and where all cores
-compute that takes longer than the sums that it announces. Here a rank looks for the others' word
-itself, for a while, before it lets go of its core.
+A collective of torch wakes several threads on each side, and where all cores are busy that takes
+longer than the sums themselves. Here a rank polls its sockets for a while before it yields its
+core.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LocalBarrier:
 
     @classmethod
     def meet(cls, folder: Path, rank: int, ranks: int, *, timeout_s: float) -> LocalBarrier:
-        """Connect the ranks, which all ask for it at once, in a folder that no other user opens.
+        """Connect the ranks, which all call this at once, in a folder that no other user can open.
 
         Raises:
             OSError: one of them did not come in time.
@@ -57,7 +57,7 @@ class LocalBarrier:
         return cls(peers, timeout_s)
 
     def wait(self) -> None:
-        """Return when all ranks have called this as often as this one.
+        """Return once all ranks have made as many calls as this one.
 
         Raises:
             ConnectionError: a rank is gone.

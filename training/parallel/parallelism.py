@@ -1,7 +1,7 @@
 """How the arithmetic of a step is laid out: on one process, or spread over several ranks.
 
 A *rank* is one of the processes that train a module together; rank 0 is the training process that
-speaks with the agent. The trainer is the same everywhere; what differs is a `Parallelism`.
+communicates with the agent. The trainer is the same for all; only the `Parallelism` differs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Parallelism(Protocol):
     """One way of computing gradients.
 
     Attributes:
-        rank: this process among those that train together, from 0.
-        ranks: how many they are.
+        rank: the number of this process among those that train together, from 0.
+        ranks: how many processes train together.
         parts: in how many parts a batch is divided.
         part: which of them is this rank's.
         sharded: whether each rank holds a part of the params, rather than all of them.
@@ -54,7 +54,7 @@ class Parallelism(Protocol):
         """
 
     def share(self, places: torch.Tensor) -> torch.Tensor:
-        """Return the places of a batch that this rank computes; one of no weight if none."""
+        """Return the places of a batch that this rank computes; if none, one that does not count."""
 
     def rows(self, count: int) -> int:
         """Return how many examples of a batch of `count` are this rank's."""
@@ -71,7 +71,7 @@ class Parallelism(Protocol):
         """Add the gradient of a loss to the params' `.grad`.
 
         With `last` the gradients are then the sums over all ranks. The examples count only if
-        `live`: else they are there so that every rank computes something.
+        `live`; else the rank passes them so that it takes part in every collective.
         """
 
     def totals(self, values: Sequence[float]) -> list[float]:
@@ -85,7 +85,7 @@ class Parallelism(Protocol):
 
 
 class Alone:
-    """The form of one process."""
+    """One process, without other ranks."""
 
     rank, ranks, part, parts, sharded = 0, 1, 0, 1, False
 

@@ -1,4 +1,4 @@
-"""The form "pipeline": every rank has some of a model's layers, and passes on what it computes.
+"""The strategy "pipeline": every rank has some of a model's layers, and sends on their outputs.
 
 With several copies of the model each of them is a pipeline for some rows of each batch.
 
@@ -52,7 +52,7 @@ class Pipeline(Divided):
         self._loss: LossOf | None = None
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
-        """As `Form.attach`; returns this rank's layers.
+        """As `Parallelism.attach`; returns this rank's layers.
 
         Raises:
             DataError: the module is not a sequence of layers that can be cut.
@@ -125,7 +125,7 @@ class Pipeline(Divided):
 
     @torch.no_grad()
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
-        """As `Form.clip`: every rank has other params."""
+        """As `Parallelism.clip`: every rank has other params."""
         gradients = [param.grad for param in params if param.grad is not None]
         squares = torch.zeros((), dtype=widest_float(self._device), device=self._device)
         for gradient in gradients:
@@ -136,7 +136,7 @@ class Pipeline(Divided):
 
     @torch.no_grad()
     def collect(self) -> None:
-        """As `Form.collect`."""
+        """As `Parallelism.collect`."""
         for place in range(self._copies.size):
             rank = self._copies.rank_of(place)
             for layer in self._layers(place):

@@ -1,4 +1,4 @@
-"""On what a round is trained, decided from the owner's words and the devices that are there."""
+"""On which devices a round is trained: decided from the owner's [device] and the devices present."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ParallelPlan:
     """How a round is spread over processes.
 
     Attributes:
-        kind: the form; "none" and "data_parallel" are one process.
+        kind: the parallelism strategy; "none" and "data_parallel" are one process.
         devices: the device of each rank.
         timeout_s: how long a rank waits for the others.
-        reason: why "auto" chose this; empty if it was not asked.
-        copies: how many copies of the model train together; with more than one the form is that
+        reason: why "auto" chose this; empty under another setting.
+        copies: how many copies of the model train together; with more than one, `kind` is that
             of each copy.
         schedule: the order of a pipeline's passes.
     """
@@ -49,10 +49,10 @@ class ParallelPlan:
 
     @property
     def backend(self) -> str:
-        """What the ranks speak with each other: NCCL on CUDA's devices, gloo on the CPU.
+        """The collective library of the ranks: NCCL on CUDA's devices, gloo on the CPU.
 
         Raises:
-            DataError: torch knows nothing for these devices.
+            DataError: torch has none for these devices.
         """
         try:
             return dist.get_default_backend_for_device(self.devices[0])
@@ -64,7 +64,7 @@ class ParallelPlan:
 
     @property
     def text(self) -> str:
-        """The devices for people."""
+        """The devices, as text for messages."""
         if self.kind == "none":
             return self.devices[0]
         names = sorted({*self.devices})
@@ -87,13 +87,12 @@ class ParallelPlan:
     ) -> ParallelPlan:
         """Return the plan for this machine.
 
-        `model_bytes` is the size of the params, by which "auto" decides. What the machine has is
-        asked of torch, unless `there`, its accelerators, and `free`, the bytes that are free on
-        one, say it.
+        `model_bytes` is the size of the params, by which "auto" decides. `there` are the machine's
+        accelerators, and `free` the free bytes of one; by default torch is asked for both.
 
         Raises:
             DataError: an accelerator that the owner names is not there, or the number of processes is
-                neither said nor clear.
+                neither configured nor implied by the devices.
         """
         gpus = _gpus(config, accelerators() if there is None else there)
         if config.parallel == "none":
@@ -136,7 +135,7 @@ class ParallelPlan:
 
 
 def _gpus(config: DeviceConfig, there: Sequence[str]) -> Sequence[str]:
-    """Return which of the accelerators to use; none is the CPU."""
+    """Return the accelerators to use; an empty list means the CPU."""
     if config.gpus == "cpu" or config.device == "cpu":
         return ()
     if isinstance(config.gpus, str | None):
@@ -161,7 +160,7 @@ def _processes(config: DeviceConfig) -> int:
 
 
 def _said(config: DeviceConfig, devices: tuple[str, ...]) -> tuple[str, int, str]:
-    """Return the form that the owner names, in how many copies, and no reason."""
+    """Return the strategy that the owner configured, its number of copies, and no reason."""
     if config.parallel != "hybrid":
         return config.parallel, 1, ""
     if len(devices) % config.copies or len(devices) < 2 * config.copies:

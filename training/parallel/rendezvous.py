@@ -25,9 +25,9 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 def join(
     plan: ParallelPlan, rank: int, rendezvous: Path, *, stages: Stages | None = None
 ) -> Parallelism:
-    """Become a rank; returns when all are there.
+    """Join the group as a rank; returns when all have joined.
 
-    `rendezvous` is a file that none of them has used before, `stages` the task's list.
+    `rendezvous` is the path of a file that no group has used before, `stages` the task's list.
 
     Raises:
         RuntimeError: one of them did not come in time.
@@ -49,7 +49,7 @@ def join(
 
 
 def _parallelism(plan: ParallelPlan, rank: int, device: str, stages: Stages | None) -> Parallelism:
-    """Return a rank's form; what it needs of torch is loaded now."""
+    """Return a rank's `Parallelism`; the modules of torch that it needs are imported here."""
     me = rank, plan.ranks, device
     if plan.kind == "ddp":
         return Ddp(*me, timeout_s=plan.timeout_s)
@@ -72,14 +72,14 @@ def _parallelism(plan: ParallelPlan, rank: int, device: str, stages: Stages | No
 
 
 def leave() -> None:
-    """Be no rank any more."""
+    """Leave the group."""
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Say whether an exception means that another rank is gone or hangs, rather than a fault of
+    """Say whether an exception means that another rank is gone or hangs, rather than an error of
     the app."""
     if isinstance(error, dist.DistError | ConnectionError | EOFError | TimeoutError):
         return True

@@ -1,7 +1,7 @@
 """A module's copy whose params are spread over ranks; the module itself stays whole.
 
-The whole module is on the CPU: it is what params come in by and leave by, tensor by tensor, so
-that no device ever holds all of them.
+The whole module is on the CPU. Params enter and leave through it tensor by tensor, so that no
+device ever holds all of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sums of gradients and of numbers over the ranks of one machine, in memory that they share.
 
-On the CPU the sockets that ranks would exchange gradients through cost the same cores that compute
-them. Here each rank writes its gradients once and reads those of the others; only the word that
-they are there goes through a socket, so that a rank that is lost is noticed.
+On the CPU, exchanging gradients through sockets takes time of the cores that compute them. Here
+each rank writes its gradients once and reads those of the others; only a notification goes through
+a socket, so that a lost rank is noticed.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class SharedSums:
 
     @classmethod
     def meet(cls, params: Params, rank: int, ranks: int, *, timeout_s: float) -> SharedSums | None:
-        """Return the sums of these params, which all ranks ask for at once; None where there is no
-        memory to share.
+        """Return the sums of these params, which all ranks request at once; None where there is no
+        shared memory.
 
         Raises:
             OSError: a rank did not come in time.
@@ -81,7 +81,7 @@ class SharedSums:
             return sums
         finally:
             if made is not None:
-                shutil.rmtree(made)  # what is mapped stays, and goes with the last rank
+                shutil.rmtree(made)  # the mapping stays until the last rank ends
 
     @torch.no_grad()
     def add_up(self) -> None:
@@ -148,7 +148,7 @@ class _Slots:
 
 
 def _made(size: int) -> Path | None:
-    """Return a new folder with a file of some size that is memory, None if there is no such."""
+    """Return a new folder with a file of this size in shared memory; None if there is none."""
     with suppress(OSError):
         there = os.statvfs(FOLDER)
         if there.f_bavail * there.f_frsize > size:

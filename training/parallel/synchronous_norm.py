@@ -1,6 +1,6 @@
 """Batch normalisation over the batch of all ranks, as one process with that batch would do it.
 
-torch's SyncBatchNorm is for GPUs alone; this is for every backend.
+torch's SyncBatchNorm works on GPUs only; this works on every backend.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Attention", "synchronise_norms"]
 
 
 class Attention(Protocol):
-    """What a layer asks about the pass that it is in: whether its examples count."""
+    """Tells a layer whether the examples of the present pass count."""
 
     live: bool
 
@@ -63,7 +63,7 @@ def _follow(
     if layer.running_mean is None or layer.running_var is None:
         return
     if layer.num_batches_tracked is None:
-        return  # the batch is computed again, and was counted
+        return  # activation checkpointing computes the batch again: it was counted
     layer.num_batches_tracked.add_(1)
     rate = layer.momentum
     if rate is None:

@@ -1,4 +1,4 @@
-"""The form "tensor": every rank computes a part of each linear layer, and some heads of each
+"""The strategy "tensor": every rank computes a part of each linear layer, and some heads of each
 attention layer, on the whole batch.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", section 3, the column-parallel layer.
@@ -34,7 +34,7 @@ class Tensor:
         self._replica: ShardedReplica | None = None
 
     def attach(self, module: torch.nn.Module, autocast: Autocast) -> torch.nn.Module:
-        """As `Form.attach`.
+        """As `Parallelism.attach`.
 
         Raises:
             DataError: the module has no layer that could be divided.
@@ -50,7 +50,7 @@ class Tensor:
         attentions = {
             f"{name}.": layer
             for name, layer in module.named_modules()
-            if isinstance(layer, torch.nn.MultiheadAttention)  # uses its layers' params itself
+            if isinstance(layer, torch.nn.MultiheadAttention)  # it uses its layers' params directly
         }
         divided = [layer for layer in attentions.values() if can_spread(layer, self.ranks)]
         plan = {
@@ -71,31 +71,31 @@ class Tensor:
         parallelize_module(module, self._mesh, plan)  # type: ignore[arg-type]
 
     def share(self, places: torch.Tensor) -> torch.Tensor:
-        """As `Form.share`."""
+        """As `Parallelism.share`."""
         return places
 
     def rows(self, count: int) -> int:
-        """As `Form.rows`."""
+        """As `Parallelism.rows`."""
         return count
 
     def backward(
         self, inputs: torch.Tensor, targets: torch.Tensor, loss: LossOf, *, live: bool, last: bool
     ) -> None:
-        """As `Form.backward`."""
+        """As `Parallelism.backward`."""
         assert self._replica is not None
         with self._autocast():
             outputs = self._replica.module(inputs)
         torch.autograd.backward(loss(outputs, targets))
 
     def totals(self, values: Sequence[float]) -> list[float]:
-        """As `Form.totals`: every rank has seen all examples."""
+        """As `Parallelism.totals`: every rank has seen all examples."""
         return list(values)
 
     def clip(self, params: Sequence[torch.nn.Parameter], norm: float) -> None:
-        """As `Form.clip`."""
+        """As `Parallelism.clip`."""
         clip_sharded(params, norm)
 
     def collect(self) -> None:
-        """As `Form.collect`."""
+        """As `Parallelism.collect`."""
         assert self._replica is not None
         self._replica.give_back()
