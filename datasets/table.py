@@ -104,8 +104,8 @@ def _explained(file: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        said = " ".join(str(error).split())
-        raise DataError(f"{file}: is no table that can be read: {said}") from None
+        why = " ".join(str(error).split())
+        raise DataError(f"{file}: is no table that can be read: {why}") from None
 
 
 def _numbers(column: Any, name: str, where: str) -> NDArray[np.float32]:

@@ -91,7 +91,7 @@ def chosen_from(data: Data, places: torch.Tensor) -> Batch:
     """
     if isinstance(data, DataLoader):
         raise DataError(
-            "a DataLoader makes its own batches, and these are drawn record by record; give its "
+            "a DataLoader makes its own batches, and these are drawn example by example; give its "
             "Dataset instead"
         )
     if (pooled := in_pool(data)) is not None:

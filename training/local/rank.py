@@ -29,7 +29,13 @@ from ..loop.trainer import train
 from ..micro_batch import MicroBatch, ran_out_of_memory
 from ..parallel.divided import Divided, send
 from ..parallel.evaluation import evaluate_together
-from ..parallel.instructions import READY, RankStart, RoundInstruction, hear, tell
+from ..parallel.instructions import (
+    READY,
+    RankStart,
+    RoundInstruction,
+    receive_message,
+    send_message,
+)
 from ..parallel.parallelism import Parallelism
 from ..parallel.rendezvous import is_lost_rank, join
 from ..site_data import SiteData
@@ -50,25 +56,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="meadow.training.local.rank")
     parser.add_argument("--fd", type=int, required=True)
     connection = Connection(parser.parse_args().fd)
-    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
+    messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, messages), daemon=True).start()
     app = None
     try:
-        start = RankStart.from_json(orders.get())
+        start = RankStart.from_json(messages.get())
         app = App.load(start.app_dir, environ={})
         if app.sha256 != start.sha256:
             raise AppError(f"{start.app_dir} was changed since the agent looked at it")
         task = app.load_task()
-        tell(connection, {"kind": READY, "text": ""})
+        send_message(connection, {"kind": READY, "text": ""})
         place = Path(start.rendezvous)
         parallelism = join(start.plan, start.rank, place, stages=task.stages)
         member = _Member(task, start, parallelism)
         while True:
-            member.obey(RoundInstruction.from_json(orders.get()))
+            member.obey(RoundInstruction.from_json(messages.get()))
     except BaseException as error:
         traceback.print_exc()
         text = app.explain(error) if app and not isinstance(error, MeadowError) else str(error)
-        tell(connection, {"kind": _kind(error), "text": text})
+        send_message(connection, {"kind": _kind(error), "text": text})
         os._exit(FAILED)  # not through torch, which would wait for the others
 
 
@@ -138,10 +144,10 @@ class _Member:
         )
 
 
-def _listen(connection: Connection, orders: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _listen(connection: Connection, messages: queue.SimpleQueue[dict[str, Any]]) -> None:
     try:
         while True:
-            orders.put(hear(connection))
+            messages.put(receive_message(connection))
     except (EOFError, OSError):
         os._exit(RANK_0_GONE)
 

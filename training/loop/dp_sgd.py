@@ -258,7 +258,7 @@ def _example_gradients(module: torch.nn.Module) -> Iterator[Any]:
         from opacus.validators import ModuleValidator
     except ImportError:
         raise DataError(
-            "example-level privacy need Opacus on the client: pip install 'meadow-fl[dp]'"
+            "example-level privacy needs Opacus on the client: pip install 'meadow-fl[dp]'"
         ) from None
     if wrong := ModuleValidator.validate(module, strict=False):
         raise DataError(

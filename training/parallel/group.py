@@ -21,7 +21,7 @@ from typing import TypeVar
 from ...errors import DataError, MeadowError
 from ..device_use import DeviceUse
 from ..micro_batch import ran_out_of_memory
-from .instructions import READY, RankStart, RoundInstruction, Word, hear, tell
+from .instructions import READY, RankStart, RoundInstruction, Word, receive_message, send_message
 from .parallelism import Parallelism
 from .plan import ParallelPlan
 from .rendezvous import is_lost_rank, join, leave
@@ -95,7 +95,7 @@ class RankGroup:
                     use=self._use,
                     rendezvous=str(rendezvous),
                 )
-                tell(connection, start.to_json())
+                send_message(connection, start.to_json())
             for _, connection in self._ranks:
                 self._require_ready(connection)
             self._parallelism = join(self._plan, 0, rendezvous, stages=self._stages)
@@ -111,13 +111,13 @@ class RankGroup:
 
     def run(
         self,
-        order: Callable[[], RoundInstruction],
+        instruction: Callable[[], RoundInstruction],
         work: Callable[[RoundInstruction, Parallelism], T],
         memory_ran_out: Callable[[], None],
     ) -> T:
         """Have all ranks do a round's work; returns this rank's result.
 
-        `order` and `work` are called again if a rank is lost, or, after `memory_ran_out`, if
+        `instruction` and `work` are called again if a rank is lost, or, after `memory_ran_out`, if
         that is what happened.
 
         Raises:
@@ -128,10 +128,10 @@ class RankGroup:
         for _ in range(ATTEMPTS_MAX):
             parallelism = self.warm()
             try:
-                told = order()
+                round_instruction = instruction()
                 for _, connection in self._ranks:
-                    tell(connection, told.to_json())
-                return work(told, parallelism)
+                    send_message(connection, round_instruction.to_json())
+                return work(round_instruction, parallelism)
             except MeadowError:
                 self.close()  # the others wait for this one
                 raise
@@ -177,7 +177,7 @@ class RankGroup:
     def _require_ready(self, connection: Connection) -> None:
         if not connection.poll(START_WAIT_S):
             raise TimeoutError(f"a rank was not ready within {START_WAIT_S:.0f} s")
-        word = Word(**hear(connection))
+        word = Word(**receive_message(connection))
         if word.kind != READY:
             raise DataError(f"in another process: {word.text}")
 
@@ -196,7 +196,7 @@ class RankGroup:
         for process, connection in self._ranks:
             with contextlib.suppress(EOFError, OSError):
                 if connection.poll(max(0.0, until_s - time.monotonic())):
-                    faults.append(Word(**hear(connection)))
+                    faults.append(Word(**receive_message(connection)))
                     continue
             status = process.poll()
             if status is not None:

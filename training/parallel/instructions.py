@@ -17,7 +17,7 @@ from ..mid_epoch import MidEpoch
 from ..settings import TrainingSettings
 from .plan import ParallelPlan
 
-__all__ = ["READY", "RankStart", "RoundInstruction", "Word", "hear", "tell"]
+__all__ = ["READY", "RankStart", "RoundInstruction", "Word", "receive_message", "send_message"]
 
 READY = "ready"
 
@@ -47,10 +47,10 @@ class RankStart:
         }
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> RankStart:
+    def from_json(cls, stated: Mapping[str, Any]) -> RankStart:
         """Return what `to_json` gave."""
-        plan = ParallelPlan.from_json(said["plan"])
-        return cls(**{**said, "plan": plan, "use": DeviceUse(**said["use"])})
+        plan = ParallelPlan.from_json(stated["plan"])
+        return cls(**{**stated, "plan": plan, "use": DeviceUse(**stated["use"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +92,16 @@ class RoundInstruction:
         }
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> RoundInstruction:
+    def from_json(cls, stated: Mapping[str, Any]) -> RoundInstruction:
         """Return what `to_json` gave."""
-        site = {**said["site"], "partition": Partition(**said["site"]["partition"])}
-        saves = said["saves"]
+        site = {**stated["site"], "partition": Partition(**stated["site"]["partition"])}
+        saves = stated["saves"]
         if saves is not None:
             saves = MidEpoch(**{**saves, "folder": Path(saves["folder"])})
-        told = {"settings": TrainingSettings(**said["settings"]), "saves": saves}
-        if said["dp_sgd"] is not None:
-            told["dp_sgd"] = ExampleTerms(**said["dp_sgd"])
-        return cls(**{**said, **told, "site": Site(**site)})
+        parsed = {"settings": TrainingSettings(**stated["settings"]), "saves": saves}
+        if stated["dp_sgd"] is not None:
+            parsed["dp_sgd"] = ExampleTerms(**stated["dp_sgd"])
+        return cls(**{**stated, **parsed, "site": Site(**site)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,20 +113,20 @@ class Word:
     text: str
 
 
-def tell(connection: Connection, said: Mapping[str, Any]) -> None:
+def send_message(connection: Connection, message: Mapping[str, Any]) -> None:
     """Send one object.
 
     Raises:
         OSError: the peer is gone.
     """
-    connection.send_bytes(json.dumps(said).encode())
+    connection.send_bytes(json.dumps(message).encode())
 
 
-def hear(connection: Connection) -> dict[str, Any]:
+def receive_message(connection: Connection) -> dict[str, Any]:
     """Return the next object.
 
     Raises:
         OSError, EOFError: the peer is gone.
     """
-    said: dict[str, Any] = json.loads(connection.recv_bytes(FRAME_BYTES_MAX))
-    return said
+    message: dict[str, Any] = json.loads(connection.recv_bytes(FRAME_BYTES_MAX))
+    return message

@@ -112,7 +112,7 @@ class ParallelPlan:
             devices = tuple(gpus[:ranks])
         else:
             devices = ("cpu",) * _processes(config)
-        kind, copies, reason = _said(config, devices)
+        kind, copies, reason = _configured(config, devices)
         if kind == "auto":
             kind, copies, reason = choose(devices, model_bytes, free)
         return cls(
@@ -129,9 +129,9 @@ class ParallelPlan:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> ParallelPlan:
+    def from_json(cls, stated: Mapping[str, Any]) -> ParallelPlan:
         """Return the plan that `to_json` gave."""
-        return cls(**{**said, "devices": tuple(said["devices"])})
+        return cls(**{**stated, "devices": tuple(stated["devices"])})
 
 
 def _gpus(config: DeviceConfig, there: Sequence[str]) -> Sequence[str]:
@@ -159,7 +159,7 @@ def _processes(config: DeviceConfig) -> int:
     return config.processes or 1
 
 
-def _said(config: DeviceConfig, devices: tuple[str, ...]) -> tuple[str, int, str]:
+def _configured(config: DeviceConfig, devices: tuple[str, ...]) -> tuple[str, int, str]:
     """Return the strategy that the owner configured, its number of copies, and no reason."""
     if config.parallel != "hybrid":
         return config.parallel, 1, ""

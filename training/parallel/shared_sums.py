@@ -68,8 +68,8 @@ class SharedSums:
         name = torch.zeros(NAME_BYTES, dtype=torch.uint8)
         made = _made(_bytes_of(params, ranks)) if rank == 0 else None
         if made is not None:
-            said = str(made).encode()
-            name[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
+            encoded = str(made).encode()
+            name[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         dist.broadcast(name, 0)
         text = bytes(name.tolist()).rstrip(b"\0").decode()
         if not text:
