@@ -31,11 +31,14 @@ if TYPE_CHECKING:
     from .errors import MeadowError
     from .run.app import server_app
     from .strategies.algorithms.afl import afl
+    from .strategies.algorithms.algorithm import Aggregate, Algorithm, State
     from .strategies.algorithms.analytics import analytics
     from .strategies.algorithms.boosted_trees import xgb_bagging, xgb_cyclic
+    from .strategies.algorithms.bounds import Bounds
+    from .strategies.algorithms.builders import builder
     from .strategies.algorithms.ditto import ditto
     from .strategies.algorithms.fedasync import fedasync
-    from .strategies.algorithms.fedavg import fedavg
+    from .strategies.algorithms.fedavg import averaging, fedavg
     from .strategies.algorithms.fedbn import fedbn
     from .strategies.algorithms.fedbuff import fedbuff
     from .strategies.algorithms.feddyn import feddyn
@@ -46,19 +49,28 @@ if TYPE_CHECKING:
     from .strategies.algorithms.fedrep import fedrep
     from .strategies.algorithms.ifca import ifca
     from .strategies.algorithms.lora import lora
+    from .strategies.algorithms.mean import MeanAggregator
     from .strategies.algorithms.newton import newton
     from .strategies.algorithms.qfedavg import qfedavg
     from .strategies.algorithms.scaffold import scaffold
     from .strategies.rounds.adapter import FederatedStrategy
     from .task import ClientData, Site, Task
+    from .training.algorithms.algorithms import LocalAlgorithm
+    from .training.algorithms.objective import TrainingStep
+    from .training.algorithms.training_bench import TrainingBench
     from .training.classification import accuracy, cross_entropy
     from .training.local.app import client_app
+    from .training.local_round import Answer, LocalRound
 
 __version__ = "0.1.0"
 
 install()
 
 __all__ = [
+    "Aggregate",
+    "Algorithm",
+    "Answer",
+    "Bounds",
     "ClientData",
     "Comparison",
     "Compression",
@@ -67,7 +79,10 @@ __all__ = [
     "Evaluation",
     "FederatedStrategy",
     "Federation",
+    "LocalAlgorithm",
+    "LocalRound",
     "MeadowError",
+    "MeanAggregator",
     "Privacy",
     "RemoteRun",
     "Robust",
@@ -76,11 +91,16 @@ __all__ = [
     "Selection",
     "Simulation",
     "Site",
+    "State",
     "Task",
     "Training",
+    "TrainingBench",
+    "TrainingStep",
     "accuracy",
     "afl",
     "analytics",
+    "averaging",
+    "builder",
     "client_app",
     "compare",
     "connect",
@@ -114,6 +134,18 @@ __all__ = [
 ]
 
 _HOMES = {
+    "averaging": ".strategies.algorithms.fedavg",
+    "LocalRound": ".training.local_round",
+    "Answer": ".training.local_round",
+    "TrainingBench": ".training.algorithms.training_bench",
+    "TrainingStep": ".training.algorithms.objective",
+    "LocalAlgorithm": ".training.algorithms.algorithms",
+    "MeanAggregator": ".strategies.algorithms.mean",
+    "builder": ".strategies.algorithms.builders",
+    "Bounds": ".strategies.algorithms.bounds",
+    "State": ".strategies.algorithms.algorithm",
+    "Algorithm": ".strategies.algorithms.algorithm",
+    "Aggregate": ".strategies.algorithms.algorithm",
     "ClientData": ".task",
     "Comparison": ".api.run",
     "Compression": ".config.sections.compression:CompressionConfig",

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     Data = tuple[torch.Tensor, torch.Tensor] | Dataset[Any] | DataLoader[Any]
 
-__all__ = ["ClientData", "Site", "Task"]
+__all__ = ["AlgorithmNamed", "ClientData", "Site", "Task"]
 
+AlgorithmNamed = Callable[[str, str], Any]
 Inputs = TypeVar("Inputs", "torch.Tensor", NDArray[Any])
 
 
@@ -115,6 +116,8 @@ class Task:
             boosted trees need no model.
         stages: (module) -> the same module as a list of modules, each for what the one before
             gives; for clients that cut it into a pipeline. An nn.Sequential needs none.
+        algorithm: (name, arguments as JSON) -> the `Algorithm` whose client's half an instruction
+            asks for; Meadow sets it to what the app's own `strategy.name` says.
     """
 
     client_data: Callable[[Site], ClientData]
@@ -126,3 +129,4 @@ class Task:
     server_data: Callable[[], Data] | None = None
     columns: Callable[[ClientData], Mapping[str, ArrayLike | torch.Tensor]] | None = None
     stages: Callable[[torch.nn.Module], Sequence[torch.nn.Module]] | None = None
+    algorithm: AlgorithmNamed | None = field(default=None, compare=False, repr=False)

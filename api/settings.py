@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any
 
 from ..config.load import make_config
+from ..config.own_algorithm import is_plain
 from ..config.schema.text import value_to_toml
 from ..config.sections.model import Config
 from ..errors import ConfigError
 from ..strategies.algorithms.algorithm import Algorithm
 from ..strategies.algorithms.asynchrony import Asynchrony
-from ..strategies.algorithms.builders import recipe_of
+from ..strategies.algorithms.builders import Entry, entry_of, recipe_of
 from ..strategies.algorithms.catalogue import CATALOGUE
 
 __all__ = ["Tables", "config_of", "overrides_of", "tables_of"]
@@ -101,15 +103,25 @@ def _strategy(
             f"builder as meadow.fedavg() returns, got {type(strategy).__name__}"
         )
     recipe = recipe_of(strategy)
-    if recipe is None or recipe.name not in CATALOGUE:
+    if recipe is None or (name := _name_of(recipe.entry)) is None:
         return strategy, {}
-    keys = CATALOGUE[recipe.name].arguments
-    if recipe.arguments.keys() - keys.keys():
+    keys, arguments = recipe.entry.arguments, recipe.arguments
+    if arguments.keys() - keys.keys() or not all(is_plain(value) for value in arguments.values()):
         return strategy, {}
     return None, {
-        "strategy.name": recipe.name,
-        **{f"strategy.{keys[name]}": value for name, value in recipe.arguments.items()},
+        "strategy.name": name,
+        **{f"strategy.{keys[name]}": value for name, value in arguments.items()},
     }
+
+
+def _name_of(entry: Entry) -> str | None:
+    """Return how [strategy] names a builder; None of one that only this process knows."""
+    name = entry.builder.__name__
+    if name in CATALOGUE and CATALOGUE[name] is entry:
+        return name
+    module = entry.builder.__module__
+    found = entry_of(getattr(sys.modules.get(module), name, None))
+    return entry.reference if found is entry and module != "__main__" else None
 
 
 def _asynchronous(rounds: Asynchrony) -> Tables:

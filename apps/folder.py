@@ -15,17 +15,18 @@ import traceback
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..config.app_options import make_task
 from ..config.load import FILE_NAME, config_to_toml, load_config
+from ..config.own_algorithm import OwnAlgorithm, of_this_process
 from ..config.schema.sources import given_by_environment
 from ..config.sections.model import Config
 from ..errors import AppError, MeadowError
-from ..task import Task
+from ..task import AlgorithmNamed, Task
 from .flower_app import FlowerApp, read_flower_app
 from .missing_imports import remedy_of
 
@@ -122,27 +123,66 @@ class App:
         """
         if self.config is None:
             raise AppError(f"{self.name} is a Flower app; it has no task")
+        own = self._own_algorithm(self.config)
         if self.task is not None:
-            return self.task
+            return replace(self.task, algorithm=own)
         reference = self.config.app.task
         found = self.load_object(reference)
         if options is None:
             options = self.config.app.options
         try:
-            return make_task(found, options, reference=reference, where=str(self.config.source))
+            task = make_task(found, options, reference=reference, where=str(self.config.source))
         except MeadowError:
             raise
         except Exception as error:  # the app's own function
             raise AppError(f"{self.folder}: {reference} failed: {self.explain(error)}") from error
+        return task if own is None else replace(task, algorithm=own)
+
+    def with_algorithm(self) -> App:
+        """Return the app with the algorithm of its own that [strategy] names, if it does: its
+        arguments are checked, and their defaults are in the configuration.
+
+        Raises:
+            AppError: the code does not load, or is no builder.
+            ConfigError: an argument is wrong, or the algorithm does not go with another section.
+        """
+        config = self.config
+        if config is not None and config.algorithm is not None:
+            return replace(self, config=of_this_process(config))
+        if config is None or not config.strategy.is_own:
+            return self
+        own = self._load_algorithm(config)
+        try:
+            return replace(self, config=own.resolved(config))
+        except MeadowError:
+            raise
+        except Exception as error:  # the app's own function
+            said = self.explain(error)
+            raise AppError(f"{self.folder}: {own.reference} failed: {said}") from error
+
+    def _own_algorithm(self, config: Config) -> AlgorithmNamed | None:
+        """Return what finds the client's half of an algorithm of the app's own, if it has one."""
+        if config.strategy.is_own:
+            return self._load_algorithm(config).named
+        if config.algorithm is not None and config.algorithm.client is not None:
+            return lambda reference, arguments: config.algorithm
+        return None
+
+    def _load_algorithm(self, config: Config) -> OwnAlgorithm:
+        reference = config.strategy.name
+        where = str(config.source or self.folder)
+        return OwnAlgorithm.of(self.load_object(reference), reference=reference, where=where)
 
     def load_object(self, reference: str) -> Any:
-        """Import "module:name" from the app's folder.
+        """Import "module:name" from the app's folder, or as this process imports it where the task
+        was made in Python.
 
         Raises:
             AppError: the module or the name is not there, or importing it fails.
         """
         module_name, _, attribute = reference.partition(":")
-        _make_importable(self.folder)
+        if self.task is None:
+            _make_importable(self.folder)
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # an app may raise anything while it is imported

@@ -1,8 +1,12 @@
-"""Free keys under [app]: what an app's own task takes as keyword arguments.
+"""Free keys: what an app's own functions take as keyword arguments.
 
 [app]
 task = "task:make_task"
 layers = [64, 32]         # make_task(layers=[64, 32])
+
+[strategy]
+name = "moon:moon"
+mu = 1.0                  # moon(mu=1.0)
 """
 
 from __future__ import annotations
@@ -28,38 +32,46 @@ Options = Mapping[str, Any]
 
 
 def split_options(
-    values: Mapping[str, Any], overrides: Sequence[str], *, known: Sequence[str], where: str
+    values: Mapping[str, Any],
+    overrides: Sequence[str],
+    *,
+    section: str,
+    known: Sequence[str],
+    where: str,
 ) -> tuple[dict[str, Any], list[str], dict[str, Any]]:
-    """Return the values and overrides without what is free under [app], and that as one mapping.
+    """Return the values and overrides without what is free in a section, and that as one mapping.
 
     Raises:
         ConfigError: a value is none that JSON can hold, or they are too large together.
     """
-    table = values.get("app")
+    table = values.get(section)
     rest, options = dict(values), {}
     if isinstance(table, Mapping):
         options = {key: value for key, value in table.items() if key not in known}
-        rest["app"] = {key: value for key, value in table.items() if key in known}
+        rest[section] = {key: value for key, value in table.items() if key in known}
     others: list[str] = []
     for override in overrides:
         key, equals, text = (part.strip() for part in override.partition("="))
         names = key.split(".")
-        if names[0] != "app" or len(names) < 2 or names[1] in known or not equals or not text:
+        if names[0] != section or len(names) < 2 or names[1] in known or not equals or not text:
             others.append(override)
         else:
-            options = _laid_over(options, names[1:], _value(text), f"--set {override[:100]}")
-    options_to_text(options, where)
+            said = f"--set {override[:100]}"
+            options = _laid_over(options, names[1:], _value(text), said, section)
+    options_to_text(options, where, section)
     return rest, others, options
 
 
-def _laid_over(options: Options, names: Sequence[str], value: Any, where: str) -> dict[str, Any]:
+def _laid_over(
+    options: Options, names: Sequence[str], value: Any, where: str, section: str
+) -> dict[str, Any]:
     name, *inner = names
     if not inner:
         return {**options, name: value}
     below = options.get(name, {})
     if not isinstance(below, Mapping):
-        raise ConfigError(f"{where}: app.{name} is no table, it is {reprlib.repr(below)}")
-    return {**options, name: _laid_over(below, inner, value, where)}
+        raise ConfigError(f"{where}: {section}.{name} is no table, it is {reprlib.repr(below)}")
+    return {**options, name: _laid_over(below, inner, value, where, section)}
 
 
 def _value(text: str) -> Any:
@@ -69,7 +81,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def options_to_text(options: Options, where: str) -> str:
+def options_to_text(options: Options, where: str, section: str = "app") -> str:
     """Return options as JSON.
 
     Raises:
@@ -81,14 +93,14 @@ def options_to_text(options: Options, where: str) -> str:
         except (TypeError, ValueError):
             refuse(
                 where,
-                f"app.{name}",
+                f"{section}.{name}",
                 "must be made of finite numbers, text, bools, lists and tables, got "
                 f"{reprlib.repr(value)}",
             )
     text = json.dumps(options, sort_keys=True)
     if len(text) > OPTIONS_CHARS_MAX:
         raise ConfigError(
-            f"{where}: the free keys under [app] are {len(text)} characters of JSON, more than "
+            f"{where}: the free keys under [{section}] are {len(text)} characters of JSON, more than "
             f"{OPTIONS_CHARS_MAX}; keep tables of values in a file of the app"
         )
     return text

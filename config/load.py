@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..strategies.algorithms.builders import BUILT_IN
 from .app_options import split_options
 from .rules.cohorts import clients_for_separation
 from .rules.combinations import check_config
@@ -66,16 +67,40 @@ def make_config(
     Raises:
         ConfigError: as `load_config`.
     """
-    values, overrides, options = split_options(values, overrides, known=("task",), where=where)
+    values, overrides, options = split_options(
+        values, overrides, section="app", known=("task",), where=where
+    )
+    own: Mapping[str, Any] = {}
+    if _has_own_algorithm(values, environ or {}, overrides):
+        values, overrides, own = split_options(
+            values, overrides, section="strategy", known=("name",), where=where
+        )
     given: Settings = given_by_table(Config, values, where)
     given |= given_by_environment(Config, environ or {})
     given |= given_by_overrides(Config, overrides)
     config = build(Config, given, where)
-    config = replace(config, app=replace(config.app, options=options))
+    config = replace(
+        config,
+        app=replace(config.app, options=options),
+        strategy=replace(config.strategy, options=own),
+    )
     if "simulation.clients" not in given:
         config = replace(config, simulation=_enough_clients(config))
     check_config(config, given, where)
     return config
+
+
+def _has_own_algorithm(
+    values: Mapping[str, Any], environ: Mapping[str, str], overrides: Sequence[str]
+) -> bool:
+    """Whether `strategy.name` is none of Meadow's, by the last source that says it."""
+    section = values.get("strategy")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    name = environ.get("MEADOW_STRATEGY__NAME") or name
+    for override in overrides:
+        key, _, text = (part.strip() for part in override.partition("="))
+        name = text if key == "strategy.name" else name
+    return isinstance(name, str) and name not in BUILT_IN
 
 
 def _enough_clients(config: Config) -> SimulationConfig:

@@ -32,6 +32,8 @@ the common ones' metrics and those of the clients', as `personal-loss`;
 
 The auxiliary tensors beside the params are summed like them, so that updates may be summed on the
 way: in a worker process, in a vectorized cohort, under secure aggregation.
+
+[own-algorithms.md](own-algorithms.md) explains how to write one that is not here.
 """
 
 ASYNCHRONOUS = {"fedbuff": fedbuff, "fedasync": fedasync}

@@ -85,6 +85,7 @@ def simulate_app(
 ) -> dict[str, Any]:
     """Run an app that was loaded; arguments, result and errors as of `simulate`."""
     _refuse_places(node_config or {})
+    app = app.with_algorithm()
     plan = ExecutorPlan.of(app, executor)
     client_app_of(app)  # before there is a folder: an app that does not load leaves none
     tagged_of(app.config)
@@ -160,6 +161,7 @@ def resume(
             f"{folder} cannot be resumed: the app {app.folder} was changed since; "
             "undo the change, or simulate anew"
         )
+    app = app.with_algorithm()
     plan = replace(ExecutorPlan.of(app, origin["executor"]), threads=origin.get("threads", 1))
     return _run(app, plan, folder, origin, on_event=on_event)
 

@@ -42,6 +42,10 @@ class LocalRound:
     losses: torch.Tensor
     momentum: Tensors
 
+    def along(self, numbers: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Return one number a client in a shape that broadcasts with its tensor."""
+        return along(numbers, tensor)
+
     def delta_of(self, name: str) -> torch.Tensor:
         """Return what training added to a tensor."""
         return self.trained[name] - self.starts[name]

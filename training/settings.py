@@ -10,17 +10,14 @@ from typing import Any, Literal, get_args
 
 from ..errors import ProtocolError
 from ..randomness.seeds import derive
+from ..strategies.algorithms.builders import BUILT_IN, REFERENCE
 
 __all__ = ["TrainingSettings"]
 
 Optimizer = Literal["sgd", "adam", "adamw", "lion"]
 Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["fp32", "bf16", "fp16"]
-LocalAlgorithm = Literal[
-    "plain", "scaffold", "fednova", "feddyn", "qfedavg", "afl", "fedlion",
-    "fedper", "fedbn", "fedrep", "ditto", "ifca", "lora",
-    "analytics", "newton", "xgb_bagging", "xgb_cyclic",
-]  # fmt: skip
+LOCAL_ALGORITHMS = frozenset(("plain", *BUILT_IN))
 
 WHOLE_MAX = 1_000_000_000
 NUMBER_MAX = 1e12
@@ -53,7 +50,10 @@ class TrainingSettings:
     repeat: int = 0
     """How often the client has trained from the same params before, in asynchronous rounds."""
     proximal_mu: float = 0.0
-    algorithm: LocalAlgorithm = "plain"
+    algorithm: str = "plain"
+    """The client's half: one of Meadow's, or as "module:builder" that of the app's own algorithm."""
+    algorithm_arguments: str = "{}"
+    """The builder's arguments, as JSON, of an algorithm of the app's own."""
     dynamic_alpha: float = 0.01
     fairness_q: float = 0.0
     mixture_learning_rate: float = 0.0
@@ -94,10 +94,14 @@ class TrainingSettings:
             if not 0 <= getattr(self, name) <= 1:
                 raise ProtocolError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule),
-                           ("precision", Precision),
-                           ("algorithm", LocalAlgorithm)):  # fmt: skip
+                           ("precision", Precision)):  # fmt: skip
             if getattr(self, name) not in get_args(kind):
                 raise ProtocolError(f"{name} must be one of {get_args(kind)}")
+        if self.algorithm not in LOCAL_ALGORITHMS and not REFERENCE.fullmatch(self.algorithm):
+            raise ProtocolError(
+                f"algorithm must be one of {sorted(LOCAL_ALGORITHMS)} or as module:builder, got "
+                f"{self.algorithm!r:.80}"
+            )
 
     @property
     def stream(self) -> int:

@@ -26,4 +26,4 @@ def check_config(config: Config, given: Settings, where: str) -> None:
     Raises:
         ConfigError: a rule is broken.
     """
-    check_rules(RULES, config, given, where)
+    check_rules(RULES, strategy.with_stand_in(config), given, where)

@@ -8,7 +8,7 @@ from ...privacy.dp.plan_rules import cohort_rule, delta_rule, reach_rule, turns_
 from ..schema.rules import Rule
 from ..sections.model import Config
 from .cohorts import TURNS
-from .strategy import NAME, build_algorithm
+from .strategy import NAME, build_algorithm, entry_of_config
 
 __all__ = ["RULES", "cohort_of", "population_of"]
 
@@ -17,7 +17,6 @@ ENABLED, UNIT, NOISE = f"{SECTION}.enabled", f"{SECTION}.unit", f"{SECTION}.nois
 SECURE = "privacy.secure_aggregation.enabled"
 METRIC = "run.early_stopping.metric"
 EXAMPLES = '= "record" trains clients by DP-SGD, and'
-AVERAGES = ("fedavg", "fedprox", "lora")
 
 
 def cohort_of(config: Config) -> float:
@@ -83,7 +82,7 @@ def _more_than_means(config: Config) -> bool:
 
     algorithm = build_algorithm(config)
     return not (
-        config.strategy.name in AVERAGES
+        "client" in entry_of_config(config).privacy
         and algorithm.linear
         and isinstance(algorithm.aggregator, MeanAggregator)
     )
@@ -135,11 +134,12 @@ RULES: tuple[Rule[Config], ...] = (
     ),
     Rule(
         (ENABLED, NAME),
-        f"only {', '.join(AVERAGES)}, without [robust]",
+        "only fedavg, fedprox, lora, and algorithms of your own that declare it, without [robust]",
         _client(_more_than_means),
         "= true adds noise to sums of the params' changes; what clients of strategy "
         '{strategy.name!r} send is more than that, or must not be added up; choose "fedavg", '
-        '"fedprox" or "lora", without [robust]',
+        '"fedprox" or "lora", without [robust], or let your own builder declare '
+        'privacy=("client",) if a noisy mean is all it needs',
     ),
     Rule(
         (ENABLED, "selection.kind"),
@@ -184,11 +184,12 @@ RULES: tuple[Rule[Config], ...] = (
     ),
     Rule(
         (UNIT, NAME),
-        '"record" goes with fedavg and fedprox alone',
+        '"record" goes with fedavg, fedprox, and algorithms of your own that declare it',
         _example(
             lambda config: (
-                config.strategy.name not in ("fedavg", "fedprox")
+                "record" not in entry_of_config(config).privacy
                 or bool(build_algorithm(config).auxiliary)
+                or build_algorithm(config).client is not None
             )
         ),
         f"{EXAMPLES} clients of strategy {{strategy.name!r}} use their data for more than its steps; "

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 from ..schema.rules import Rule
 from ..sections.model import Config
 from ..sections.robust import RobustConfig
-from ..sections.strategy import StrategyConfig
 
 if TYPE_CHECKING:
     from ...strategies.algorithms.algorithm import Algorithm
@@ -22,34 +21,22 @@ __all__ = [
     "RULES",
     "build_algorithm",
     "build_rule",
-    "is_clippable",
-    "strategy_algorithm",
+    "entry_of_config",
+    "with_stand_in",
 ]
 
 NAME = "strategy.name"
 
 
-def strategy_algorithm(chosen: StrategyConfig, *, seed: int = 0, share: float = 1.0) -> Algorithm:
-    """Return the algorithm that a section names, with its arguments.
-
-    `share` is the part of all clients that trains in a round, unless the section says it.
-    """
-    said = {entry.name: getattr(chosen, entry.name) for entry in fields(chosen)}
-    said["seed"] = seed
-    if chosen.participation is None:
-        said["participation"] = share
-    return _entry(chosen).build(said)
-
-
 def build_algorithm(config: Config) -> Algorithm:
-    """Return the algorithm that [strategy] names, with its arguments, and with [robust]'s rule."""
+    """Return the algorithm that [strategy] names, with its arguments, and with [robust]'s rule.
+
+    Raises:
+        ConfigError: an argument is out of its bounds, or it is an app's own and was not loaded.
+    """
     from ...strategies.robust.aggregator import robust
 
-    run, simulated = config.run, config.simulation.clients
-    share = run.cohort if isinstance(run.cohort, float) else run.cohort / simulated
-    algorithm = config.algorithm or strategy_algorithm(
-        config.strategy, seed=run.seed, share=min(1.0, share)
-    )
+    algorithm = _strategy_algorithm(config)
     if config.robust is None:
         return algorithm
     return robust(algorithm, rule=build_rule(config.robust))
@@ -70,22 +57,57 @@ def build_rule(chosen: RobustConfig) -> AggregationRule:
     )
 
 
-def is_clippable(chosen: StrategyConfig) -> bool:
-    """Whether what clients send survives the clipping of secure aggregation."""
-    return _entry(chosen).clippable
+def _strategy_algorithm(config: Config) -> Algorithm:
+    """Return the algorithm without [robust]'s rule."""
+    if config.algorithm is not None:
+        made: Algorithm = config.algorithm
+        return made
+    chosen, run = config.strategy, config.run
+    if chosen.is_own:
+        raise ConfigError(
+            f"strategy.name = {chosen.name!r} is an app's own algorithm, and the app's code is not "
+            "loaded; simulate or run the app's folder, or give `strategy` what the builder returns"
+        )
+    said = {entry.name: getattr(chosen, entry.name) for entry in fields(chosen)}
+    said["seed"] = run.seed
+    if chosen.participation is None:
+        share = (
+            run.cohort if isinstance(run.cohort, float) else run.cohort / config.simulation.clients
+        )
+        said["participation"] = min(1.0, share)
+    built: Algorithm = entry_of_config(config).build(said)
+    return built
 
 
-def _entry(chosen: StrategyConfig) -> Entry:
+def entry_of_config(config: Config) -> Entry:
+    """Return what the builder declares of the algorithm."""
+    from ...strategies.algorithms.builders import Entry
     from ...strategies.algorithms.catalogue import CATALOGUE
 
-    return CATALOGUE[chosen.name]
+    if config.algorithm is None:
+        return CATALOGUE[config.strategy.name]
+    recipe = config.algorithm.recipe
+    if recipe is None:
+        return Entry(builder=lambda: config.algorithm, arguments={})
+    found: Entry = recipe.entry
+    return found
+
+
+def with_stand_in(config: Config) -> Config:
+    """Return the config to be checked before an app's own algorithm is loaded: with one that goes
+    with everything in its place. Once it is loaded, the config is checked with itself."""
+    if config.algorithm is not None or not config.strategy.is_own:
+        return config
+    from ...strategies.algorithms.fedavg import fedavg
+
+    return replace(config, algorithm=fedavg())
 
 
 def _missing(key: str) -> Rule[Config]:
     """Return the rule about an argument that some algorithm has no default for."""
 
     def example(config: Config) -> str | None:
-        shown = _entry(config.strategy).example.get(key)
+        shown = None if config.algorithm else entry_of_config(config).example.get(key)
         return None if shown is None or getattr(config.strategy, key) else f"{key} = {shown}"
 
     return Rule(
@@ -98,7 +120,7 @@ def _missing(key: str) -> Rule[Config]:
 
 def _cannot_be_built(config: Config) -> str | None:
     try:
-        strategy_algorithm(config.strategy)
+        _strategy_algorithm(config)
     except ConfigError as error:
         return str(error)
     return None
@@ -109,7 +131,7 @@ def _of_model(key: str, is_there: Callable[[Config], bool]) -> Rule[Config]:
     return Rule(
         (key, NAME),
         'not with `strategy.name = "analytics"`',
-        lambda config: is_there(config) and not strategy_algorithm(config.strategy).of_model,
+        lambda config: is_there(config) and not _strategy_algorithm(config).of_model,
         'is about a model\'s params, and strategy.name = "{strategy.name}" has none; remove it',
     )
 
@@ -117,7 +139,7 @@ def _of_model(key: str, is_there: Callable[[Config], bool]) -> Rule[Config]:
 def _sends_more(config: Config) -> str | None:
     if config.run.update_norm_max is None:
         return None
-    algorithm = strategy_algorithm(config.strategy)
+    algorithm = _strategy_algorithm(config)
     if algorithm.of_model and not algorithm.auxiliary:
         return None
     return ", ".join(algorithm.auxiliary or (config.strategy.name,))
@@ -126,7 +148,7 @@ def _sends_more(config: Config) -> str | None:
 def _of_many(config: Config) -> bool:
     run = config.run
     alone = type(run.cohort) is int and run.cohort == run.min_clients == 1
-    return _entry(config.strategy).single and not alone
+    return entry_of_config(config).single and not alone
 
 
 def _two_counted(config: Config) -> str | None:
@@ -173,7 +195,7 @@ RULES: tuple[Rule[Config], ...] = (
         ("training.optimizer", NAME),
         '"sgd" with algorithms that know clients\' steps by their gradients (docs/algorithms.md)',
         lambda config: (
-            _entry(config.strategy).optimizer in ("sgd", "plain sgd")
+            entry_of_config(config).optimizer in ("sgd", "plain sgd")
             and config.training.optimizer != "sgd"
         ),
         '= "{training.optimizer}" does not go with strategy.name = "{strategy.name}", which knows '
@@ -183,7 +205,7 @@ RULES: tuple[Rule[Config], ...] = (
         ("training.momentum", NAME),
         "0 with algorithms whose steps are the learning rate times a gradient (docs/algorithms.md)",
         lambda config: (
-            _entry(config.strategy).optimizer == "plain sgd" and config.training.momentum > 0
+            entry_of_config(config).optimizer == "plain sgd" and config.training.momentum > 0
         ),
         '= {training.momentum:g} does not go with strategy.name = "{strategy.name}", which takes a '
         "step for the learning rate times a gradient; set it to 0",

@@ -7,6 +7,7 @@ the later over the earlier; each remembers where it was said, so that an error c
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -41,6 +42,8 @@ class KeyRule:
     at_most: float | None = None
     below: float | None = None
     choices: tuple[Any, ...] = ()
+    or_like: re.Pattern[str] | None = None
+    """Other texts that are taken beside the choices."""
     unavailable: Mapping[Any, str] = field(default_factory=dict)
     """Values that are known but refused, each with the reason."""
     was: str = ""

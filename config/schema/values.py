@@ -17,7 +17,7 @@ from .settings import Given, KeyRule, Settings, hints_of, obstacle, refuse, rule
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["build"]
+__all__ = ["build", "convert"]
 
 S = TypeVar("S", bound="DataclassInstance")
 
@@ -40,7 +40,7 @@ def build(section: type[S], given: Settings, where: str = "settings", prefix: st
             wanted = named or inner is kind
             values[entry.name] = build(inner, given, where, f"{key}.") if wanted else None
         elif key in given:
-            values[entry.name] = _convert(key, given[key], kind, rule_of(entry, kind))
+            values[entry.name] = convert(key, given[key], kind, rule_of(entry, kind))
     made = section(**values)
     _refuse_idle(made, given, prefix)
     check_rules(rules_of(section), made, given, where, prefix=prefix)
@@ -65,7 +65,12 @@ def _refuse_idle(made: DataclassInstance, given: Settings, prefix: str) -> None:
         )
 
 
-def _convert(key: str, given: Given, kind: Any, rule: KeyRule) -> Any:
+def convert(key: str, given: Given, kind: Any, rule: KeyRule) -> Any:
+    """Return a value in its setting's type.
+
+    Raises:
+        ConfigError: it has another type, or is out of bounds.
+    """
     kinds = tuple(k for k in _members(kind) if k is not NoneType)
     value = _parse(given.value, kinds) if given.textual else given.value
     if float in kinds and int not in kinds and type(value) is int:
@@ -125,6 +130,8 @@ def _parse(text: str, kinds: tuple[Any, ...]) -> Any:
 
 
 def _check_choice(key: str, where: str, value: Any, rule: KeyRule) -> None:
+    if rule.or_like is not None and rule.or_like.fullmatch(value):
+        return
     if value in rule.unavailable:
         refuse(where, key, f"= {_shown(value)} {rule.unavailable[value]}")
     if value not in rule.choices:

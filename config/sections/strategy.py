@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from ...strategies.algorithms.builders import BUILT_IN, REFERENCE
 from ..schema.settings import setting
 
 __all__ = ["StrategyConfig"]
@@ -18,26 +20,15 @@ _TREES = ("xgb_bagging", "xgb_cyclic")
 class StrategyConfig:
     """[strategy]: the algorithm, and its arguments."""
 
-    name: Literal[
+    name: str = setting(
         "fedavg",
-        "fedprox",
-        "scaffold",
-        "fednova",
-        "feddyn",
-        "qfedavg",
-        "afl",
-        "fedlion",
-        "fedper",
-        "fedrep",
-        "fedbn",
-        "ditto",
-        "ifca",
-        "lora",
-        "newton",
-        "xgb_bagging",
-        "xgb_cyclic",
-        "analytics",
-    ] = setting("fedavg", "the algorithm; docs/algorithms.md says what each is for")
+        'the algorithm; docs/algorithms.md says what each is for. "module:builder" is one of '
+        "your own, whose keyword arguments are the other keys: docs/own-algorithms.md",
+        choices=tuple(BUILT_IN),
+        or_like=REFERENCE,
+    )
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"free": True})
+    """The other keys where `name` is an algorithm of one's own: its builder's keyword arguments."""
     server_optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = setting(
         "sgd",
         "how the server applies the mean update: sgd is FedAvg (FedAvgM with momentum), the "
@@ -198,3 +189,8 @@ class StrategyConfig:
         at_most=10**6,
         only={"name": ("analytics",)},
     )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `name` is the builder of an app or of an installed package."""
+        return self.name not in BUILT_IN

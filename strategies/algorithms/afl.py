@@ -25,7 +25,7 @@ MIXTURE = auxiliary_name("mixture", "mean")
 SLOT = "mixture"
 
 
-@builder
+@builder(client="measures its loss before", keeps="one number", clippable=False)
 def afl(*, mixture_learning_rate: float = 0.1) -> Algorithm:
     """Minimise the largest sum of lambda_k F_k over all mixtures lambda of the clients.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...flower.messages import FlatTensor
@@ -65,6 +66,17 @@ class State:
     round: int = 0
     slots: Mapping[str, Params] = field(default_factory=dict)
 
+    def moved(self, params: Params, **slots: Params) -> State:
+        """Return the state after this round: new params, in the dtypes of the old ones, and slots."""
+        made = {name: _like(values, self.params[name]) for name, values in params.items()}
+        return State(params=made, round=self.round + 1, slots=slots)
+
+
+def _like(values: NDArray[Any], old: NDArray[Any]) -> NDArray[Any]:
+    found = np.asarray(values)
+    whole = old.dtype.kind in "iu" and found.dtype.kind not in "iu"
+    return (np.rint(found) if whole else found).astype(old.dtype, copy=False)
+
 
 class Aggregator(Protocol[A]):
     """Folds updates as they come, so that memory does not grow with the cohort.
@@ -91,9 +103,12 @@ class Algorithm:
     """A federated algorithm: `init(params) -> state`, `apply(state, aggregate) -> state`."""
 
     name: str
-    init: Callable[[Params], State]
+    init: Callable[[Params], State] = lambda params: State(params=params)
     apply: Callable[[State, Aggregate], State]
     aggregator: Aggregator[Any]
+    client: Any = None
+    """The client's half, a `LocalAlgorithm`; None for one of Meadow's own, which `client_config`
+    names, and for training along the gradient of the task's loss alone."""
     client_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     """Keys for the clients' ConfigRecord: the local objective, e.g. {"proximal-mu": 0.1}."""
     sent: Callable[[State], Params] = params_of

@@ -42,7 +42,11 @@ ROUNDING = 1e-3
 SHOWN = ("count", "mean", "variance", "histogram", "edges", "quantiles", "widths")
 
 
-@builder
+@builder(
+    example={"columns": ["age=0:120"]},
+    client="counts the rows of its data that lie below some points",
+    optimizer="none",
+)
 def analytics(
     *,
     columns: Sequence[str] = (),

@@ -30,7 +30,7 @@ Join = Callable[[bytes, Sequence[bytes]], bytes]
 """(the model that was sent, the clients') -> the new one."""
 
 
-@builder
+@builder(client="grows trees on the common model, and answers with those", optimizer="none")
 def xgb_bagging(
     *,
     objective: str = "binary:logistic",
@@ -50,7 +50,11 @@ def xgb_bagging(
     return _algorithm("xgb_bagging", bagged, config)
 
 
-@builder
+@builder(
+    client="grows trees on the common model, and answers with the whole",
+    optimizer="none",
+    single=True,
+)
 def xgb_cyclic(
     *,
     objective: str = "binary:logistic",

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ...errors import ConfigError
 
-__all__ = ["require_choice", "require_number", "require_whole"]
+__all__ = ["Bounds", "require_choice", "require_number", "require_whole"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The bounds of a number that a builder takes: `mu: Annotated[float, Bounds(at_least=0)]`."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+
+    def check(self, name: str, value: object) -> None:
+        """Check an argument.
+
+        Raises:
+            ConfigError: it is no finite number, or out of the bounds.
+        """
+        require_number(
+            name,
+            value,
+            above=self.above,
+            at_least=self.at_least,
+            below=self.below,
+            at_most=self.at_most,
+        )
 
 
 def require_number(

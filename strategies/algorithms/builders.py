@@ -1,29 +1,112 @@
 """Builders of algorithms: functions of keyword hyperparameters whose results say how they were made.
 
 So `strategy=meadow.fedprox(proximal_mu=0.1)` in Python is the same run as `[strategy]` in
-meadow.toml, with the same checks and the same text in the run folder.
+meadow.toml, with the same checks and the same text in the run folder. `@builder` is the one way in
+for every algorithm: Meadow's own have a short name, in `BUILT_IN`; all others are named as
+"module:function".
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ParamSpec, Protocol, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints, overload
 
-__all__ = ["Recipe", "builder", "recipe_of"]
+from .bounds import Bounds
+
+__all__ = ["BUILT_IN", "REFERENCE", "Entry", "Recipe", "builder", "entry_of", "recipe_of"]
 
 P = ParamSpec("P")
+
+REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""What names a function of a module, "module:function"."""
+BUILT_IN: Mapping[str, str] = {
+    "fedavg": "fedavg",
+    "fedprox": "fedprox",
+    "scaffold": "scaffold",
+    "fednova": "fednova",
+    "feddyn": "feddyn",
+    "qfedavg": "qfedavg",
+    "afl": "afl",
+    "fedlion": "fedlion",
+    "fedper": "fedper",
+    "fedrep": "fedrep",
+    "fedbn": "fedbn",
+    "ditto": "ditto",
+    "ifca": "ifca",
+    "lora": "lora",
+    "newton": "newton",
+    "xgb_bagging": "boosted_trees",
+    "xgb_cyclic": "boosted_trees",
+    "analytics": "analytics",
+}
+"""Meadow's own algorithms: the short name of each, that of its builder, -> the module beside this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A builder, and what its algorithms need.
+
+    Attributes:
+        builder: makes the algorithm.
+        arguments: argument of the builder -> key of [strategy].
+        example: values for the arguments that have no default.
+        client: what a client does beside training, as the rest of a sentence; empty for nothing.
+        keeps: what a client keeps from round to round.
+        optimizer: which local optimizers it goes with; "none" where clients take no steps of one.
+        clippable: whether what clients send survives the clipping of secure aggregation: changes
+            of params and the like do, counts do not.
+        privacy: the units of differential privacy that it goes with: "client" for algorithms that
+            need no more of a round than its noisy mean, "record" where clients do nothing but
+            take training steps.
+        personal: whether clients have params of their own: they are evaluated too, and trained one
+            by one, not in one tensor.
+        together: whether a cohort can be trained in one tensor.
+        single: whether only one client may be asked in a round.
+    """
+
+    builder: Callable[..., Any]
+    arguments: Mapping[str, str]
+    example: Mapping[str, Any] = field(default_factory=dict)
+    client: str = ""
+    keeps: str = "nothing"
+    optimizer: Literal["any", "sgd", "plain sgd", "none"] = "any"
+    clippable: bool = True
+    privacy: tuple[str, ...] = ()
+    personal: bool = False
+    together: bool = True
+    single: bool = False
+
+    @property
+    def reference(self) -> str:
+        """How [strategy] names the builder: "module:function"."""
+        return f"{self.builder.__module__}:{self.builder.__qualname__}"
+
+    def build(self, said: Mapping[str, Any]) -> Any:
+        """Return the algorithm with its arguments from the keys of [strategy].
+
+        Raises:
+            ConfigError: an argument is out of its bounds.
+        """
+        return self.builder(**{name: said[key] for name, key in self.arguments.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How an algorithm was made: its builder's name, and the arguments that were given."""
+    """How an algorithm was made: by which builder, and from the arguments that were given."""
 
-    name: str
+    entry: Entry
     arguments: Mapping[str, Any]
     made: Any
     """The builder's result, to see whether anything was replaced in it since."""
+
+    @property
+    def name(self) -> str:
+        """The builder's name."""
+        return self.entry.builder.__name__
 
 
 class _Made(Protocol):
@@ -34,17 +117,68 @@ class _Made(Protocol):
 M = TypeVar("M", bound=_Made)
 
 
-def builder(function: Callable[P, M]) -> Callable[P, M]:
-    """Let the results of a keyword-only function carry their `Recipe`."""
+@overload
+def builder(function: Callable[P, M], /) -> Callable[P, M]: ...
+@overload
+def builder(
+    *, keys: Mapping[str, str | None] = ..., **declared: Any
+) -> Callable[[Callable[P, M]], Callable[P, M]]: ...
+def builder(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    keys: Mapping[str, str | None] | None = None,
+    **declared: Any,
+) -> Any:
+    """Let a keyword-only function be named by [strategy], and its results carry their `Recipe`.
+
+    `declared` are the attributes of `Entry` that say what its algorithms need. Its arguments are
+    the section's keys, under the same names but for those in `keys`; None there is for an argument
+    that only Python can give. An argument whose annotation has `Bounds` is checked against them.
+    """
+    if function is None:
+        return functools.partial(_registered, keys=keys or {}, declared=declared)
+    return _registered(function, keys={}, declared={})
+
+
+def _registered(
+    function: Callable[P, M], *, keys: Mapping[str, str | None], declared: Mapping[str, Any]
+) -> Callable[P, M]:
+    names = {name: keys.get(name, name) for name in inspect.signature(function).parameters}
 
     @functools.wraps(function)
     def build(*args: P.args, **arguments: P.kwargs) -> M:
+        for name, bounds in _bounds_of(function).items():
+            if arguments.get(name) is not None:
+                bounds.check(name, arguments[name])
         made = function(*args, **arguments)
+        if not hasattr(made, "recipe"):  # it is refused where it is used
+            return made
         given = {name: value for name, value in arguments.items() if value is not None}
-        recipe = Recipe(function.__name__, given, made)
-        return replace(made, recipe=recipe)  # type: ignore[type-var]
+        return replace(made, recipe=Recipe(entry, given, made))  # type: ignore[type-var]
 
+    known = {name: key for name, key in names.items() if key is not None}
+    entry = Entry(builder=build, arguments=known, **declared)
+    build.__dict__["entry"] = entry
     return build
+
+
+def entry_of(function: object) -> Entry | None:
+    """Return what `@builder` notes of a function; None of anything else."""
+    entry = getattr(function, "__dict__", {}).get("entry")
+    return entry if isinstance(entry, Entry) else None
+
+
+@functools.cache
+def _bounds_of(function: Callable[..., Any]) -> dict[str, Bounds]:
+    if not any("Bounds" in str(hint) for hint in inspect.get_annotations(function).values()):
+        return {}
+    return {
+        name: bounds
+        for name, hint in get_type_hints(function, include_extras=True).items()
+        for bounds in getattr(hint, "__metadata__", ())
+        if isinstance(bounds, Bounds)
+    }
 
 
 def recipe_of(made: _Made) -> Recipe | None:

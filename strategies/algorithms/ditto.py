@@ -16,7 +16,11 @@ from .fedavg import fedavg
 __all__ = ["ditto"]
 
 
-@builder
+@builder(
+    client="trains twice: the common params, and its own",
+    keeps="params of its own",
+    personal=True,
+)
 def ditto(*, ditto_lambda: float = 0.1) -> Algorithm:
     """Average as FedAvg does; clients also minimise their loss + lambda / 2 |own - global|^2.
 

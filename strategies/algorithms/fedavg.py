@@ -8,17 +8,20 @@ sources of the variants.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
+
 from ...errors import ConfigError
-from .algorithm import Aggregate, Algorithm, Params, State
+from .algorithm import Aggregate, Algorithm, Params, State, params_of
 from .bounds import require_choice
 from .builders import builder
 from .mean import MeanAggregator
 from .server_optimizers import ServerOptimizer, adagrad, adam, sgd, yogi
 
-__all__ = ["SERVER_OPTIMIZERS", "fedavg"]
+__all__ = ["SERVER_OPTIMIZERS", "averaging", "fedavg"]
 
 SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
     "sgd": sgd,
@@ -28,7 +31,7 @@ SERVER_OPTIMIZERS: dict[str, Callable[..., ServerOptimizer]] = {
 }
 
 
-@builder
+@builder(privacy=("client", "record"))
 def fedavg(
     *,
     server_optimizer: Literal["sgd", "adagrad", "adam", "yogi"] = "sgd",
@@ -65,18 +68,52 @@ def fedavg(
     for name in given.keys() - inspect.signature(build).parameters.keys():
         argument = f"server_{name}" if name == "momentum" else name
         raise ConfigError(f"{argument} does not belong to server_optimizer {server_optimizer!r}")
-    return averaging(build(**given), name="fedavg")
+    return averaging("fedavg", optimizer=build(**given))
 
 
-def averaging(optimizer: ServerOptimizer, *, name: str) -> Algorithm:
-    """Return the algorithm that takes the mean of the params and lets `optimizer` step there."""
+def averaging(
+    name: str,
+    *,
+    apply: Callable[[State, Aggregate], State] | None = None,
+    optimizer: ServerOptimizer | None = None,
+    client: object = None,
+    tensors: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> Algorithm:
+    """Return an algorithm of the clients' mean params, and of what it does with it.
+
+    `apply` makes the server's step, by default `optimizer`'s, which by default takes the mean.
+    `client` is the client's half, a `LocalAlgorithm`. `tensors` are auxiliary tensors that travel
+    beside the params, "kind/name" -> shape, in float64: clients receive the values in the state's
+    slot "sent", at first zeros, and the aggregate's mean has those that they answer with.
+
+    Raises:
+        ConfigError: an auxiliary tensor's name is not "kind/name".
+    """
+    step = optimizer or sgd(learning_rate=1.0)
+    for each in tensors:
+        if not all(each.partition("/")):
+            raise ConfigError(f'auxiliary tensors are named as "kind/name", got {each!r}')
 
     def init(params: Params) -> State:
-        return State(params=params, slots=optimizer.init(params))
+        return State(params=params, slots=step.init(params) if apply is None else {})
 
-    def apply(state: State, aggregate: Aggregate) -> State:
+    def stepped(state: State, aggregate: Aggregate) -> State:
         number = state.round + 1
-        params, slots = optimizer.apply(state.params, aggregate.mean, state.slots, number)
+        mean = {name: aggregate.mean[name] for name in state.params}
+        params, slots = step.apply(state.params, mean, state.slots, number)
         return State(params=params, round=number, slots=slots)
 
-    return Algorithm(name=name, init=init, apply=apply, aggregator=MeanAggregator())
+    def sent(state: State) -> Params:
+        given = state.slots.get("sent", {})
+        beside = {name: given.get(name, np.zeros(shape)) for name, shape in tensors.items()}
+        return {**state.params, **beside}
+
+    return Algorithm(
+        name=name,
+        init=init,
+        apply=apply or stepped,
+        aggregator=MeanAggregator(),
+        sent=sent if tensors else params_of,
+        auxiliary=tuple(dict.fromkeys(each.partition("/")[0] for each in tensors)),
+        client=client,
+    )

@@ -16,7 +16,11 @@ __all__ = ["fedbn"]
 STATISTIC = "running_mean"
 
 
-@builder
+@builder(
+    client="trains all layers, and answers with all but the batch norms",
+    keeps="the batch norms",
+    personal=True,
+)
 def fedbn() -> Algorithm:
     """Average all layers but the batch norms, which are known by their running means.
 

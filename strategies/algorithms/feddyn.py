@@ -25,7 +25,11 @@ LEARNED = "learned"
 Reals = NDArray[np.float64]
 
 
-@builder
+@builder(
+    keys={"alpha": "dynamic_alpha"},
+    client="adds a linear and a proximal term to its gradients",
+    keeps="a gradient as large as the params",
+)
 def feddyn(*, alpha: float = 0.01, participation: float = 1.0) -> Algorithm:
     """Average the clients' params, and take away what they have drifted by so far.
 

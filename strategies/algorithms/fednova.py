@@ -22,7 +22,7 @@ __all__ = ["STEPS", "fednova"]
 STEPS = "steps"
 
 
-@builder
+@builder(client="divides its delta by its steps, and counts them", optimizer="sgd", clippable=False)
 def fednova(*, server_learning_rate: float | None = None) -> Algorithm:
     """Average the clients' deltas a step, and go the mean number of steps in that direction.
 

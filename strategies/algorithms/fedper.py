@@ -18,7 +18,12 @@ from .fedavg import fedavg
 __all__ = ["fedper", "sharing"]
 
 
-@builder
+@builder(
+    example={"private": ["out.*"]},
+    client="trains all layers, and answers with the shared ones",
+    keeps="the private layers",
+    personal=True,
+)
 def fedper(*, private: Sequence[str] = ()) -> Algorithm:
     """Average the shared layers; the clients train all, and keep the private ones.
 

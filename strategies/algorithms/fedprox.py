@@ -16,7 +16,11 @@ from .fedavg import fedavg
 __all__ = ["fedprox"]
 
 
-@builder
+@builder(
+    keys={"server": None},
+    client="adds a proximal term to its gradients",
+    privacy=("client", "record"),
+)
 def fedprox(*, proximal_mu: float = 0.0, server: Algorithm | None = None) -> Algorithm:
     """Average as FedAvg does, and ask the clients for the proximal objective.
 

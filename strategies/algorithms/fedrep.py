@@ -17,7 +17,12 @@ from .fedper import fedper
 __all__ = ["fedrep"]
 
 
-@builder
+@builder(
+    example={"private": ["out.*"]},
+    client="trains its private layers, then the shared ones, and answers with those",
+    keeps="the private layers",
+    personal=True,
+)
 def fedrep(*, private: Sequence[str] = (), head_epochs: int = 1) -> Algorithm:
     """Share and keep layers as `fedper` does; a client trains one part after the other.
 

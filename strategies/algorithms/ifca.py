@@ -28,7 +28,11 @@ def cluster_kind(number: int) -> str:
     return f"cluster-{number}"
 
 
-@builder
+@builder(
+    client="measures its loss under every cluster's params, and trains the best",
+    clippable=False,
+    personal=True,
+)
 def ifca(*, clusters: int = 2, cluster_spread: float = 0.5, seed: int = 0) -> Algorithm:
     """Average the params of each cluster over the clients that chose it.
 

@@ -25,7 +25,12 @@ BASE = "base-checksum"
 """The `client_config` key of the base model's checksum."""
 
 
-@builder
+@builder(
+    example={"adapters": ["out.*"]},
+    client="trains the adapters on a base model of its own",
+    privacy=("client",),
+    together=False,
+)
 def lora(*, adapters: Sequence[str] = ("*lora_*", "*modules_to_save*")) -> Algorithm:
     """Average the adapters, weighted by their examples; the base model stays where it is.
 

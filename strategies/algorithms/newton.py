@@ -31,7 +31,11 @@ VALUES_MAX = 2000
 """A Hessian of this many params has four million values."""
 
 
-@builder
+@builder(
+    client="answers with its loss's mean gradient and Hessian",
+    optimizer="none",
+    clippable=False,
+)
 def newton(*, ridge: float = 0.0, server_learning_rate: float | None = None) -> Algorithm:
     """Minimise the mean loss of all examples plus ridge / 2 * |params|^2 by Newton steps.
 

@@ -20,7 +20,9 @@ __all__ = ["CURVATURE", "qfedavg"]
 CURVATURE = auxiliary_name("curvature", "mean")
 
 
-@builder
+@builder(
+    keys={"q": "fairness_q"}, client="measures its loss before", optimizer="sgd", clippable=False
+)
 def qfedavg(*, q: float = 0.2) -> Algorithm:
     """Minimise sum p_k F_k^(q + 1) / (q + 1), with weights p_k by examples.
 

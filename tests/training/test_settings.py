@@ -23,7 +23,7 @@ def test_every_key_that_a_server_sends_is_understood() -> None:
     trained = [entry for entry in CATALOGUE.values() if entry.optimizer != "none"]
     asked = {key for entry in trained for key in entry.builder(**entry.example).client_config}
     tuned = evaluation_record(make_config({"evaluation": {"tuning_epochs": 1}}))
-    of_every_round = {"server-round", "repeat"}
+    of_every_round = {"server-round", "repeat", "algorithm-arguments"}
     assert set(record) | asked | set(tuned) | of_every_round == kebab
     assert (settings.optimizer, settings.learning_rate, settings.epochs) == ("adamw", 0.02, 3)
     assert (settings.server_round, settings.proximal_mu) == (4, 0.5)
@@ -45,6 +45,8 @@ def test_other_peoples_keys_are_ignored() -> None:
         ({"learning-rate": -0.1}, r"learning_rate must be in \[0, 1e\+12\]"),
         ({"optimizer": "rprop"}, "optimizer must be one of"),
         ({"precision": 16}, "precision must be of type str"),
+        ({"algorithm": "sgd"}, "algorithm must be one of .* or as module:builder, got 'sgd'"),
+        ({"algorithm": "os.path:join:x"}, "algorithm must be one of"),
         ({"beta-1": 1.5}, "beta_1 must be in"),
     ],
 )

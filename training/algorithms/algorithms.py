@@ -6,8 +6,14 @@ vectorized executor run the same code. The servers' halves are in `strategies`.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
+
 import torch
 
+from ...errors import ProtocolError
 from ...strategies.algorithms.afl import MIXTURE
 from ...strategies.algorithms.auxiliary_names import auxiliary_name
 from ...strategies.algorithms.feddyn import LEARNED
@@ -18,6 +24,11 @@ from ...strategies.algorithms.scaffold import CONTROL
 from ..local_round import Answer, LocalRound, along
 from ..objectives import controlled, dynamic, next_control, next_gradient
 from ..settings import TrainingSettings
+from .objective import TrainingStep
+from .training_bench import TrainingBench
+
+if TYPE_CHECKING:
+    from ...task import Task
 
 __all__ = ["CORRECTED", "LOCAL_ALGORITHMS", "LocalAlgorithm", "local_algorithm"]
 
@@ -31,27 +42,42 @@ EXPONENT_MAX = 50.0
 class LocalAlgorithm:
     """A client's half of an algorithm; this one adds nothing to training.
 
+    An algorithm of one's own is a subclass. It trains by at most one of: `corrected`, which corrects
+    the gradient of every step; `loss`, in the place of the task's; `train`, the whole local training.
+
     Attributes:
         auxiliary: the kinds of auxiliary tensors that come for every tensor; the answer has them too.
-        total: the name of the one auxiliary tensor that comes for all tensors together, likewise.
+        tensors: the names of the auxiliary tensors, "kind/name", that come for all tensors together,
+            likewise.
         steers: which of the kinds corrects every step; its tensors are like the params.
         slot: which of the kinds the optimizer's slot begins with.
-        keeps: the kind of client state for every learned tensor; zeros before the client's first
-            round.
-        keeps_score: whether the client state has one number too, "score"; 0 before its first round.
+        keeps: the kind of client state for every learned tensor; `begins` says what it is before
+            the client's first round.
+        state: the client state beside that, name -> shape; zeros before the client's first round.
+        features: the names of the modules whose outputs `loss` looks at.
         needs_losses: whether the loss is measured before the round.
+        settings: of [training], for this round.
     """
 
     auxiliary: tuple[str, ...] = ()
-    total: str | None = None
+    tensors: tuple[str, ...] = ()
     steers: str | None = None
     slot: str | None = None
     keeps: str | None = None
-    keeps_score = False
+    state: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    features: tuple[str, ...] = ()
     needs_losses = False
+    settings: TrainingSettings
 
-    def __init__(self, settings: TrainingSettings) -> None:
-        self.settings = settings
+    def bound(self, settings: TrainingSettings) -> Self:
+        """Return the same half for the settings of a round."""
+        made = copy.copy(self)
+        made.settings = settings
+        return made
+
+    def begins(self, start: Tensor) -> Tensor:
+        """Return what the client keeps of a learned tensor before its first round: zeros."""
+        return torch.zeros_like(start)
 
     def corrected(
         self,
@@ -63,6 +89,24 @@ class LocalAlgorithm:
     ) -> Tensor:
         """Return the corrected gradient; `own` is the client state, `shared` the auxiliary tensors."""
         return gradient
+
+    def loss(self, step: TrainingStep) -> Tensor:
+        """Return the loss of each example, (batch,)."""
+        return step.task_losses()
+
+    def train(self, bench: TrainingBench) -> None:
+        """Train `bench.module`, in place."""
+        raise NotImplementedError
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether it trains along a loss of its own."""
+        return type(self).loss is not LocalAlgorithm.loss
+
+    @property
+    def trains_itself(self) -> bool:
+        """Whether it makes the steps itself."""
+        return type(self).train is not LocalAlgorithm.train
 
     def answer(self, end: LocalRound) -> Answer:
         """Return what the client sends, and its new state."""
@@ -161,7 +205,7 @@ class FedDyn(LocalAlgorithm):
 class QFedAvg(LocalAlgorithm):
     """Weights its delta by a power of its loss."""
 
-    total = CURVATURE
+    tensors = (CURVATURE,)
     needs_losses = True
 
     def answer(self, end: LocalRound) -> Answer:
@@ -174,8 +218,8 @@ class QFedAvg(LocalAlgorithm):
 class Afl(LocalAlgorithm):
     """Weights its delta by a number that grows with its loss."""
 
-    total = MIXTURE
-    keeps_score = True
+    tensors = (MIXTURE,)
+    state = MappingProxyType({"score": ()})
     needs_losses = True
 
     def answer(self, end: LocalRound) -> Answer:
@@ -215,6 +259,22 @@ CORRECTED = frozenset(LOCAL_ALGORITHMS) - {"plain"}
 """Those that have a part in a client's steps, or in what it answers."""
 
 
-def local_algorithm(settings: TrainingSettings) -> LocalAlgorithm:
-    """Return the client's half of the algorithm that an instruction names."""
-    return LOCAL_ALGORITHMS[settings.algorithm](settings)
+def local_algorithm(settings: TrainingSettings, task: Task) -> LocalAlgorithm:
+    """Return the client's half of the algorithm that an instruction names: one of Meadow's, or that
+    of this process's own copy of the app.
+
+    Raises:
+        ProtocolError: there is none of that name.
+    """
+    name = settings.algorithm
+    if name in LOCAL_ALGORITHMS:
+        return LOCAL_ALGORITHMS[name]().bound(settings)
+    if task.algorithm is None:
+        raise ProtocolError(
+            f"algorithm {name!r} is none of Meadow's, and this app's meadow.toml names none of its "
+            "own in strategy.name"
+        )
+    half = task.algorithm(name, settings.algorithm_arguments).client
+    if not isinstance(half, LocalAlgorithm):
+        raise ProtocolError(f"algorithm {name!r} has no client's half, no meadow.LocalAlgorithm")
+    return half.bound(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 
 import torch
 
@@ -11,6 +12,7 @@ from ...strategies.algorithms.auxiliary_names import auxiliary_name
 from ..local_round import Tensors
 from ..loop.optimizers import Slots
 from .algorithms import LocalAlgorithm
+from .objective import Loss, TrainingStep, features_of
 
 __all__ = ["Corrections", "learned_in", "names_of", "zero_client_state"]
 
@@ -21,6 +23,7 @@ class Corrections:
     Attributes:
         slots: what the optimizer begins with; None: with new ones.
         steps: how many steps there were.
+        has_loss: whether the algorithm has a loss of its own, `losses`.
     """
 
     def __init__(
@@ -31,6 +34,15 @@ class Corrections:
         self._learned = learned_in(module)
         self._starts = {name: param.detach().clone() for name, param in self._learned.items()}
         self._shared, self._kept = dict(shared), dict(kept)
+        self.has_loss = algorithm.has_loss
+        self._module = module
+        self._watched = ExitStack()
+        self._features: Tensors = {}
+        self._begun: Tensors = {}
+        if self.has_loss:
+            self._features = self._watched.enter_context(features_of(module, algorithm.features))
+            named = [*module.named_parameters(), *module.named_buffers()]
+            self._begun = {name: tensor.detach().clone() for name, tensor in named}
         self.slots: Slots | None = None
         if algorithm.slot is not None:
             self.slots = [
@@ -62,6 +74,28 @@ class Corrections:
                 yield found[key]
         for slot in self.slots or ():
             yield from slot
+
+    def losses(
+        self, inputs: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, task_loss: Loss
+    ) -> torch.Tensor:
+        """Return each example's loss, after the module's forward pass."""
+        return self._algorithm.loss(
+            TrainingStep(
+                module=self._module,
+                inputs=inputs,
+                outputs=outputs,
+                targets=targets,
+                features=dict(self._features),
+                start=self._begun,
+                client_state=self._kept,
+                shared=self._shared,
+                task_loss=task_loss,
+            )
+        )
+
+    def close(self) -> None:
+        """Stop looking at the module."""
+        self._watched.close()
 
     def correct(self) -> None:
         """Correct the gradients of the step that is about to be made."""
@@ -95,11 +129,10 @@ def zero_client_state(
     made: dict[str, torch.Tensor] = {}
     if algorithm.keeps is not None:
         for name, start in learned.items():
-            made[auxiliary_name(algorithm.keeps, name)] = torch.zeros_like(
-                start, dtype=_kept_dtype(start)
-            )
-    if algorithm.keeps_score:
-        made["score"] = torch.zeros((), dtype=widest_float(device), device=device)
+            begun = algorithm.begins(start).to(_kept_dtype(start), copy=True)
+            made[auxiliary_name(algorithm.keeps, name)] = begun
+    for name, shape in algorithm.state.items():
+        made[name] = torch.zeros(shape, dtype=widest_float(device), device=device)
     return made
 
 

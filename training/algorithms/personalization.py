@@ -177,10 +177,24 @@ class Ifca(Personalization):
         return kinds[int(np.argmin(losses))]
 
 
-class _Only:
-    """Lets gradients move only the params whose names are chosen."""
+class _TaskLoss:
+    """A session along the task's loss."""
 
     slots: Slots | None = None
+    has_loss = False
+
+    def losses(
+        self,
+        inputs: torch.Tensor,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        task_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        return task_loss(outputs, targets)
+
+
+class _Only(_TaskLoss):
+    """Lets gradients move only the params whose names are chosen."""
 
     def __init__(self, module: torch.nn.Module, chosen: Callable[[str], bool]) -> None:
         self._still = [param for name, param in module.named_parameters() if not chosen(name)]
@@ -190,10 +204,8 @@ class _Only:
             param.grad = None
 
 
-class _Near:
+class _Near(_TaskLoss):
     """Pulls the params towards others."""
-
-    slots: Slots | None = None
 
     def __init__(self, module: torch.nn.Module, others: list[torch.Tensor], mu: float) -> None:
         self._pairs = list(zip(module.parameters(), others, strict=True))

@@ -126,7 +126,7 @@ class _Member:
             return
         session = None
         if instruction.settings.algorithm in CORRECTED:
-            session = Corrections.empty(local_algorithm(instruction.settings), module)
+            session = Corrections.empty(local_algorithm(instruction.settings, self._task), module)
             send(session.tensors())
         train(
             self._task,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
@@ -15,8 +15,13 @@ from ...machine.accelerators import widest_float
 from ...strategies.algorithms.auxiliary_names import auxiliary_name, kind_of
 from ..algorithms.algorithms import LocalAlgorithm
 from ..algorithms.corrections import Corrections, learned_in, zero_client_state
+from ..algorithms.training_bench import TrainingBench
 from ..local_round import LocalRound, Tensors
 from ..module_params import owners_of, params_of_module, to_array, to_tensor
+from ..settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from ...task import Data, Task
 
 __all__ = [
     "CLIENT_STATE",
@@ -65,6 +70,22 @@ class LocalSession:
             **client_state_in(state, device),
         }
         self.corrections = Corrections(algorithm, module, self._shared, self._client_state)
+
+    def bench(
+        self, task: Task, data: Data, settings: TrainingSettings, *, client: int, device: str
+    ) -> TrainingBench:
+        """Return what an algorithm that makes its steps itself trains the module with."""
+        return TrainingBench(
+            task,
+            self._module,
+            data,
+            settings,
+            client=client,
+            device=device,
+            start=self._starts,
+            client_state=self._client_state,
+            shared=self._shared,
+        )
 
     @torch.no_grad()
     def finish(self, *, loss: float, copy: bool) -> ArrayRecord:
@@ -128,7 +149,7 @@ def shared_in(
     named = record_of({name: a for name, a in arrays.items() if kind_of(name, kinds) is not None})
     found = {name: _placed(a, device) for name, a in arrays_to_params(named).items()}
     needed = {auxiliary_name(kind, name) for kind in algorithm.auxiliary for name in learned}
-    needed |= {algorithm.total} if algorithm.total else set()
+    needed |= set(algorithm.tensors)
     if missing := needed - found.keys():
         raise ProtocolError(
             f"tensor {min(missing)!r} is missing: algorithm {algorithm.settings.algorithm!r} needs it"
@@ -151,5 +172,4 @@ def _placed(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 def _kinds_of(algorithm: LocalAlgorithm) -> Collection[str]:
-    total = (algorithm.total or "").partition("/")[0]
-    return {*algorithm.auxiliary, total} - {""}
+    return {*algorithm.auxiliary, *(name.partition("/")[0] for name in algorithm.tensors)}

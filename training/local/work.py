@@ -15,8 +15,10 @@ from flwr.app import ArrayRecord, RecordDict
 from ...errors import ProtocolError
 from ...flower.messages import arrays_to_params, params_to_arrays
 from ...privacy.dp.example_level import ExampleTerms
+from ...randomness.seeded import seeded
+from ...randomness.seeds import derive
 from ...task import Site, Task
-from ..algorithms.algorithms import local_algorithm
+from ..algorithms.algorithms import LOCAL_ALGORITHMS, local_algorithm
 from ..algorithms.corrections import Corrections
 from ..algorithms.personalization import (
     PERSONALIZATIONS,
@@ -138,7 +140,7 @@ class CorrectedTraining(Training):
         """As `SiteWork.train`."""
         settings, training = given.settings, given.training
         training.require_whole(f"algorithm {settings.algorithm!r}", "corrects the steps")
-        algorithm, sessions = local_algorithm(settings), []
+        algorithm, sessions = local_algorithm(settings, given.task), []
         sent, loss = without_auxiliary(given.arrays, algorithm), 0.0
         if algorithm.needs_losses:
             loss = training.evaluate(given.round(arrays=sent), "train")[1]["loss"]
@@ -147,8 +149,39 @@ class CorrectedTraining(Training):
             sessions.append(LocalSession(algorithm, module, given.arrays, given.state))
             return sessions[-1].corrections
 
-        _, examples, means = training.train(given.round(arrays=sent, begin=begin))
+        try:
+            _, examples, means = training.train(given.round(arrays=sent, begin=begin))
+        finally:
+            for session in sessions:
+                session.corrections.close()
         return examples, means, sessions[-1].finish(loss=loss, copy=given.copies)
+
+
+class OwnTraining(CorrectedTraining):
+    """Training by an algorithm of the app's own."""
+
+    def train(self, given: Assignment) -> Trained:
+        """As `SiteWork.train`.
+
+        Raises:
+            ProtocolError: the instruction names another algorithm than this copy of the app.
+        """
+        settings = given.training.alone(given.settings)
+        algorithm = local_algorithm(settings, given.task)
+        if not algorithm.trains_itself:
+            return super().train(given)
+        sent, loss = without_auxiliary(given.arrays, algorithm), 0.0
+        if algorithm.needs_losses:
+            loss = given.training.evaluate(given.round(arrays=sent), "train")[1]["loss"]
+        module = given.module.with_params(sent, seed=settings.seed)
+        session = LocalSession(algorithm, module, given.arrays, given.state)
+        device, data = given.training.device, given.data.loaded().train
+        bench = session.bench(given.task, data, settings, client=given.client, device=device)
+        stream = derive(settings.stream, settings.server_round, given.client, "training")
+        with seeded(stream, device):
+            algorithm.train(bench)
+        session.corrections.steps = bench.steps
+        return bench.examples, bench.means(), session.finish(loss=loss, copy=given.copies)
 
 
 class PersonalizedTraining:
@@ -218,9 +251,12 @@ _BY_ALGORITHM: Mapping[str, SiteWork] = {
     **{name: OtherWork(work) for name, work in WORKS.items()},
     **{name: PersonalizedTraining(each) for name, each in PERSONALIZATIONS.items()},
 }
-_CORRECTED = CorrectedTraining()
+_CORRECTED, _OWN = CorrectedTraining(), OwnTraining()
 
 
 def work_for(algorithm: str, terms: ExampleTerms | None = None) -> SiteWork:
     """Return the work of an algorithm, or under example-level privacy that of its `terms`."""
-    return _BY_ALGORITHM.get(algorithm, _CORRECTED) if terms is None else PrivateTraining(terms)
+    if terms is not None:
+        return PrivateTraining(terms)
+    other = _CORRECTED if algorithm in LOCAL_ALGORITHMS else _OWN
+    return _BY_ALGORITHM.get(algorithm, other)

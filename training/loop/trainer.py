@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from itertools import islice
@@ -41,9 +41,20 @@ class Session(Protocol):
 
     Attributes:
         slots: what the optimizer begins with; None: with new ones.
+        has_loss: whether `losses` is there, and is followed in the place of the task's loss.
     """
 
     slots: Slots | None
+    has_loss: bool
+
+    def losses(
+        self,
+        inputs: torch.Tensor,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        task_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return each example's loss, after the module's forward pass."""
 
     def correct(self) -> None:
         """Correct the gradients of the step that is about to be made."""
@@ -132,6 +143,7 @@ class _Local:
         near = self._params if settings.proximal_mu else ()
         self._starts = [local_of(param.detach()).clone() for param in near]
         self._session = session
+        self._loss_of = session if session is not None and session.has_loss else None
         clips = settings.gradient_clip_norm > 0
         self._corrects = bool(self._starts) or session is not None or clips
         scaled = settings.precision == "fp16"
@@ -227,16 +239,21 @@ class _Local:
             for number, (inputs, targets, live) in enumerate(pieces, 1):
                 inputs, targets = place(inputs, device), place(targets, device)
                 last = number == len(pieces) and index == len(group) - 1
-                loss = _PieceLoss(self, examples, live)
+                loss = _PieceLoss(self, examples, live, inputs)
                 with self._timer.of("backward"):
                     parallelism.backward(inputs, targets, loss, live=live, last=last)
 
-    def loss_of(self, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool) -> torch.Tensor:
+    def loss_of(
+        self, inputs: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool
+    ) -> torch.Tensor:
         """Return each example's loss; with `note` the examples count for loss and metrics."""
         if outputs.dtype in _HALF and self._settings.precision in _AUTOCAST:
             outputs = outputs.float()
         with self._timer.of("forward"):
-            losses = self._task.loss(outputs, targets)
+            if self._loss_of is None:
+                losses = self._task.loss(outputs, targets)
+            else:
+                losses = self._loss_of.losses(inputs, outputs, targets, self._task.loss)
             if note:
                 self._means.add(outputs, targets, losses)
         return losses
@@ -270,18 +287,19 @@ class _PieceLoss:
     That is the mean over the step's examples; a piece that does not count adds nothing.
     """
 
-    __slots__ = ("_examples", "_live", "_local")
+    __slots__ = ("_examples", "_inputs", "_live", "_local")
 
-    def __init__(self, local: _Local, examples: int, live: bool) -> None:
+    def __init__(self, local: _Local, examples: int, live: bool, inputs: torch.Tensor) -> None:
         self._local = local
         self._examples = examples
         self._live = live
+        self._inputs = inputs
 
     def __call__(
         self, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
     ) -> torch.Tensor:
         """As `LossOf`."""
-        losses = self._local.loss_of(outputs, targets, note=note and self._live)
+        losses = self._local.loss_of(self._inputs, outputs, targets, note=note and self._live)
         if not self._live:
             added = losses.sum() * 0
         elif losses.shape[0] == self._examples:
@@ -297,7 +315,7 @@ class _PieceLoss:
         if self._local.scaler or not self._live:
             torch.autograd.backward(self(outputs, targets))
             return
-        losses = self._local.loss_of(outputs, targets, note=True)
+        losses = self._local.loss_of(self._inputs, outputs, targets, note=True)
         if losses.shape[0] == self._examples:
             share = _share_of_mean(self._examples, losses.dtype, losses.device)
             torch.autograd.backward(losses, share)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ from ....machine.accelerators import free_bytes, is_accelerator, widest_float
 from ....privacy.dp.example_level import ExampleTerms
 from ....strategies.rounds.broadcast import Broadcast
 from ....task import Task
-from ....training.algorithms.algorithms import local_algorithm
+from ....training.algorithms.algorithms import LocalAlgorithm, local_algorithm
 from ....training.algorithms.personalization import PERSONALIZATIONS
 from ....training.algorithms.work import WORKS
-from ....training.local.session import without_auxiliary
+from ....training.local.session import shared_in, without_auxiliary
 from ....training.settings import TrainingSettings
 from ....training.warm_module import WarmModule
 from ...population.clients import SimulatedClients
@@ -85,7 +85,7 @@ class VectorizedExecutor:
         self._other = other
         self._verify = verify
         self._sink = sink or EventSink()
-        self._stacked: dict[tuple[torch.nn.Module, str], StackedModule] = {}
+        self._stacked: dict[tuple[Any, ...], StackedModule] = {}
         self._linear: dict[StackedModule, LinearModules | None] = {}
         self._told = False
 
@@ -105,12 +105,16 @@ class VectorizedExecutor:
 
     def _train(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
-        if why := _personal(settings):
+        why, algorithm = _personal(settings), None
+        if not why:
+            algorithm = local_algorithm(settings, self._task)
+            if algorithm.trains_itself:
+                why = f"under strategy {settings.algorithm!r} clients make their steps themselves"
+        if why or algorithm is None:
             self._emit(DataError(why))
             yield from self._other.execute(order)
             return
         arrays = cast(ArrayRecord, order.content["arrays"])
-        algorithm = local_algorithm(settings)
         module = self._module.with_params(without_auxiliary(arrays, algorithm), seed=settings.seed)
         replies = CohortReplies(order, module, settings, combine=self.combines, sink=self._sink)
         loaded = self._known.find(order.clients)
@@ -123,7 +127,7 @@ class VectorizedExecutor:
         while loaded:
             chunk: Loaded = loaded
             try:
-                stacked = self._stacked_module(module, loaded, settings)
+                stacked = self._stacked_module(module, loaded, settings, algorithm, arrays)
                 chunk = loaded[: self._chunk_size(stacked, settings)]
                 yield from self._train_chunk(chunk, stacked, settings, replies)
             except AgreementError:
@@ -230,7 +234,7 @@ class VectorizedExecutor:
         """Return the algorithm's part of the round, and the losses before it, if it needs them."""
         if settings.algorithm == "plain":
             return None, None
-        algorithm, losses = local_algorithm(settings), None
+        algorithm, losses = local_algorithm(settings, self._task), None
         clients = [client for client, _ in chunk]
         session = StackedSession(algorithm, stacked, replies.arrays, clients, self._clients)
         if algorithm.needs_losses:
@@ -243,15 +247,31 @@ class VectorizedExecutor:
         return session, losses
 
     def _stacked_module(
-        self, module: torch.nn.Module, loaded: Loaded, settings: TrainingSettings
+        self,
+        module: torch.nn.Module,
+        loaded: Loaded,
+        settings: TrainingSettings,
+        algorithm: LocalAlgorithm,
+        arrays: ArrayRecord,
     ) -> StackedModule:
-        """Return the module for this precision; it is tried on some inputs when it is new."""
-        key = (module, settings.precision)
+        """Return the module for this precision and loss; it is tried on some inputs when it is new."""
+        chosen, shared = None, {}
+        if algorithm.has_loss:
+            chosen = algorithm
+            shared = shared_in(arrays, algorithm, {}, self._device)
+        named = (settings.algorithm, settings.algorithm_arguments) if chosen else ()
+        key = (module, settings.precision, *named)
         if key not in self._stacked:
             some = CohortData.of([data.train for _, data in loaded[:3]], device=self._device)
             self._stacked[key] = StackedModule(
-                self._task, module, some.probe(), precision=settings.precision
+                self._task,
+                module,
+                some.probe(),
+                precision=settings.precision,
+                algorithm=chosen,
+                shared=shared,
             )
+        self._stacked[key].begin_round(chosen, shared)
         _refuse(self._stacked[key], settings)
         return self._stacked[key]
 
@@ -327,7 +347,7 @@ class VectorizedExecutor:
     def _explained(self, error: Exception) -> str:
         """Say what happened, and in which module of the model."""
         names = {
-            id(each): name for module, _ in self._stacked for name, each in module.named_modules()
+            id(each): name for module, *_ in self._stacked for name, each in module.named_modules()
         }
         where = ""
         for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -6,6 +6,7 @@ over the clients by `torch.func.vmap`: each layer runs once, as one kernel, for 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from torch.func import functional_call, grad, vmap
 
 from ....errors import DataError
 from ....task import Task
+from ....training.algorithms.algorithms import LocalAlgorithm
+from ....training.algorithms.corrections import zero_client_state
+from ....training.algorithms.objective import TrainingStep, features_of
 from ....training.module_params import owners_of
 from .rowwise import rowwise_function, rowwise_graph
 from .step_trace import StepTrace, trace_step
@@ -55,14 +59,19 @@ class StackedModule:
         probe: tuple[torch.Tensor, torch.Tensor],
         *,
         precision: str,
+        algorithm: LocalAlgorithm | None = None,
+        shared: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """`probe` are three inputs of the task and their targets: the module is tried with them.
+
+        `algorithm` has a loss of its own, which may look at the `shared` auxiliary tensors.
 
         Raises:
             DataError: its step cannot be mapped over clients, or a param has complex values; whatever
                 the module raises.
         """
         self._task = task
+        self._algorithm = algorithm
         self.probe, targets = probe
         self.module = module.train()
         self._autocast = torch.bfloat16 if precision == "bf16" else None
@@ -73,18 +82,22 @@ class StackedModule:
         self.buffers = dict(module.named_buffers())
         self._device = self.probe.device
         self.owners = owners_of(module)
+        self._begun: Tensors = {}
+        self._shared: Mapping[str, torch.Tensor] = {}
+        self.begin_round(algorithm, shared or {})
         self.in_rows = False
         self._traces: dict[int, StepTrace] = {}
         trace = self.trace(self.probe, targets)
         self.example_bytes = trace.bytes // len(targets)
-        self.graph = None if trace.draws else rowwise_graph(module, self.probe)
+        unproven = trace.draws or algorithm is not None
+        self.graph = None if unproven else rowwise_graph(module, self.probe)
         outputs = trace.outputs
         functions = {"": task.loss, **task.metrics}
         mixing = {n for n, f in functions.items() if not rowwise_function(f, outputs, targets)}
         self.in_rows = self.graph is not None and "" not in mixing
         self.mixing_metrics = frozenset(mixing - {""})
         self._mapped = vmap(
-            grad(self._loss_of_one, has_aux=True), in_dims=(0, 0, 0, 0, 0), randomness="different"
+            grad(self._loss_of_one, has_aux=True), in_dims=0, randomness="different"
         )
 
     def trace(self, inputs: torch.Tensor, targets: torch.Tensor) -> StepTrace:
@@ -97,15 +110,37 @@ class StackedModule:
             return next(iter(self._traces.values()))
         size = len(targets)
         if size not in self._traces:
-            with self._precision():
+            names, own = self._features, self._first_state()
+            with self._precision(), features_of(self.module, names) as features:
                 self._traces[size] = trace_step(
                     self.module,
                     self.trained,
                     {**self._fixed, **self.buffers},
                     inputs,
-                    lambda outputs: self._losses(outputs, targets),
+                    lambda outputs: self._losses(inputs, outputs, targets, features, own),
                 )
         return self._traces[size]
+
+    def begin_round(
+        self, algorithm: LocalAlgorithm | None, shared: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Let an algorithm's loss, with its settings of the round, look at the params that the module
+        has now, and at these auxiliary tensors."""
+        self._algorithm = algorithm
+        if algorithm is not None:
+            held = {**self._fixed, **self.buffers, **self.trained}
+            self._begun = {name: tensor.detach().clone() for name, tensor in held.items()}
+            self._shared = shared
+
+    def _first_state(self) -> Tensors:
+        if self._algorithm is None:
+            return {}
+        begun = {name: self._begun[name] for name in self.trained}
+        return zero_client_state(self._algorithm, begun, self._device)
+
+    @property
+    def _features(self) -> tuple[str, ...]:
+        return () if self._algorithm is None else self._algorithm.features
 
     @property
     def mixes_examples(self) -> bool:
@@ -126,14 +161,17 @@ class StackedModule:
         inputs: torch.Tensor,
         targets: torch.Tensor,
         weights: torch.Tensor,
+        own: Tensors | None = None,
     ) -> StepResult:
         """Return the gradients of each client's weighted loss; buffers are updated in place.
 
-        Shapes: inputs (clients, batch, ...), targets likewise, weights (clients, batch).
+        `own` is what the clients keep, for an algorithm's loss.
+
+        Shapes: inputs (clients, batch, ...), targets and `own` likewise, weights (clients, batch).
         """
         with self._precision():
             gradients, (losses, outputs, after) = self._mapped(
-                params, buffers, inputs, targets, weights
+                params, buffers, inputs, targets, weights, own or {}
             )
         for name, values in after.items():  # where a module assigned a new buffer to the old name
             if values.data_ptr() != buffers[name].data_ptr():
@@ -150,7 +188,7 @@ class StackedModule:
         ones = torch.ones(1, device=self._device)
 
         def loss_of(params: Tensors, example: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            return self._loss_of_one(params, {}, example[None], target[None], ones)[0]
+            return self._loss_of_one(params, {}, example[None], target[None], ones, {})[0]
 
         of_batch = vmap(grad(loss_of), in_dims=(None, 0, 0), randomness="different")
         gradients: Tensors = vmap(of_batch, randomness="different")(params, inputs, targets)
@@ -163,12 +201,14 @@ class StackedModule:
         inputs: torch.Tensor,
         targets: torch.Tensor,
         weights: torch.Tensor,
+        own: Tensors,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Tensors]]:
         """Compute one client's weighted loss; also its examples' losses, the outputs, and the
         buffers afterwards."""
         everything = {**params, **self._fixed, **buffers}
-        outputs = self._outputs(everything, inputs)
-        losses = self._losses(outputs, targets)
+        with features_of(self.module, self._features) as features:
+            outputs = self._outputs(everything, inputs)
+        losses = self._losses(inputs, outputs, targets, features, own)
         if losses.shape != weights.shape:
             raise DataError(
                 f"loss must give one value per example, shape {tuple(weights.shape)}, got "
@@ -182,10 +222,31 @@ class StackedModule:
         outputs: torch.Tensor = functional_call(self.module, tensors, (inputs,))
         return outputs
 
-    def _losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _losses(
+        self,
+        inputs: torch.Tensor,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        features: Mapping[str, torch.Tensor],
+        own: Tensors,
+    ) -> torch.Tensor:
         if self._autocast is not None and outputs.dtype == self._autocast:
             outputs = outputs.float()
-        return self._task.loss(outputs, targets)
+        if self._algorithm is None:
+            return self._task.loss(outputs, targets)
+        return self._algorithm.loss(
+            TrainingStep(
+                module=self.module,
+                inputs=inputs,
+                outputs=outputs,
+                targets=targets,
+                features=dict(features),
+                start=self._begun,
+                client_state=own,
+                shared=self._shared,
+                task_loss=self._task.loss,
+            )
+        )
 
     def _precision(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, self._autocast, enabled=bool(self._autocast))

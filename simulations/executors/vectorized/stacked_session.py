@@ -32,6 +32,7 @@ class StackedSession:
     Attributes:
         starts: the auxiliary tensors that came with the params, by their names on the wire.
         slots: what the optimizer begins with, a row a client; None: with new ones.
+        has_loss: whether the algorithm has a loss of its own.
     """
 
     def __init__(
@@ -56,10 +57,15 @@ class StackedSession:
         owned = [{**none, **client_state_in(state, device)} for state in self._states]
         self._client_state = {name: torch.stack([each[name] for each in owned]) for name in none}
         self._next: Answer | None = None
+        self.has_loss = algorithm.has_loss
         self.slots: Slots | None = None
         if algorithm.slot is not None:
             begun = [self.starts[auxiliary_name(algorithm.slot, name)] for name in stacked.trained]
             self.slots = [[each.expand(len(clients), *each.shape).clone() for each in begun]]
+
+    def own(self, low: int, high: int) -> Tensors:
+        """Return what the clients `low` to `high` keep."""
+        return {name: each[low:high] for name, each in self._client_state.items()}
 
     def corrected(self, params: Tensors, gradients: Tensors, low: int, high: int) -> Tensors:
         """Return the gradients to follow, of the clients `low` to `high`."""

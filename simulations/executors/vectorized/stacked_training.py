@@ -152,8 +152,10 @@ class _Training:
         buffers = {name: tensor[low:high] for name, tensor in self._buffers.items()}
         weights = self._weights[low:high, number, :size]
         trace = self._stacked.trace(inputs[0], targets[0])
+        session = self._session
+        own = session.own(low, high) if session is not None and session.has_loss else None
         with self._drawing(low, high, trace):
-            made = self._stacked.step(params, buffers, inputs, targets, weights)
+            made = self._stacked.step(params, buffers, inputs, targets, weights, own)
         outputs, flat = made.outputs.flatten(0, 1), targets.flatten(0, 1)
         self._values.take(number, low, made.losses, outputs, flat)
         used = [name for name in params if name not in trace.unused]

@@ -248,6 +248,8 @@ def test_rules_are_about_settings(file: str) -> None:
 REFUSING = {
     "config/app_options.py": "the app's own keys, by the signature of its function",
     "config/client_config.py": "the key among the apps of client.toml, and a damaged list of them",
+    "config/own_algorithm.py": "an app's own algorithm, by the signature of its builder",
+    "config/rules/strategy.py": "an app's own algorithm that nobody has loaded",
     "config/schema/rules.py": "a declared rule",
     "config/schema/settings.py": "`refuse` itself",
     "config/schema/sources.py": "files, and keys that are not known",
