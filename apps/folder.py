@@ -18,17 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config.app_options import make_task
 from ..config.load import FILE_NAME, config_to_toml, load_config
-from ..config.own_algorithm import OwnAlgorithm, of_this_process
 from ..config.schema.sources import given_by_environment
 from ..config.sections.model import Config
 from ..errors import AppError, MeadowError
 from ..task import AlgorithmNamed, Task
 from .flower_app import FlowerApp, read_flower_app
 from .missing_imports import remedy_of
+
+if TYPE_CHECKING:
+    from ..config.own_algorithm import OwnAlgorithm
 
 __all__ = ["APP_BYTES_MAX", "APP_FILES_MAX", "App", "content_hash", "list_files", "pack", "unpack"]
 
@@ -148,6 +150,8 @@ class App:
         """
         config = self.config
         if config is not None and config.algorithm is not None:
+            from ..config.own_algorithm import of_this_process
+
             return replace(self, config=of_this_process(config))
         if config is None or not config.strategy.is_own:
             return self
@@ -169,6 +173,8 @@ class App:
         return None
 
     def _load_algorithm(self, config: Config) -> OwnAlgorithm:
+        from ..config.own_algorithm import OwnAlgorithm  # imports Flower
+
         reference = config.strategy.name
         where = str(config.source or self.folder)
         return OwnAlgorithm.of(self.load_object(reference), reference=reference, where=where)
