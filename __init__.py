@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .config.sections.run import EvaluationConfig as Evaluation
     from .config.sections.selection import SelectionConfig as Selection
     from .config.sections.simulation import SimulationConfig as Simulation
+    from .config.sections.tracking import TrackingConfig as Tracking
     from .config.sections.training import TrainingConfig as Training
     from .errors import MeadowError
     from .run.app import server_app
@@ -93,6 +94,7 @@ __all__ = [
     "Site",
     "State",
     "Task",
+    "Tracking",
     "Training",
     "TrainingBench",
     "TrainingStep",
@@ -164,6 +166,7 @@ _HOMES = {
     "Simulation": ".config.sections.simulation:SimulationConfig",
     "Site": ".task",
     "Task": ".task",
+    "Tracking": ".config.sections.tracking:TrackingConfig",
     "Training": ".config.sections.training:TrainingConfig",
     "accuracy": ".training.classification",
     "afl": ".strategies.algorithms.afl",

@@ -11,6 +11,7 @@ MeadowError
 │   └── RunStoppedError somebody stopped the run
 ├── StoreError         a checkpoint, blob or journal cannot be written or used
 │   └── DamageError    it is not what was written
+├── TrackingError      an experiment tracker did not take a run
 ├── ProtocolError      a peer said something that the protocol does not allow
 │   └── LimitError     a peer asked for more than a stated bound
 ├── IdentityError      a certificate, token or fingerprint is not acceptable
@@ -38,6 +39,7 @@ __all__ = [
     "RunStoppedError",
     "SecureAggregationError",
     "StoreError",
+    "TrackingError",
     "UnreachableError",
     "UpdateError",
 ]
@@ -103,6 +105,10 @@ class QuorumError(RunError):
 
 class RunStoppedError(RunError):
     """Somebody stopped the run; its last committed round stays."""
+
+
+class TrackingError(MeadowError):
+    """An experiment tracker did not take a run; the run folder has everything."""
 
 
 class StoreError(MeadowError):

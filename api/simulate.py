@@ -16,6 +16,7 @@ from ..config.sections.rounds import RoundsConfig
 from ..config.sections.run import EvaluationConfig, RunConfig
 from ..config.sections.selection import SelectionConfig
 from ..config.sections.simulation import SimulationConfig
+from ..config.sections.tracking import TrackingConfig
 from ..config.sections.training import TrainingConfig
 from ..errors import ConfigError, RunError
 from ..simulations import run as simulations
@@ -49,6 +50,7 @@ def simulate(
     compression: CompressionConfig | Table | None = None,
     privacy: PrivacyConfig | Table | None = None,
     simulation: SimulationConfig | Table | None = None,
+    tracking: TrackingConfig | Table | None = None,
     run: RunConfig | Table | None = None,
     settings: Table | None = None,
     out: Path | str | None = None,
@@ -105,6 +107,7 @@ def simulate(
             "training": training,
             "evaluation": evaluation,
             "simulation": simulation,
+            "tracking": tracking,
             "privacy": privacy,
         },
         settings or {},

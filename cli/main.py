@@ -17,7 +17,20 @@ from click.exceptions import NoArgsIsHelpError
 from .. import __version__
 from ..errors import ConfigError, MeadowError
 from . import app as app_commands
-from . import client, demo, new, partition, privacy, report, run, server, simulate, site, sweep
+from . import (
+    client,
+    demo,
+    new,
+    partition,
+    privacy,
+    report,
+    run,
+    server,
+    simulate,
+    site,
+    sweep,
+    track,
+)
 from .completion import completion, prepare_completion
 from .output import Format, fail, show_renamings
 
@@ -44,6 +57,7 @@ app.command("demo")(demo.demo)
 app.command("new")(new.new)
 app.command("partition")(partition.partition)
 app.command("report")(report.report)
+app.command("track")(track.track)
 app.command("sweep")(sweep.sweep)
 app.command("completion")(completion)
 

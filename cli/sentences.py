@@ -55,6 +55,10 @@ def _committed(detail: Detail) -> str:
 
 
 _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
+    "tracking_failed": lambda d: (
+        f"{d.get('tracker')} did not take the run's rounds: {d.get('reason')}; the run goes on, and "
+        f"`{d.get('remedy')}` copies what is missing"
+    ),
     "checkpoint_damaged": lambda d: (
         f"{d.get('file')} is damaged ({d.get('reason')}); going back to the checkpoint before it"
     ),

@@ -20,7 +20,7 @@ from .client_record import ClientRecord, read_clients
 from .columns import Columns, Values
 from .json_lines import number_in, read_objects, round_in
 
-__all__ = ["PARTS", "RunRecord", "Scores", "read_run"]
+__all__ = ["PARTS", "UNDER_WAY", "RunRecord", "Scores", "read_run", "read_settings", "round_values"]
 
 PARTS = ("train", "evaluate", "server")
 COUNTERS = ("duration_s", "clients", "failures", "bytes_sent", "bytes_received", "virtual_s")
@@ -75,15 +75,11 @@ def read_run(folder: Path) -> RunRecord:
         raise ConfigError(f"{folder}: {_why_not_a_run(folder)}")
     columns, final, best = _read_rounds(folder / "metrics.jsonl")
     summary = _read_summary(folder / "summary.json")
-    settings = {}
-    if (folder / "meadow.toml").is_file():
-        table = read_toml(folder / "meadow.toml", remedy="a run leaves one")
-        settings = {RENAMED.get(key, key): text for key, text in _flat(table, "")}
     status, cause = summary.get("status"), summary.get("cause")
     said = summary.get("best")
     return RunRecord(
         folder=folder,
-        settings=settings,
+        settings=read_settings(folder),
         columns=columns,
         clients=read_clients(folder / "clients.jsonl"),
         status=status if isinstance(status, str) else UNDER_WAY,
@@ -91,6 +87,32 @@ def read_run(folder: Path) -> RunRecord:
         final=final,
         best=(_scores(said) if isinstance(said, dict) else None) or best,
     )
+
+
+def read_settings(folder: Path) -> dict[str, str]:
+    """Return every key of a run folder's meadow.toml with its value as text; empty without one.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    if not (folder / "meadow.toml").is_file():
+        return {}
+    table = read_toml(folder / "meadow.toml", remedy="a run leaves one")
+    return {RENAMED.get(key, key): text for key, text in _flat(table, "")}
+
+
+def round_values(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of an object of metrics.jsonl: "train.loss" and the other finite metrics,
+    `COUNTERS`, "epsilon"."""
+    values = {key: number_in(found[key]) for key in COUNTERS if key in found}
+    privacy = found.get("privacy")
+    if isinstance(privacy, dict):
+        values["epsilon"] = number_in(privacy.get("epsilon"))
+    for part in PARTS:
+        metrics = found.get(part)
+        if isinstance(metrics, dict):
+            values |= {f"{part}.{name}": value for name, value in _finite(metrics).items()}
+    return values
 
 
 def _why_not_a_run(folder: Path) -> str:
@@ -115,12 +137,7 @@ def _read_rounds(path: Path) -> tuple[Columns, Scores | None, Scores | None]:
         for part in PARTS:
             metrics = found.get(part)
             row[part] = _finite(metrics) if isinstance(metrics, dict) else {}
-        values = {key: number_in(found[key]) for key in COUNTERS if key in found}
-        privacy = found.get("privacy")
-        if isinstance(privacy, dict):
-            values["epsilon"] = number_in(privacy.get("epsilon"))
-        values |= {f"{part}.{name}": row[part][name] for part in PARTS for name in row[part]}
-        columns.add(number, values)
+        columns.add(number, round_values(found))
         progress = progress.after(row, None)
         last = row
     best = progress.best

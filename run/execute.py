@@ -18,6 +18,7 @@ from ..config.app_options import OPTIONS_KEY, options_to_text
 from ..config.load import config_to_toml
 from ..config.schema.text import value_to_toml
 from ..errors import MeadowError, RunStoppedError
+from ..tracking.follower import trackers_of
 from .app import open_ledger, run_rounds
 from .app_output import kept_output
 from .flower_run import run_flower_app
@@ -70,6 +71,7 @@ def execute(
     try:
         with kept_output(folder.folder, anew=app.flower is not None):
             if app.config is not None:
+                folder.follow(trackers_of(app.config.tracking, folder.folder))
                 file = folder.folder / "privacy.sqlite"
                 ledger = open_ledger(app.config, file, sync=folder.durable, share=share)
                 task = app.load_task()

@@ -7,6 +7,7 @@
     checkpoints/       the last two rounds: per round, a manifest and the files that it names
     tensorboard/       the metrics as TensorBoard events
     summary.json       how the run ended
+    tracking.json      under which ids experiment trackers know it, if it is tracked
 app.log            what the app printed
 tracebacks.log     errors of the app's code in this process, or in simulated clients
 
@@ -26,7 +27,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from ..errors import StoreError
 from ..flower.messages import FlatTensor, params_to_arrays
 from ..strategies.rounds.adapter import RunResult
 from ..strategies.rounds.recorder import Checkpoint, RoundTable, Row
+from ..tracking.follower import RunFollower
+from ..tracking.tracker import Tracker
 from ..transport.durable import sweep, write_file
 from ..transport.tensors import write_tensors
 from .checkpoints import Checkpoints
@@ -83,6 +86,7 @@ class RunFolder:
         self._pause_s = pause_s
         self._durable_at_s = -math.inf
         self._pending: tuple[Checkpoint, Row] | None = None
+        self._follower: RunFollower | None = None
         self._rows = RoundLines(folder / "metrics.jsonl")
         self._tables = RoundLines(folder / "clients.jsonl")
         self._answers = RoundLines(folder / "answers.jsonl")
@@ -101,6 +105,11 @@ class RunFolder:
     def durable(self) -> bool:
         """Whether every round is durable before the next begins."""
         return self._pause_s == 0
+
+    def follow(self, trackers: Sequence[Tracker]) -> None:
+        """Copy the rounds from now on, and those that are missing there, to experiment trackers."""
+        if trackers:
+            self._follower = RunFollower(self.folder, trackers, on_event=self._on_event)
 
     # ------------------------------------------------------------------ what the strategy asks
 
@@ -225,6 +234,8 @@ class RunFolder:
         except OSError as error:
             folder = self.folder / "tensorboard"
             raise StoreError(f"{folder} cannot be written: {error.strerror}") from error
+        if self._follower is not None:
+            self._follower.row_added()
 
     # ------------------------------------------------------------------ the end
 
@@ -253,6 +264,8 @@ class RunFolder:
             "failures": causes_in(rows, self._failed.left()),
         }
         write_file(self.folder / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+        if self._follower is not None:
+            self._follower.end(status)
         return summary
 
 

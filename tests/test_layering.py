@@ -31,7 +31,9 @@ LAYERS: list[set[str]] = [
     {"config"},
     {"apps"},
     {"training"},
-    {"client", "reports", "run"},
+    {"client", "reports"},
+    {"tracking"},
+    {"run"},
     {"server", "simulations", "sweeps"},
     {"cli"},
     {"api"},
@@ -252,6 +254,7 @@ DOORS = {
     "strategies.rounds.private_rounds": "what rounds and privacy agree on",
     "training.algorithms.work": "the list of clients' halves",
     "transport.protocol": "the number of the wire's protocol",
+    "tracking.tracker": "what every tracker is asked",
 }
 """Files of fewer lines, and what somebody looks for who looks for them."""
 

@@ -14,6 +14,7 @@ from .run import AppConfig, EvaluationConfig, RunConfig
 from .selection import SelectionConfig
 from .simulation import SimulationConfig
 from .strategy import StrategyConfig
+from .tracking import TrackingConfig
 from .training import TrainingConfig
 
 __all__ = ["Config"]
@@ -34,6 +35,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    tracking: TrackingConfig | None = None
     source: Path | None = field(default=None, compare=False)
     """The file it was read from."""
     algorithm: Any = field(default=None, compare=False)
