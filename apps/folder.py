@@ -106,13 +106,11 @@ class App:
         has no files to hash.
         """
         name = config.strategy.name if config.algorithm is None else config.algorithm.name
-        return cls(
-            folder=Path.cwd(),
-            name=name,
-            sha256=sha256(f"{config_to_toml(config)}# {name}\n".encode()).hexdigest(),
-            config=config,
-            task=task,
-        )
+        app = cls(folder=Path.cwd(), name=name, sha256="", config=config, task=task)
+        app = app.with_algorithm()
+        assert app.config is not None
+        content = f"{config_to_toml(app.config)}# {name}\n".encode()
+        return replace(app, name=name.rpartition(":")[2], sha256=sha256(content).hexdigest())
 
     def load_task(self, options: Mapping[str, Any] | None = None) -> Task:
         """Import a Meadow app's task, or make it with the free keys under [app].

@@ -20,6 +20,7 @@ from ..strategies.algorithms.bounds import Bounds
 from ..strategies.algorithms.builders import Entry, entry_of
 from .app_options import options_from_text, options_to_text
 from .rules.combinations import check_config
+from .rules.strategy import entry_of_config
 from .schema.settings import Given, KeyRule, refuse
 from .schema.values import convert
 from .sections.model import Config
@@ -28,6 +29,8 @@ __all__ = ["OwnAlgorithm", "is_plain", "of_this_process"]
 
 NAME_KEY, ARGUMENTS_KEY = "algorithm", "algorithm-arguments"
 """Of a train instruction: which client's half is asked for, and its builder's arguments as JSON."""
+OURS = entry_of.__module__.rpartition(".")[0]
+"""The package that Meadow's own builders are in."""
 HERE = "this:process"
 """The name of an algorithm that was made in Python."""
 PLAIN = (bool, int, float, str)
@@ -105,9 +108,7 @@ class OwnAlgorithm:
         text = options_to_text(options, self.where, "strategy")
         algorithm = _told_to_clients(self._of_arguments(arguments), self.reference, text)
         strategy = replace(config.strategy, options=options)
-        made = replace(config, strategy=strategy, algorithm=algorithm)
-        check_config(made, {}, self.where)
-        return made
+        return _checked(replace(config, strategy=strategy, algorithm=algorithm), self.where)
 
     def named(self, reference: str, text: str) -> Algorithm:
         """Return the algorithm that a train instruction asks for: only this copy's own builder.
@@ -149,13 +150,33 @@ def of_this_process(config: Config) -> Config:
     Raises:
         ConfigError: the algorithm does not go with another section.
     """
-    made = replace(config, algorithm=_told_to_clients(config.algorithm, HERE, "{}"))
-    check_config(made, {}, "strategy")
-    return made
+    told = _told_to_clients(config.algorithm, HERE, "{}")
+    return _checked(replace(config, algorithm=told), "strategy")
+
+
+def _checked(config: Config, where: str) -> Config:
+    """Return a config that its algorithm goes with."""
+    check_config(config, {}, where)
+    sent = config.algorithm.auxiliary
+    own = not _is_meadows(config.algorithm)
+    if own and sent and config.compression is not None and not entry_of_config(config).compressible:
+        refuse(
+            where,
+            "compression",
+            f"would change the auxiliary tensors {', '.join(sent)} of strategy "
+            f"{config.algorithm.name!r}; remove it, or let the builder declare compressible=True",
+        )
+    return config
+
+
+def _is_meadows(algorithm: Algorithm) -> bool:
+    """Whether one of Meadow's builders made it."""
+    entry = None if algorithm.recipe is None else algorithm.recipe.entry
+    return entry is not None and entry.builder.__module__.startswith(f"{OURS}.")
 
 
 def _told_to_clients(algorithm: Algorithm, name: str, arguments: str) -> Algorithm:
-    if algorithm.client is None:
+    if algorithm.client is None or NAME_KEY in algorithm.client_config:
         return algorithm
     told = {NAME_KEY: name, ARGUMENTS_KEY: arguments}
     return replace(algorithm, client_config={**algorithm.client_config, **told})

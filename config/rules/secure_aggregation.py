@@ -9,7 +9,7 @@ from ...errors import ConfigError
 from ..schema.rules import Rule
 from ..sections.model import Config
 from .builders import build_secure_terms
-from .strategy import NAME, build_algorithm, entry_of_config
+from .strategy import NAME, build_algorithm, is_clippable
 
 if TYPE_CHECKING:
     from ...privacy.dp.noise_terms import NoiseTerms
@@ -114,9 +114,10 @@ RULES: tuple[Rule[Config], ...] = (
     Rule(
         (ENABLED, NAME),
         "only algorithms whose clients send what may be clipped (docs/algorithms.md)",
-        _secure_with(lambda config: not entry_of_config(config).clippable),
+        _secure_with(lambda config: not is_clippable(config)),
         f'{ALONE} clients of strategy.name = "{{strategy.name}}" send numbers that clipping would '
-        "change; choose another strategy, or set enabled to false",
+        "change; choose another strategy, or set enabled to false (your own builder may declare "
+        "clippable=True)",
     ),
     Rule(
         (ENABLED, "run.update_norm_max"),

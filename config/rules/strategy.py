@@ -22,6 +22,7 @@ __all__ = [
     "build_algorithm",
     "build_rule",
     "entry_of_config",
+    "is_clippable",
     "with_stand_in",
 ]
 
@@ -91,6 +92,12 @@ def entry_of_config(config: Config) -> Entry:
         return Entry(builder=lambda: config.algorithm, arguments={})
     found: Entry = recipe.entry
     return found
+
+
+def is_clippable(config: Config) -> bool:
+    """Whether what clients send survives the clipping of secure aggregation."""
+    declared = entry_of_config(config).clippable
+    return not _strategy_algorithm(config).auxiliary if declared is None else declared
 
 
 def with_stand_in(config: Config) -> Config:

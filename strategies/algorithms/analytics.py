@@ -46,6 +46,7 @@ SHOWN = ("count", "mean", "variance", "histogram", "edges", "quantiles", "widths
     example={"columns": ["age=0:120"]},
     client="counts the rows of its data that lie below some points",
     optimizer="none",
+    clippable=True,
 )
 def analytics(
     *,

@@ -58,7 +58,8 @@ class Entry:
         keeps: what a client keeps from round to round.
         optimizer: which local optimizers it goes with; "none" where clients take no steps of one.
         clippable: whether what clients send survives the clipping of secure aggregation: changes
-            of params and the like do, counts do not.
+            of params and the like do, counts do not. None: if they send nothing but params.
+        compressible: whether an own algorithm's auxiliary tensors survive lossy compression.
         privacy: the units of differential privacy that it goes with: "client" for algorithms that
             need no more of a round than its noisy mean, "record" where clients do nothing but
             take training steps.
@@ -74,7 +75,8 @@ class Entry:
     client: str = ""
     keeps: str = "nothing"
     optimizer: Literal["any", "sgd", "plain sgd", "none"] = "any"
-    clippable: bool = True
+    clippable: bool | None = None
+    compressible: bool = False
     privacy: tuple[str, ...] = ()
     personal: bool = False
     together: bool = True

@@ -29,6 +29,7 @@ Reals = NDArray[np.float64]
     keys={"alpha": "dynamic_alpha"},
     client="adds a linear and a proximal term to its gradients",
     keeps="a gradient as large as the params",
+    clippable=True,
 )
 def feddyn(*, alpha: float = 0.01, participation: float = 1.0) -> Algorithm:
     """Average the clients' params, and take away what they have drifted by so far.

@@ -22,6 +22,7 @@ MOMENTUM = "momentum"
     keys={"beta_1": "lion_beta_1", "beta_2": "lion_beta_2"},
     client="steps by Lion, from a shared momentum",
     optimizer="sgd",
+    clippable=True,
 )
 def fedlion(*, beta_1: float | None = None, beta_2: float | None = None) -> Algorithm:
     """Average the params and the momenta of clients that train with Lion.

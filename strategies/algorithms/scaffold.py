@@ -22,6 +22,7 @@ CONTROL = "control"
     client="adds control variates to its gradients",
     keeps="a control variate as large as the params",
     optimizer="plain sgd",
+    clippable=True,
 )
 def scaffold(*, server_learning_rate: float | None = None, participation: float = 1.0) -> Algorithm:
     """Average the clients' params and the changes of their control variates.

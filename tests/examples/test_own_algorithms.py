@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -333,3 +334,32 @@ def test_scaffold_outside_of_the_package_is_meadows(executor: str, tmp_path: Pat
     inside, outside = found
     for key, values in inside.items():
         assert outside[key].tobytes() == values.tobytes(), key
+
+
+def test_a_run_from_python_goes_on(tmp_path: Path) -> None:
+    """After an interrupt: by its name and arguments in the run folder, to the same bits."""
+    app = App.load(EXAMPLES / "moon", environ={})
+    task, builder = app.load_task(), app.load_object("moon:moon")
+    common: dict[str, Any] = {"clients": 4, "seed": 1, "progress": False, "executor": "sequential"}
+    whole = meadow.simulate(task, strategy=builder(mu=0.5), rounds=3, out=tmp_path / "a", **common)
+
+    def stop(kind: str, detail: Mapping[str, Any]) -> None:
+        if kind == "round_committed" and detail["round"] == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    part = meadow.simulate(
+        task, strategy=builder(mu=0.5), rounds=3, out=tmp_path / "b", on_event=stop, **common
+    )
+    assert part.status == "stopped"
+    again = meadow.resume(tmp_path / "b", task=task)
+    assert again.status == "finished"
+    for key, values in whole.params().items():
+        assert again.params()[key].tobytes() == values.tobytes()
+
+
+def test_compression_only_where_it_is_declared(tmp_path: Path) -> None:
+    """A squared length is not to be rounded; params alone are compressed as everybody's."""
+    upload = ("compression.upload=int8", *SHORT)
+    with pytest.raises(ConfigError, match="compression would change the auxiliary tensors size of"):
+        simulate(EXAMPLES / "fedexp", out=tmp_path / "a", overrides=list(upload))
+    run("moon", tmp_path / "b", "sequential", "compression.upload=int8")

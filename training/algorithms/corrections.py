@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
+from ...errors import DataError
 from ...machine.accelerators import widest_float
 from ...strategies.algorithms.auxiliary_names import auxiliary_name
-from ..local_round import Tensors
+from ..local_round import Answer, Tensors
 from ..loop.optimizers import Slots
 from .algorithms import LocalAlgorithm
 from .objective import Loss, TrainingStep, features_of
 
-__all__ = ["Corrections", "learned_in", "names_of", "zero_client_state"]
+__all__ = ["Corrections", "checked_answer", "learned_in", "names_of", "zero_client_state"]
 
 
 class Corrections:
@@ -134,6 +136,35 @@ def zero_client_state(
     for name, shape in algorithm.state.items():
         made[name] = torch.zeros(shape, dtype=widest_float(device), device=device)
     return made
+
+
+def checked_answer(answer: Answer, *, declared: Tensors, shared: Tensors, axes: int = 0) -> Answer:
+    """Return an answer whose client state is what the algorithm declares, in the dtypes of that.
+
+    `declared` is the client state before the first round, `shared` the auxiliary tensors that came,
+    and `axes` is 1 where tensors have a leading client axis.
+
+    Raises:
+        DataError: it has other tensors, or of other shapes.
+    """
+    for name in answer.auxiliary.keys() - shared.keys():
+        raise DataError(
+            f"the algorithm answers with the auxiliary tensor {name!r}, which nobody sent"
+        )
+    kept: dict[str, torch.Tensor] = {}
+    for name, tensor in answer.client_state.items():
+        like = declared.get(name)
+        if like is None:
+            raise DataError(
+                f"the algorithm keeps {name!r}, which LocalAlgorithm.keeps and state do not declare"
+            )
+        if tensor.shape[axes:] != like.shape:
+            raise DataError(
+                f"the algorithm keeps {name!r} with shape {tuple(tensor.shape[axes:])}, declared as "
+                f"{tuple(like.shape)}"
+            )
+        kept[name] = tensor.to(like.dtype)
+    return replace(answer, client_state=kept)
 
 
 def _kept_dtype(tensor: torch.Tensor) -> torch.dtype:

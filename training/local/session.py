@@ -14,7 +14,7 @@ from ...flower.messages import TensorArray, arrays_to_params, params_to_arrays, 
 from ...machine.accelerators import widest_float
 from ...strategies.algorithms.auxiliary_names import auxiliary_name, kind_of
 from ..algorithms.algorithms import LocalAlgorithm
-from ..algorithms.corrections import Corrections, learned_in, zero_client_state
+from ..algorithms.corrections import Corrections, checked_answer, learned_in, zero_client_state
 from ..algorithms.training_bench import TrainingBench
 from ..local_round import LocalRound, Tensors
 from ..module_params import owners_of, params_of_module, to_array, to_tensor
@@ -65,10 +65,8 @@ class LocalSession:
         self._device = device
         self._owners = owners_of(module)
         self._shared = shared_in(arrays, algorithm, learned, device)
-        self._client_state = {
-            **zero_client_state(algorithm, learned, device),
-            **client_state_in(state, device),
-        }
+        self._none = zero_client_state(algorithm, learned, device)
+        self._client_state = {**self._none, **client_state_in(state, device)}
         self.corrections = Corrections(algorithm, module, self._shared, self._client_state)
 
     def bench(
@@ -106,6 +104,7 @@ class LocalSession:
                 momentum=dict(zip(learned_in(self._module), slots, strict=bool(slots))),
             )
         )
+        answer = checked_answer(answer, declared=self._none, shared=self._shared)
         for name, tensor in answer.params.items():
             trained[name].copy_(tensor)
         if answer.client_state:

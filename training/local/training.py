@@ -265,6 +265,18 @@ class LocalTraining:
                 'each process has a part of it; set parallel = "ddp" or "none" in [device]'
             )
 
+    def require_one_device(self, who: str) -> None:
+        """Check that one device computes everything, which `who` needs.
+
+        Raises:
+            DataError: there are several.
+        """
+        if self._plan.kind != "none":
+            raise DataError(
+                f"{who} needs one device, and parallel is {self._config.parallel!r}; set parallel = "
+                '"none" and one GPU in [device]'
+            )
+
     def alone(self, settings: TrainingSettings) -> TrainingSettings:
         """Return the settings, for work that one process has to do alone.
 

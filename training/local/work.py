@@ -167,6 +167,7 @@ class OwnTraining(CorrectedTraining):
             ProtocolError: the instruction names another algorithm than this copy of the app.
         """
         settings = given.training.alone(given.settings)
+        given.training.require_one_device(f"algorithm {settings.algorithm!r} of the app's own")
         algorithm = local_algorithm(settings, given.task)
         if not algorithm.trains_itself:
             return super().train(given)

@@ -14,7 +14,7 @@ class Client(meadow.LocalAlgorithm):
         return meadow.Answer(params=end.trained, auxiliary={self.tensors[0]: end.squared_delta()})
 
 
-@meadow.builder(clippable=False)  # a clipped length is none: no secure sums, and no private ones
+@meadow.builder
 def fedexp(*, epsilon: Annotated[float, meadow.Bounds(above=0)] = 0.001) -> meadow.Algorithm:
     def apply(state: meadow.State, round: meadow.Aggregate) -> meadow.State:
         delta = {name: round.mean[name] - old for name, old in state.params.items()}

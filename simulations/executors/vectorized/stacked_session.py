@@ -12,7 +12,7 @@ from ....flower.messages import params_to_arrays
 from ....machine.accelerators import wide
 from ....strategies.algorithms.auxiliary_names import auxiliary_name
 from ....training.algorithms.algorithms import LocalAlgorithm
-from ....training.algorithms.corrections import names_of, zero_client_state
+from ....training.algorithms.corrections import checked_answer, names_of, zero_client_state
 from ....training.local.session import CLIENT_STATE, client_state_in, shared_in
 from ....training.local_round import Answer, LocalRound
 from ....training.loop.optimizers import Slots
@@ -53,7 +53,7 @@ class StackedSession:
         device = stacked.probe.device
         self.starts = shared_in(arrays, algorithm, stacked.trained, device)
         self._states = [population.context_of(client).state for client in clients]
-        none = zero_client_state(algorithm, stacked.trained, device)
+        self._none = none = zero_client_state(algorithm, stacked.trained, device)
         owned = [{**none, **client_state_in(state, device)} for state in self._states]
         self._client_state = {name: torch.stack([each[name] for each in owned]) for name in none}
         self._next: Answer | None = None
@@ -88,7 +88,7 @@ class StackedSession:
         Shapes: `steps` and `losses`, before the round, are (clients,).
         """
         slots = self.slots[0] if self.slots else ()
-        self._next = self._algorithm.answer(
+        made = self._algorithm.answer(
             LocalRound(
                 starts={**self._stacked.trained, **self._stacked.buffers},
                 trained=rows,
@@ -101,6 +101,7 @@ class StackedSession:
                 momentum=dict(zip(self._stacked.trained, slots, strict=bool(slots))),
             )
         )
+        self._next = checked_answer(made, declared=self._none, shared=self.starts, axes=1)
         sent = {
             name: tensor.to(self.starts[name].dtype)
             for name, tensor in self._next.auxiliary.items()
