@@ -149,7 +149,7 @@ def said_of(key: str, rules: Sequence[Rule[Any]]) -> str:
 def wanted(kind: Any, rule: KeyRule) -> str:
     """Return what a key's value may be."""
     if rule.choices:
-        more = ['`"module:builder"`'] if rule.or_like else []
+        more = [f'`"{rule.or_like[0]}"`'] if rule.or_like else []
         return ", ".join([*(f"`{value_to_toml(choice)}`" for choice in rule.choices), *more])
     members = {kind} if get_origin(kind) in (tuple, dict, Literal) else {*get_args(kind)} or {kind}
     if "Mapping" in str(get_origin(kind)):

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+from ..config.sections.training import TORCH_OPTIMIZER
 from ..errors import ProtocolError
 from ..randomness.seeds import derive
 from ..strategies.algorithms.builders import BUILT_IN, REFERENCE
 
 __all__ = ["TrainingSettings"]
 
-Optimizer = Literal["sgd", "adam", "adamw", "lion"]
+OPTIMIZERS = ("sgd", "adam", "adamw", "lion")
 Schedule = Literal["constant", "cosine", "step"]
 Precision = Literal["fp32", "bf16", "fp16"]
 LOCAL_ALGORITHMS = frozenset(("plain", *BUILT_IN))
@@ -30,7 +31,7 @@ class TrainingSettings:
 
     epochs: int = 1
     batch_size: int = 32
-    optimizer: Optimizer = "sgd"
+    optimizer: str = "sgd"
     learning_rate: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -93,7 +94,12 @@ class TrainingSettings:
         for name in ("beta_1", "beta_2", "decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ProtocolError(f"{name} must be in [0, 1], got {getattr(self, name)}")
-        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule),
+        if self.optimizer not in OPTIMIZERS and not TORCH_OPTIMIZER.fullmatch(self.optimizer):
+            raise ProtocolError(
+                f"optimizer must be one of {OPTIMIZERS} or as torch.optim:NAdam, got "
+                f"{self.optimizer!r:.80}"
+            )
+        for name, kind in (("schedule", Schedule),
                            ("precision", Precision)):  # fmt: skip
             if getattr(self, name) not in get_args(kind):
                 raise ProtocolError(f"{name} must be one of {get_args(kind)}")
@@ -102,6 +108,11 @@ class TrainingSettings:
                 f"algorithm must be one of {sorted(LOCAL_ALGORITHMS)} or as module:builder, got "
                 f"{self.algorithm!r:.80}"
             )
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether the optimizer is one of torch's classes."""
+        return self.optimizer not in OPTIMIZERS
 
     @property
     def stream(self) -> int:

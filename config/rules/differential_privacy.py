@@ -196,6 +196,13 @@ RULES: tuple[Rule[Config], ...] = (
         'choose "fedavg" or "fedprox"',
     ),
     Rule(
+        (UNIT, "training.optimizer"),
+        '"record" goes with Meadow\'s own optimizers, not with those of torch.optim',
+        _example(lambda config: config.training.optimizer.startswith("torch.optim:")),
+        f'{EXAMPLES} training.optimizer = "{{training.optimizer}}" is a class of torch; choose '
+        '"sgd", "adam" or "adamw"',
+    ),
+    Rule(
         (UNIT, "training.gradient_clip_norm", "training.accumulation_steps"),
         '"record" excludes `training.gradient_clip_norm` and `training.accumulation_steps`',
         _example(

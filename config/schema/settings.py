@@ -42,8 +42,8 @@ class KeyRule:
     at_most: float | None = None
     below: float | None = None
     choices: tuple[Any, ...] = ()
-    or_like: re.Pattern[str] | None = None
-    """Other texts that are taken beside the choices."""
+    or_like: tuple[str, re.Pattern[str]] | None = None
+    """Other texts that are taken beside the choices: one as people write it, and all of them."""
     unavailable: Mapping[Any, str] = field(default_factory=dict)
     """Values that are known but refused, each with the reason."""
     was: str = ""

@@ -130,7 +130,7 @@ def _parse(text: str, kinds: tuple[Any, ...]) -> Any:
 
 
 def _check_choice(key: str, where: str, value: Any, rule: KeyRule) -> None:
-    if rule.or_like is not None and rule.or_like.fullmatch(value):
+    if rule.or_like is not None and rule.or_like[1].fullmatch(value):
         return
     if value in rule.unavailable:
         refuse(where, key, f"= {_shown(value)} {rule.unavailable[value]}")

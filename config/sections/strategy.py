@@ -25,7 +25,7 @@ class StrategyConfig:
         'the algorithm; docs/algorithms.md says what each is for. "module:builder" is one of '
         "your own, whose keyword arguments are the other keys: docs/own-algorithms.md",
         choices=tuple(BUILT_IN),
-        or_like=REFERENCE,
+        or_like=("module:builder", REFERENCE),
     )
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"free": True})
     """The other keys where `name` is an algorithm of one's own: its builder's keyword arguments."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from ..schema.settings import setting
 
-__all__ = ["TrainingConfig"]
+__all__ = ["TORCH_OPTIMIZER", "TrainingConfig"]
+
+TORCH_OPTIMIZER = re.compile(r"torch\.optim:[A-Z][A-Za-z0-9]*")
+"""What names an optimizer of torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +20,12 @@ class TrainingConfig:
 
     epochs: int = setting(1, "passes over the client's data", at_least=1, at_most=10**6)
     batch_size: int = setting(32, "examples a step", at_least=1, at_most=10**9)
-    optimizer: Literal["sgd", "adam", "adamw"] = setting(
+    optimizer: str = setting(
         "sgd",
-        "the local optimizer, fresh every round",
+        "the local optimizer, fresh every round; one of torch by its class, with its own defaults for "
+        "all but `learning_rate` and `weight_decay`",
+        choices=("sgd", "adam", "adamw"),
+        or_like=("torch.optim:NAdam", TORCH_OPTIMIZER),
     )
     learning_rate: float = setting(0.01, "its step", above=0)
     momentum: float = setting(

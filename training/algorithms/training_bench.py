@@ -12,7 +12,7 @@ from ...errors import DataError, NothingLearnedError
 from ..batches import Batch, batches_of
 from ..evaluation import ExampleMeans
 from ..local_round import Tensors
-from ..loop.optimizers import LocalOptimizer
+from ..loop.optimizers import local_optimizer
 from ..loop.trainer import batch_order_seed
 from ..settings import TrainingSettings
 
@@ -60,7 +60,7 @@ class TrainingBench:
         self._task, self._data, self._device = task, data, torch.device(device)
         self._order = batch_order_seed(settings, client)
         self._params = [param for param in module.parameters() if param.requires_grad]
-        self._optimizer = LocalOptimizer(self._params, settings)
+        self._optimizer = local_optimizer(self._params, settings)
         self._means = ExampleMeans(task)
 
     def batches(self) -> Iterator[Batch]:

@@ -161,6 +161,8 @@ class LocalTraining:
     def _train(self, work: Round) -> Trained:
         if work.dp_sgd is not None:
             self.require_whole("DP-SGD", "clips every example's gradient")
+        if work.settings.is_torchs:
+            self.require_whole(f"training.optimizer {work.settings.optimizer!r}", "makes steps")
         settings = self._as_owned(work.settings)
         saves = self._saves_of(work, settings)
 
@@ -307,7 +309,7 @@ class LocalTraining:
             self._group.close()
 
     def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
-        unsaved = work.begin is not None or work.dp_sgd is not None
+        unsaved = work.begin is not None or work.dp_sgd is not None or settings.is_torchs
         if self._saves is None or not self._config.save_steps or unsaved:
             return None
         plan = self._plan

@@ -7,13 +7,15 @@ unchanged, on tensors with a leading client axis.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 
+from ...errors import DataError
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
 
-__all__ = ["LocalOptimizer", "Slots", "descend", "new_slots"]
+__all__ = ["LocalOptimizer", "Optimizer", "Slots", "descend", "local_optimizer", "new_slots"]
 
 Tensors = Sequence[torch.Tensor]
 Slots = Sequence[list[torch.Tensor]]
@@ -21,7 +23,16 @@ Slots = Sequence[list[torch.Tensor]]
 
 
 def new_slots(params: Tensors, settings: TrainingSettings) -> Slots:
-    """Return the slots before the first step: zeros in the shapes of the params."""
+    """Return the slots before the first step: zeros in the shapes of the params.
+
+    Raises:
+        DataError: the optimizer is one of torch's classes, which keep what they remember themselves.
+    """
+    if settings.is_torchs:
+        raise DataError(
+            f"training.optimizer {settings.optimizer!r} is a class of torch, for the params of one "
+            "client that trains without DP-SGD"
+        )
     count = {"sgd": int(settings.momentum > 0), "lion": 1}.get(settings.optimizer, 2)
     return [[torch.zeros_like(param) for param in params] for _ in range(count)]
 
@@ -73,6 +84,94 @@ def _descend(
     torch._foreach_div_(scale, (1 - settings.beta_2**step) ** 0.5)
     torch._foreach_add_(scale, settings.epsilon)
     torch._foreach_addcdiv_(params, first, scale, value=-rate / (1 - settings.beta_1**step))
+
+
+class Optimizer(Protocol):
+    """What the trainer needs of an optimizer.
+
+    Attributes:
+        slots: what it remembers, parallel to the params, as far as it can be saved.
+        steps: how many steps it has made.
+    """
+
+    @property
+    def slots(self) -> Slots: ...
+    @property
+    def steps(self) -> int: ...
+    def resume(self, steps: int) -> None:
+        """Continue after this many steps, with slots that the caller has set."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> None:
+        """Make a step with the params that have a gradient."""
+
+
+def local_optimizer(
+    params: list[torch.nn.Parameter], settings: TrainingSettings, slots: Slots | None = None
+) -> Optimizer:
+    """Return the optimizer of one client's round; it begins with `slots`, if they are given.
+
+    Raises:
+        DataError: torch has no such optimizer, or it needs more than a learning rate and gradients.
+    """
+    if settings.is_torchs:
+        return TorchOptimizer(params, settings)
+    return LocalOptimizer(params, settings, slots)
+
+
+class TorchOptimizer:
+    """An optimizer of torch, by the name of its class in `torch.optim`.
+
+    Attributes:
+        param_groups: what torch's GradScaler looks at.
+    """
+
+    slots: Slots = ()
+
+    def __init__(self, params: list[torch.nn.Parameter], settings: TrainingSettings) -> None:
+        """Raises:
+        DataError: as `local_optimizer`.
+        """
+        name = settings.optimizer.partition(":")[2]
+        kind: Any = getattr(torch.optim, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+            raise DataError(
+                f"training.optimizer {settings.optimizer!r}: torch.optim has no {name!r}"
+            )
+        said: dict[str, Any] = {"lr": settings.learning_rate_now()}
+        if settings.weight_decay:
+            said["weight_decay"] = settings.weight_decay
+        try:
+            self._made: Any = kind(params, **said)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"training.optimizer {settings.optimizer!r}: {error}") from None
+        self._name = settings.optimizer
+        self.param_groups = self._made.param_groups
+        self.steps = 0
+
+    def resume(self, steps: int) -> None:
+        """As `LocalOptimizer.resume`; rounds of it are not saved."""
+        raise DataError(f"a round under training.optimizer {self._name!r} cannot be resumed")
+
+    def zero_grad(self) -> None:
+        """As `LocalOptimizer.zero_grad`."""
+        self._made.zero_grad()
+
+    def step(self) -> None:
+        """As `LocalOptimizer.step`.
+
+        Raises:
+            DataError: it needs the loss again.
+        """
+        self.steps += 1
+        try:
+            self._made.step()
+        except TypeError as error:
+            raise DataError(
+                f"training.optimizer {self._name!r} needs more than gradients: {error}"
+            ) from None
 
 
 class LocalOptimizer:

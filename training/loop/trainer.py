@@ -23,7 +23,7 @@ from ..parallel.parallelism import Alone, Parallelism
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
 from ..step_timer import StepTimer, Unwatched, each
-from .optimizers import LocalOptimizer, Slots
+from .optimizers import Slots, local_optimizer
 from .unfinished import Place, Unfinished
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class _Local:
         scaled = settings.precision == "fp16"
         self.scaler = torch.amp.GradScaler(self._device.type) if scaled else None
         slots = session.slots if session is not None else None
-        self._optimizer = LocalOptimizer(self._params, settings, slots)
+        self._optimizer = local_optimizer(self._params, settings, slots)
         self._means = ExampleMeans(task)
         self._module = module
 

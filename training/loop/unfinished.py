@@ -17,7 +17,7 @@ from ..mid_epoch import MidEpoch, Moment
 from ..module_params import to_array, to_tensor
 from ..parallel.parallelism import Parallelism
 from ..parallel.sharded_tensors import local_of
-from .optimizers import LocalOptimizer
+from .optimizers import Optimizer
 
 __all__ = ["Place", "Unfinished"]
 
@@ -61,7 +61,7 @@ class Unfinished:
     def __init__(
         self,
         module: torch.nn.Module,
-        optimizer: LocalOptimizer,
+        optimizer: Optimizer,
         scaler: torch.amp.GradScaler | None,
         means: ExampleMeans,
         device: str,

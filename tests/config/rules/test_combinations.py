@@ -134,6 +134,7 @@ MEADOW: list[tuple[str, str]] = [
     (f"{DP}.enabled", CLIENT + DEVICES),
     (f"{DP}.unit", SAMPLED + "strategy.name = 'scaffold'"),
     (f"{DP}.unit", SAMPLED + "training.gradient_clip_norm = 1.0"),
+    (f"{DP}.unit", SAMPLED + "training.optimizer = 'torch.optim:NAdam'"),
     (f"{DP}.unit", SAMPLED + "training.precision = 'bf16'"),
     (f"{DP}.unit", SAMPLED + "selection.kind = 'utility'"),
     (f"{DP}.unit", SAMPLED + STOPPING),

@@ -235,3 +235,13 @@ def test_mistakes_are_named(half: Callable[[], meadow.LocalAlgorithm], executor:
     told: list[str] = []
     with pytest.raises(RunError, match=MISTAKES[half]):
         run(of_half(half()), executor, told)
+
+
+def test_an_optimizer_of_torch_is_run_one_by_one() -> None:
+    """And says so; its momenta begin anew with every round, as Meadow's own."""
+    told: list[str] = []
+    chosen = {"optimizer": "torch.optim:NAdam", "learning-rate": 0.01}
+    one, _ = run(meadow.averaging("plain"), "sequential", **chosen)
+    other, _ = run(meadow.averaging("plain"), "vectorized", told, **chosen)
+    assert len(told) == 1 and "'torch.optim:NAdam' is a class of torch" in told[0]
+    assert all(other[name].tobytes() == values.tobytes() for name, values in one.items())

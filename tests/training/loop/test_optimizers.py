@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from meadow.training.loop.optimizers import LocalOptimizer, descend, new_slots
+from meadow.errors import DataError, ProtocolError
+from meadow.training.loop.optimizers import LocalOptimizer, descend, local_optimizer, new_slots
 from meadow.training.settings import TrainingSettings
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -93,3 +94,57 @@ def test_params_without_a_gradient_stay() -> None:
     params[0].grad = torch.ones_like(params[0])
     optimizer.step()
     assert torch.equal(params[1], before)
+
+
+def settings_of_torch(name: str, **more: Any) -> TrainingSettings:
+    record = {"optimizer": f"torch.optim:{name}", "learning-rate": 0.05, **more}
+    return TrainingSettings.of(record)
+
+
+@pytest.mark.parametrize("name", ["NAdam", "RMSprop", "Rprop", "Adamax"])
+def test_any_optimizer_of_torch(name: str) -> None:
+    """By its class, with the learning rate of the round and the rest as torch has it."""
+    ours, theirs = start(), start()
+    optimizer = local_optimizer(ours, settings_of_torch(name))
+    expected = getattr(torch.optim, name)(theirs, lr=0.05)
+    for _ in range(4):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape)
+            other.grad = mine.grad.clone()
+        optimizer.step()
+        expected.step()
+        optimizer.zero_grad()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, other) and mine.grad is None
+    assert optimizer.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        ("Nothing", {}, "torch.optim has no 'Nothing'"),
+        ("Optimizer", {}, "torch.optim:Optimizer"),
+        ("Rprop", {"weight-decay": 0.1}, "weight_decay"),
+        ("LBFGS", {}, "needs more than gradients: .*closure"),
+    ],
+)
+def test_optimizers_that_cannot_be(name: str, more: dict[str, Any], says: str) -> None:
+    """Each with its name and the reason."""
+    params = start()
+    for param in params:
+        param.grad = torch.ones_like(param)
+    with pytest.raises(DataError, match=says):
+        local_optimizer(params, settings_of_torch(name, **more)).step()
+
+
+def test_a_peer_names_nothing_but_optimizers() -> None:
+    """Nothing is imported for a name in an instruction."""
+    for text in ("os:system", "torch.optim:lr_scheduler.StepLR", "torch.hub:Load", "NAdam"):
+        with pytest.raises(ProtocolError, match=r"optimizer must be one of .* torch.optim:NAdam"):
+            TrainingSettings.of({"optimizer": text})
+
+
+def test_torchs_optimizers_are_for_one_client() -> None:
+    """Where many are trained at once, or by DP-SGD, it is refused and not taken for another."""
+    with pytest.raises(DataError, match="for the params of one client"):
+        new_slots(start(), settings_of_torch("NAdam"))
