@@ -14,7 +14,7 @@ from ..config.sections.model import Config
 from ..errors import ConfigError
 from ..strategies.algorithms.algorithm import Algorithm
 from ..strategies.algorithms.asynchrony import Asynchrony
-from ..strategies.algorithms.builders import Entry, entry_of, recipe_of
+from ..strategies.algorithms.builders import BUILT_IN, Entry, entry_of, recipe_of
 from ..strategies.algorithms.catalogue import CATALOGUE
 
 __all__ = ["Tables", "config_of", "overrides_of", "tables_of"]
@@ -80,10 +80,17 @@ def config_of(tables: Tables) -> Config:
 
 def overrides_of(tables: Tables) -> list[str]:
     """Return dotted keys as overrides of an app folder's meadow.toml ("run.rounds=3")."""
-    return [
-        f"{key}={value if isinstance(value, str) else value_to_toml(value)}"
-        for key, value in tables.items()
-    ]
+    free = tables.get("strategy.name", "fedavg") not in BUILT_IN
+    return [f"{key}={_said(value, free and _is_argument(key))}" for key, value in tables.items()]
+
+
+def _is_argument(key: str) -> bool:
+    return key.startswith("strategy.") and key != "strategy.name"
+
+
+def _said(value: Any, free: bool) -> str:
+    """Return a value as `--set` takes it; text of a free key is quoted, lest it be read as TOML."""
+    return value if isinstance(value, str) and not free else value_to_toml(value)
 
 
 def _strategy(

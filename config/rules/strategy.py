@@ -158,16 +158,14 @@ def _of_many(config: Config) -> bool:
     return entry_of_config(config).single and not alone
 
 
-def _two_counted(config: Config) -> str | None:
-    from ...strategies.algorithms.analytics import GROUP_MIN
-
-    counts = config.strategy.name == "analytics"
-    return str(GROUP_MIN) if counts and config.run.min_clients < GROUP_MIN else None
+def _too_few(config: Config) -> str | None:
+    needed = entry_of_config(config).clients_min
+    return str(needed) if config.run.min_clients < needed else None
 
 
 def _clipped_parts(config: Config) -> bool:
     secure = config.privacy.secure_aggregation
-    return config.strategy.name == "analytics" and secure.enabled and secure.value_bound < 1
+    return entry_of_config(config).of_whole and secure.enabled and secure.value_bound < 1
 
 
 def _cannot_be_robust(config: Config) -> str | None:
@@ -235,8 +233,8 @@ RULES: tuple[Rule[Config], ...] = (
     Rule(
         ("run.min_clients", NAME),
         'at least 3 with `strategy.name = "analytics"`',
-        _two_counted,
-        '= {run.min_clients} must be >= {found} with strategy.name = "analytics": of two clients '
+        _too_few,
+        '= {run.min_clients} must be >= {found} with strategy.name = "{strategy.name}": of two clients '
         "each would see the other's numbers; raise it",
     ),
     _of_model("robust", lambda config: config.robust is not None),
@@ -249,7 +247,7 @@ RULES: tuple[Rule[Config], ...] = (
         ("privacy.secure_aggregation.value_bound", NAME),
         'at least 1 with `strategy.name = "analytics"`',
         _clipped_parts,
-        '= {privacy.secure_aggregation.value_bound} must be >= 1 with strategy.name = "analytics": clients '
+        '= {privacy.secure_aggregation.value_bound} must be >= 1 with strategy.name = "{strategy.name}": clients '
         "send parts of a whole, and clipped ones would be wrong; raise it",
     ),
 )

@@ -47,6 +47,8 @@ SHOWN = ("count", "mean", "variance", "histogram", "edges", "quantiles", "widths
     client="counts the rows of its data that lie below some points",
     optimizer="none",
     clippable=True,
+    clients_min=GROUP_MIN,
+    of_whole=True,
 )
 def analytics(
     *,

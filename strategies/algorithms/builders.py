@@ -67,6 +67,8 @@ class Entry:
             by one, not in one tensor.
         together: whether a cohort can be trained in one tensor.
         single: whether only one client may be asked in a round.
+        clients_min: how many clients a round needs at least.
+        of_whole: whether clients send parts of a whole, from 0 to 1.
     """
 
     builder: Callable[..., Any]
@@ -81,6 +83,8 @@ class Entry:
     personal: bool = False
     together: bool = True
     single: bool = False
+    clients_min: int = 1
+    of_whole: bool = False
 
     @property
     def reference(self) -> str:

@@ -363,3 +363,68 @@ def test_compression_only_where_it_is_declared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="compression would change the auxiliary tensors size of"):
         simulate(EXAMPLES / "fedexp", out=tmp_path / "a", overrides=list(upload))
     run("moon", tmp_path / "b", "sequential", "compression.upload=int8")
+
+
+class Counting(meadow.LocalAlgorithm):
+    """Answers with two auxiliary tensors beside its params."""
+
+    tensors = ("beside/steps", "beside/pair")
+
+    def answer(self, end: meadow.LocalRound) -> meadow.Answer:
+        pair = torch.stack([end.steps, end.squared_delta()], -1) + end.shared["beside/pair"]
+        return meadow.Answer(
+            params=end.trained, auxiliary={"beside/steps": end.steps, "beside/pair": pair}
+        )
+
+
+@meadow.builder(privacy=("client",), clippable=True)
+def counting() -> meadow.Algorithm:
+    """The server adds what it is told to every param, so that it shows in them."""
+
+    def apply(state: meadow.State, aggregate: meadow.Aggregate) -> meadow.State:
+        said = float(aggregate.mean["beside/steps"]) + float(aggregate.mean["beside/pair"].sum())
+        moved = {name: aggregate.mean[name] + 0.01 * said for name in state.params}
+        return state.moved(moved, sent={"beside/pair": aggregate.mean["beside/pair"]})
+
+    shapes: dict[str, tuple[int, ...]] = {"beside/steps": (), "beside/pair": (2,)}
+    return meadow.averaging("counting", apply=apply, client=Counting(), tensors=shapes)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_auxiliary_tensors_under_differential_privacy(verify: bool, tmp_path: Path) -> None:
+    """They are clipped with the params, as one vector, one by one or in one tensor."""
+    task = App.load(EXAMPLES / "moon", environ={}).load_task()
+    private = meadow.DifferentialPrivacy(
+        enabled=True, noise_multiplier=1e-9, clip_norm=0.5, sampling="fixed"
+    )
+    found = {}
+    for executor in ("sequential", "vectorized"):
+        found[executor] = meadow.simulate(
+            task, strategy=counting(), clients=6, rounds=2, seed=1, executor=executor,
+            cohort=6, privacy=meadow.Privacy(differential_privacy=private), progress=False,
+            settings={"simulation.verify": verify}, out=tmp_path / executor,
+        ).params()  # fmt: skip
+    for key, values in found["sequential"].items():
+        np.testing.assert_allclose(found["vectorized"][key], values, rtol=RTOL, atol=1e-4)
+
+
+def test_text_arguments_stay_text(tmp_path: Path) -> None:
+    """From Python to an app folder, also where TOML would read a number."""
+    shutil.copytree(EXAMPLES / "moon", tmp_path / "app")
+    (tmp_path / "app" / "named.py").write_text(
+        "import meadow\n@meadow.builder\ndef named(*, tag: str = 'a'):\n"
+        "    assert isinstance(tag, str)\n    return meadow.averaging('named')\n"
+    )
+    text = (tmp_path / "app" / "meadow.toml").read_text()
+    (tmp_path / "app" / "meadow.toml").write_text(text.replace("mu = 1.0\n", ""))
+    made = meadow.simulate(
+        tmp_path / "app", strategy={"name": "named:named", "tag": "1e3"}, rounds=1,
+        executor="sequential", out=tmp_path / "out", progress=False,
+    )  # fmt: skip
+    assert made.config.strategy.options == {"tag": "1e3"}
+
+
+def test_a_second_look_allows_what_rounding_explains(tmp_path: Path) -> None:
+    """In bf16 two ways of computing are far apart; beside an auxiliary tensor of one value too."""
+    bf16 = ("training.precision=bf16", "run.rounds=1", "run.cohort=1.0", "run.seed=7")
+    run("fedexp", tmp_path / "a", "vectorized", *bf16)

@@ -118,6 +118,7 @@ def _moved(record: ArrayRecord) -> ArrayRecord:
     for name, values in arrays_to_params(record).items():
         if values.dtype.kind == "f":
             signs = np.where(np.arange(values.size) % 2, LAST_BITS, -LAST_BITS)
-            values = (values * (1 + signs.reshape(values.shape))).astype(values.dtype)
+            shaken = values * (1 + signs.reshape(values.shape))
+            values = np.asarray(shaken, values.dtype)  # a product of one value alone is no array
         moved[name] = values
     return params_to_arrays(moved)
