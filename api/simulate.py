@@ -145,7 +145,7 @@ def resume(
     """Go on with a simulation that was interrupted or failed, after its last durable round.
 
     A run of a task that was made in Python needs `task` again (a `Run` of this process has it),
-    and `strategy` if that was an algorithm of one's own.
+    and `strategy` if that was an algorithm of one's own that the run folder does not name.
 
     Raises:
         ConfigError: the folder is none of a simulation, or belongs to another task or app.
@@ -156,9 +156,10 @@ def resume(
     app = None
     if task is not None:
         config = load_config(folder / FILE_NAME, environ={})
-        app = App.of_task(task, replace(config, algorithm=strategy))
+        made = None if config.strategy.is_own else strategy  # the folder names it
+        app = App.of_task(task, replace(config, algorithm=made))
     with shown(folder.name, progress, on_event) as show:
-        summary = simulations.resume(folder, app=app, on_event=show)
+        summary = simulations.resume(folder, app=app, algorithm=strategy, on_event=show)
     return _ended(Run(folder, task=task), summary)
 
 

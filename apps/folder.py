@@ -138,6 +138,16 @@ class App:
             raise AppError(f"{self.folder}: {reference} failed: {self.explain(error)}") from error
         return task if own is None else replace(task, algorithm=own)
 
+    @property
+    def only_here(self) -> str:
+        """What of it was made in this process, and is in no file: other processes cannot load it."""
+        if self.task is not None:
+            return "task"
+        made = self.config is not None and self.config.algorithm is not None
+        if made and self.config is not None and not self.config.strategy.is_own:
+            return "algorithm" if self.config.algorithm.client is not None else ""
+        return ""
+
     def with_algorithm(self) -> App:
         """Return the app with the algorithm of its own that [strategy] names, if it does: its
         arguments are checked, and their defaults are in the configuration.

@@ -19,6 +19,7 @@ from ..errors import ConfigError
 from ..flower.messages import identify_process
 from ..run.execute import execute, resolved_toml, rounds_of, run_config_of
 from ..run.run_folder import TRACEBACKS, RunFolder
+from ..strategies.algorithms.algorithm import Algorithm
 from ..transport.durable import write_file
 from .executors.adversarial import with_adversaries
 from .executors.apps import client_app_of
@@ -105,6 +106,7 @@ def simulate_app(
         "app": str(app.folder) if app.task is None else None,
         "sha256": app.sha256,
         "settings": list(app.settings),
+        "algorithm": _python_algorithm(app),
         "clients": count,
         "executor": plan.name,
         "threads": plan.threads,
@@ -133,11 +135,13 @@ def resume(
     folder: Path,
     *,
     app: App | None = None,
+    algorithm: Algorithm | None = None,
     on_event: OnEvent = lambda kind, detail: None,
 ) -> dict[str, Any]:
     """Go on with an interrupted simulation from its last durable round.
 
-    `app` is needed where the run's task was made in Python, and is refused elsewhere.
+    `app` is needed where the run's task was made in Python, and is refused elsewhere; `algorithm` is
+    needed where an app folder was simulated with one that was made in Python.
 
     Raises:
         ConfigError: the folder is none of a simulation, or its app has changed since.
@@ -151,7 +155,9 @@ def resume(
                 if app is None
                 else f"{folder} cannot be resumed with a task: its app is {origin['app']}"
             )
-        app = app or App.load(Path(origin["app"]), overrides=origin["settings"], environ={})
+        if app is None:
+            app = App.load(Path(origin["app"]), overrides=origin["settings"], environ={})
+            app = _with_python_algorithm(app, origin.get("algorithm"), algorithm, folder)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"{folder} cannot be resumed: it is not the folder of a simulation ({error})"
@@ -164,6 +170,27 @@ def resume(
     app = app.with_algorithm()
     plan = replace(ExecutorPlan.of(app, origin["executor"]), threads=origin.get("threads", 1))
     return _run(app, plan, folder, origin, on_event=on_event)
+
+
+def _python_algorithm(app: App) -> str | None:
+    """Return the name of an algorithm that no file names."""
+    config = app.config
+    if app.task is not None or config is None or config.algorithm is None:
+        return None
+    return None if config.strategy.is_own else str(config.algorithm.name)
+
+
+def _with_python_algorithm(
+    app: App, name: str | None, algorithm: Algorithm | None, folder: Path
+) -> App:
+    if name is None or app.config is None:
+        return app
+    if algorithm is None or algorithm.name != name:
+        raise ConfigError(
+            f"{folder} cannot be resumed so: its algorithm {name!r} was made in Python; use "
+            "meadow.resume(folder, strategy=...) with the same one"
+        )
+    return replace(app, config=replace(app.config, algorithm=algorithm))
 
 
 def _make_empty(folder: Path) -> None:

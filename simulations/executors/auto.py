@@ -94,7 +94,7 @@ def choose_executor(
     if one_s is not None and threads > 1 and one_s > THREADED_S:
         trial.of(Candidate("sequential", threads), clients=2, at_best_s=one_s / threads)
     cores = min(workers or available_cores(), available_cores(), len(order))
-    if one_s is not None and cores > 1 and app.task is None:  # which no other process has
+    if one_s is not None and cores > 1 and not app.only_here:  # which no other process has
         processes = Candidate("processes")
         trial.of(processes, clients=SLICE, at_best_s=one_s / cores, start_s=START_S)
     return trial.best() or Choice(candidate=alone, reason=trial.notes or "nothing else runs")

@@ -67,9 +67,9 @@ class ExecutorPlan:
                     'anything; with [compression] it must be "sequential", "processes" or "ray"'
                 )
             chosen = "sequential"
-        if app.task is not None and chosen in ("processes", "ray"):
+        if app.only_here and chosen in ("processes", "ray"):
             raise ConfigError(
-                f'executor "{chosen}" loads the app in processes of its own, and this task was '
+                f'executor "{chosen}" loads the app in processes of its own, and this {app.only_here} was '
                 "made in this one; put it into an app folder (`meadow new NAME`), or choose "
                 '"vectorized" or "sequential"'
             )

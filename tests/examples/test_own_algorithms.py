@@ -76,14 +76,15 @@ def test_the_executors_agree(name: str, tmp_path: Path) -> None:
         assert reasons == []
 
 
-def test_worker_processes_load_it_themselves(tmp_path: Path) -> None:
-    """MOON's bits are those of one process, with client state that goes to the workers and back."""
-    alone, _ = run("moon", tmp_path / "a", "sequential")
-    apart, _ = run(
-        "moon", tmp_path / "b", "processes", "simulation.workers=2", "simulation.executor=processes"
-    )
+@pytest.mark.parametrize("name", ["fedexp", "moon"])
+def test_worker_processes_load_it_themselves(name: str, tmp_path: Path) -> None:
+    """The bits are those of one process: auxiliary tensors are summed in the workers, and client
+    state goes to them and back."""
+    apart = ("simulation.workers=1", "simulation.executor=processes")
+    alone, _ = run(name, tmp_path / "a", "sequential")
+    found, _ = run(name, tmp_path / "b", "processes", *apart)
     for key, values in alone.items():
-        assert apart[key].tobytes() == values.tobytes()
+        assert found[key].tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize("name", ["moon", "fedsam", "distillation"])
@@ -351,7 +352,7 @@ def test_a_run_from_python_goes_on(tmp_path: Path) -> None:
         task, strategy=builder(mu=0.5), rounds=3, out=tmp_path / "b", on_event=stop, **common
     )
     assert part.status == "stopped"
-    again = meadow.resume(tmp_path / "b", task=task)
+    again = meadow.resume(tmp_path / "b", task=task, strategy=builder(mu=0.5))
     assert again.status == "finished"
     for key, values in whole.params().items():
         assert again.params()[key].tobytes() == values.tobytes()
@@ -428,3 +429,36 @@ def test_a_second_look_allows_what_rounding_explains(tmp_path: Path) -> None:
     """In bf16 two ways of computing are far apart; beside an auxiliary tensor of one value too."""
     bf16 = ("training.precision=bf16", "run.rounds=1", "run.cohort=1.0", "run.seed=7")
     run("fedexp", tmp_path / "a", "vectorized", *bf16)
+
+
+def test_an_algorithm_of_this_process_with_an_app_folder(tmp_path: Path) -> None:
+    """It is needed again to go on, and other processes cannot have it."""
+
+    class Half(meadow.LocalAlgorithm):
+        def corrected(self, gradient: Any, param: Any, start: Any, own: Any, shared: Any) -> Any:
+            return gradient / 2
+
+    def stop(kind: str, detail: Mapping[str, Any]) -> None:
+        if kind == "round_committed" and detail["round"] == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    shutil.copytree(EXAMPLES / "moon", tmp_path / "app")
+    text = (tmp_path / "app" / "meadow.toml").read_text()
+    before, _, rest = text.partition("[strategy]")
+    (tmp_path / "app" / "meadow.toml").write_text(before + rest[rest.index("[training]") :])
+    mine = meadow.averaging("mine", client=Half())
+    common: dict[str, Any] = {"rounds": 2, "progress": False, "strategy": mine}
+    whole = meadow.simulate(tmp_path / "app", out=tmp_path / "a", executor="sequential", **common)
+    part = meadow.simulate(
+        tmp_path / "app", out=tmp_path / "b", executor="sequential", on_event=stop, **common
+    )
+    assert part.status == "stopped"
+    with pytest.raises(
+        ConfigError, match=r"its algorithm 'mine' was made in Python; use meadow.resume"
+    ):
+        meadow.resume(part)
+    again = meadow.resume(part, strategy=mine)
+    for key, values in whole.params().items():
+        assert again.params()[key].tobytes() == values.tobytes()
+    with pytest.raises(ConfigError, match="this algorithm was made in this one"):
+        meadow.simulate(tmp_path / "app", out=tmp_path / "c", executor="processes", **common)

@@ -20,7 +20,7 @@ class Client(meadow.LocalAlgorithm):
 
     def not_true(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the log-probabilities of the classes but the true one, (batch, classes)."""
-        true = torch.arange(outputs.shape[1]) == targets[:, None]
+        true = torch.arange(outputs.shape[1], device=outputs.device) == targets[:, None]
         return log_softmax(outputs.masked_fill(true, -1e4) / self.temperature, dim=1)
 
 
