@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from ..errors import AppError, ConfigError, ProtocolError
 from ..strategies.algorithms.algorithm import Algorithm
 from ..strategies.algorithms.bounds import Bounds
-from ..strategies.algorithms.builders import Entry, entry_of
+from ..strategies.algorithms.builders import Entry, entry_of, hints_of_builder
 from .app_options import options_from_text, options_to_text
 from .rules.combinations import check_config
 from .rules.strategy import entry_of_config
@@ -73,7 +73,7 @@ class OwnAlgorithm:
             ConfigError: a key is unknown or missing, or has another type, or is out of bounds.
         """
         made = self.entry.builder
-        hints = get_type_hints(made, include_extras=True)
+        hints = hints_of_builder(made)
         parameters = inspect.signature(made).parameters
         names = {key: name for name, key in self.entry.arguments.items()}
         for key in options.keys() - names.keys():
@@ -85,7 +85,10 @@ class OwnAlgorithm:
             default = parameters[name].default
             if key in options:
                 given = Given(options[key], self.where)
-                arguments[name] = _converted(f"strategy.{key}", given, hints.get(name))
+                try:
+                    arguments[name] = _converted(f"strategy.{key}", given, hints.get(name))
+                except ConfigError as error:
+                    raise ConfigError(f"{error}; it is an argument of {self.reference}") from None
             elif default is inspect.Parameter.empty:
                 refuse(self.where, f"strategy.{key}", f"is missing: {self.reference} needs it")
             else:

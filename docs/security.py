@@ -615,6 +615,7 @@ A run's instructions offer the app's files to a site that has not this version. 
 | another version between the look and the approval | the approval names the hash: it fails |
 | files that change on the disk before or during the approval | hashed before and after they are moved; deleted |
 | an approved app that changes its own folder, and a server that then names that hash | it does not run: only the approved hash is valid, checked when an instruction comes and again by the process that loads the app |
+| an instruction that names another function, of the app or of any installed package, as its algorithm | it fails: a client executes only the builder that `strategy.name` in its own copy's meadow.toml names, with arguments of that builder's types and bounds |
 | text that shows otherwise than it runs (escape sequences, letters that turn the direction) | shown as `\\x1b`, `\\u202e` |
 | an older version, approved once | only the last approved one is installed; an older one waits for the owner again |
 | a signature under another name, other content or another time | invalid: all three are signed |

@@ -17,7 +17,16 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints, o
 
 from .bounds import Bounds
 
-__all__ = ["BUILT_IN", "REFERENCE", "Entry", "Recipe", "builder", "entry_of", "recipe_of"]
+__all__ = [
+    "BUILT_IN",
+    "REFERENCE",
+    "Entry",
+    "Recipe",
+    "builder",
+    "entry_of",
+    "hints_of_builder",
+    "recipe_of",
+]
 
 P = ParamSpec("P")
 
@@ -150,7 +159,11 @@ def builder(
 def _registered(
     function: Callable[P, M], *, keys: Mapping[str, str | None], declared: Mapping[str, Any]
 ) -> Callable[P, M]:
-    names = {name: keys.get(name, name) for name in inspect.signature(function).parameters}
+    names = {
+        name: keys.get(name, name)
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    }
 
     @functools.wraps(function)
     def build(*args: P.args, **arguments: P.kwargs) -> M:
@@ -175,13 +188,21 @@ def entry_of(function: object) -> Entry | None:
     return entry if isinstance(entry, Entry) else None
 
 
+def hints_of_builder(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the types of a builder's arguments; none where they are for a type checker alone."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        return {}
+
+
 @functools.cache
 def _bounds_of(function: Callable[..., Any]) -> dict[str, Bounds]:
     if not any("Bounds" in str(hint) for hint in inspect.get_annotations(function).values()):
         return {}
     return {
         name: bounds
-        for name, hint in get_type_hints(function, include_extras=True).items()
+        for name, hint in hints_of_builder(function).items()
         for bounds in getattr(hint, "__metadata__", ())
         if isinstance(bounds, Bounds)
     }

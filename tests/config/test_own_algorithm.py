@@ -36,6 +36,10 @@ def server_only(*, proximal_mu: float):
 def wrong():
     return 5
 
+@meadow.builder
+def loose(mu: "Unknown" = None, *more, **others):
+    return meadow.averaging("loose")
+
 def bare(*, mu=1.0):
     return meadow.averaging("bare")
 
@@ -76,10 +80,23 @@ def test_the_keys_are_the_builders_arguments(app: Path) -> None:
     assert again.config.strategy == strategy
 
 
+def test_what_only_a_type_checker_knows_is_passed_as_it_is(app: Path) -> None:
+    """And arguments of any name are no keys."""
+    set_ = ["strategy.name=mine:loose", "strategy.mu=[[1, 2]]"]
+    loaded = App.load(app, overrides=set_, environ={}).with_algorithm()
+    assert loaded.config is not None
+    assert loaded.config.algorithm.recipe.arguments == {"mu": [[1, 2]]}
+    with pytest.raises(ConfigError, match=r"strategy.others is not a keyword of mine:loose"):
+        App.load(app, overrides=[*set_, "strategy.others=1"], environ={}).with_algorithm()
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("strategy.mu=1", r"strategy.mu must be a number >= 0 and < 1, got 1.0"),
+        (
+            "strategy.mu=1",
+            r"strategy.mu must be a number >= 0 and < 1, got 1.0; it is an argument of mine:mine",
+        ),
         ("strategy.mu=high", "strategy.mu must be a number"),
         ("strategy.steps=2.5", "strategy.steps must be a whole number"),
         ("strategy.kind=c", '"a" or "b", got "c"'),
