@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
 from ..compression.grid import CompressionGrid
+from ..config.own_algorithm import of_this_process
 from ..config.rules.builders import (
     build_algorithm,
     build_asynchrony,
@@ -26,6 +28,7 @@ from ..privacy.dp.private_algorithm import private_algorithm
 from ..privacy.secagg.server.grid import SecureAggregationGrid
 from ..privacy.secagg.terms.terms import SecureTerms
 from ..privacy.secagg.terms.vector import VectorLayout
+from ..strategies.algorithms.algorithm import Algorithm
 from ..strategies.rounds.adapter import FederatedStrategy, RunResult
 from ..strategies.rounds.plan import RoundPlan
 from ..strategies.rounds.progress import EarlyStopping
@@ -43,11 +46,20 @@ if TYPE_CHECKING:
 __all__ = ["CentralEvaluation", "initial_arrays", "open_ledger", "run_rounds", "server_app"]
 
 
-def server_app(task: Task, config: Config, *, recorder: Recorder | None = None) -> ServerApp:
+def server_app(
+    task: Task,
+    config: Config,
+    *,
+    recorder: Recorder | None = None,
+    strategy: Algorithm | None = None,
+) -> ServerApp:
     """Return a Flower ServerApp for `task`; it also runs under Flower alone.
 
-    `recorder` stores checkpoints and metrics; without one, the run writes no files.
+    `strategy` is an algorithm of one's own in the place of the one that [strategy] names; its clients
+    need it too, as `client_app`'s. `recorder` stores checkpoints and metrics; without one, the run writes no files.
     """
+    if strategy is not None:
+        config = of_this_process(replace(config, algorithm=strategy))
     app = ServerApp()
 
     @app.main()

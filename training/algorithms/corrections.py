@@ -10,7 +10,7 @@ import torch
 
 from ...errors import DataError
 from ...machine.accelerators import widest_float
-from ...strategies.algorithms.auxiliary_names import auxiliary_name
+from ...strategies.algorithms.auxiliary_names import auxiliary_name, kind_of
 from ..local_round import Answer, Tensors
 from ..loop.optimizers import Slots
 from .algorithms import LocalAlgorithm
@@ -138,8 +138,11 @@ def zero_client_state(
     return made
 
 
-def checked_answer(answer: Answer, *, declared: Tensors, shared: Tensors, axes: int = 0) -> Answer:
-    """Return an answer whose client state is what the algorithm declares, in the dtypes of that.
+def checked_answer(
+    answer: Answer, algorithm: LocalAlgorithm, *, declared: Tensors, shared: Tensors, axes: int = 0
+) -> Answer:
+    """Return an answer without auxiliary tensors that nobody asked for, and whose client state is
+    what the algorithm declares, in the dtypes of that.
 
     `declared` is the client state before the first round, `shared` the auxiliary tensors that came,
     and `axes` is 1 where tensors have a leading client axis.
@@ -148,9 +151,11 @@ def checked_answer(answer: Answer, *, declared: Tensors, shared: Tensors, axes: 
         DataError: it has other tensors, or of other shapes.
     """
     for name in answer.auxiliary.keys() - shared.keys():
-        raise DataError(
-            f"the algorithm answers with the auxiliary tensor {name!r}, which nobody sent"
-        )
+        if kind_of(name, algorithm.auxiliary) is None:
+            raise DataError(
+                f"the algorithm answers with the auxiliary tensor {name!r}, which nobody sent"
+            )
+    auxiliary = {name: each for name, each in answer.auxiliary.items() if name in shared}
     kept: dict[str, torch.Tensor] = {}
     for name, tensor in answer.client_state.items():
         like = declared.get(name)
@@ -164,7 +169,7 @@ def checked_answer(answer: Answer, *, declared: Tensors, shared: Tensors, axes: 
                 f"{tuple(like.shape)}"
             )
         kept[name] = tensor.to(like.dtype)
-    return replace(answer, client_state=kept)
+    return replace(answer, auxiliary=auxiliary, client_state=kept)
 
 
 def _kept_dtype(tensor: torch.Tensor) -> torch.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ...partitioning.partition import Partition
 from ...task import Site, Task
 
 if TYPE_CHECKING:
+    from ...strategies.algorithms.algorithm import Algorithm
     from .site import LocalSite
     from .training import LocalTraining
 
@@ -32,6 +34,7 @@ def client_app(
     device: str | None = None,
     copies: bool = True,
     training: LocalTraining | None = None,
+    strategy: Algorithm | None = None,
 ) -> ClientApp:
     """Return a Flower ClientApp for `task`; it also runs under Flower alone.
 
@@ -44,8 +47,12 @@ def client_app(
 
     `device` is "auto", "cpu" or an accelerator as torch names it, "cuda:0"; by default
     MEADOW_DEVICE, or "auto".
+    `strategy` is an algorithm of one's own, whose client's half the app has, where no meadow.toml
+    names it: as `server_app`'s, under Flower alone.
     `training` replaces it with the owner's whole [device], in the agents' training process.
     """
+    if strategy is not None:
+        task = replace(task, algorithm=lambda name, arguments: strategy)
     wanted = device or os.environ.get(DEVICE_VARIABLE, "auto")
     sites = _Sites(task, wanted, copies, training)
     app = ClientApp()

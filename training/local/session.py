@@ -104,7 +104,7 @@ class LocalSession:
                 momentum=dict(zip(learned_in(self._module), slots, strict=bool(slots))),
             )
         )
-        answer = checked_answer(answer, declared=self._none, shared=self._shared)
+        answer = checked_answer(answer, self._algorithm, declared=self._none, shared=self._shared)
         for name, tensor in answer.params.items():
             trained[name].copy_(tensor)
         if answer.client_state:

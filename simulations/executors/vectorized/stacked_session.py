@@ -101,7 +101,9 @@ class StackedSession:
                 momentum=dict(zip(self._stacked.trained, slots, strict=bool(slots))),
             )
         )
-        self._next = checked_answer(made, declared=self._none, shared=self.starts, axes=1)
+        self._next = checked_answer(
+            made, self._algorithm, declared=self._none, shared=self.starts, axes=1
+        )
         sent = {
             name: tensor.to(self.starts[name].dtype)
             for name, tensor in self._next.auxiliary.items()

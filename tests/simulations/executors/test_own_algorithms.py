@@ -245,3 +245,24 @@ def test_an_optimizer_of_torch_is_run_one_by_one() -> None:
     other, _ = run(meadow.averaging("plain"), "vectorized", told, **chosen)
     assert len(told) == 1 and "'torch.optim:NAdam' is a class of torch" in told[0]
     assert all(other[name].tobytes() == values.tobytes() for name, values in one.items())
+
+
+def test_under_flower_both_apps_name_it() -> None:
+    """Without a meadow.toml: the server's app tells clients, whose app has the same half."""
+    from flwr.app import Context, RecordDict
+
+    algorithm = everything()
+    clients = SimulatedClients(CLIENTS, run_id=1, run_config={})
+    inner = meadow.client_app(TASK, device="cpu", strategy=algorithm)
+    grid = SimulationGrid(SequentialExecutor(inner, clients), clients)
+    config = meadow.make_config(
+        {
+            "run": {"rounds": 3, "cohort": 3, "seed": 5},
+            "training": {"batch_size": 10, "learning_rate": 0.1, "epochs": 2},
+        }
+    )
+    context = Context(0, 0, {}, RecordDict(), {})
+    meadow.server_app(TASK, config, strategy=algorithm)(grid, context)
+    states = [clients.context_of(client).state for client in range(1, CLIENTS + 1)]
+    counts = [float(record["count"].numpy()) for s in states for record in s.array_records.values()]
+    assert sum(counts) == 3 * 3, "a count for each client and round"
