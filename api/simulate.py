@@ -66,9 +66,9 @@ def simulate(
 
     Args:
         app: a `Task` that was made in Python, or the folder of an app.
-        strategy: a name ("scaffold"), a table of [strategy], or what a builder returns
-            (`meadow.fedavg(server_optimizer="adam")`, `meadow.fedbuff()`, or an `Algorithm` of
-            your own).
+        strategy: a name ("scaffold", or "module:builder" of an algorithm of your own), a table of
+            [strategy], or what a builder returns (`meadow.fedavg(server_optimizer="adam")`,
+            `meadow.fedbuff()`, your own).
         clients: how many clients there are; `simulation.clients`.
         rounds: how many rounds; `run.rounds`.
         cohort: how many clients train in a round, or which fraction of them; `run.cohort`.

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ...errors import ConfigError
 from ...flower.messages import FlatTensor
 from .builders import Recipe
 from .metrics import Metrics
@@ -67,9 +68,30 @@ class State:
     slots: Mapping[str, Params] = field(default_factory=dict)
 
     def moved(self, params: Params, **slots: Params) -> State:
-        """Return the state after this round: new params, in the dtypes of the old ones, and slots."""
-        made = {name: _like(values, self.params[name]) for name, values in params.items()}
-        return State(params=made, round=self.round + 1, slots=slots)
+        """Return the state after this round: new params and slots, in the dtypes of the old ones.
+
+        What is not given stays as it was.
+
+        Raises:
+            ConfigError: a slot or a tensor in it is not among those that the state began with, or
+                has another shape: a checkpoint could not be continued.
+        """
+        kept = dict(self.slots)
+        for name, given in slots.items():
+            kept[name] = _laid_over(self.slots.get(name, {}), given, f"slot {name!r}")
+        made = _laid_over(self.params, params, "the params")
+        return State(params=made, round=self.round + 1, slots=kept)
+
+
+def _laid_over(old: Params, new: Params, where: str) -> Params:
+    for name, values in new.items():
+        if name not in old or np.shape(values) != old[name].shape:
+            found = f"of shape {np.shape(values)}" if name in old else "that was not there"
+            raise ConfigError(
+                f"{where} of the new state: {name!r} is a tensor {found}; the state that `init` "
+                "makes has all names and shapes, as of `averaging(slots=...)`"
+            )
+    return {**old, **{name: _like(values, old[name]) for name, values in new.items()}}
 
 
 def _like(values: NDArray[Any], old: NDArray[Any]) -> NDArray[Any]:

@@ -78,13 +78,15 @@ def averaging(
     optimizer: ServerOptimizer | None = None,
     client: object = None,
     tensors: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    slots: Callable[[Params], Mapping[str, Params]] = lambda params: {},
 ) -> Algorithm:
     """Return an algorithm of the clients' mean params, and of what it does with it.
 
     `apply` makes the server's step, by default `optimizer`'s, which by default takes the mean.
     `client` is the client's half, a `LocalAlgorithm`. `tensors` are auxiliary tensors that travel
     beside the params, "kind/name" -> shape, in float64: clients receive the values in the state's
-    slot "sent", at first zeros, and the aggregate's mean has those that they answer with.
+    slot "sent", at first zeros, and the aggregate's mean has those that they answer with. `slots`
+    returns, for the initial params, what else the server keeps for `apply`.
 
     Raises:
         ConfigError: an auxiliary tensor's name is not "kind/name".
@@ -95,18 +97,19 @@ def averaging(
             raise ConfigError(f'auxiliary tensors are named as "kind/name", got {each!r}')
 
     def init(params: Params) -> State:
-        return State(params=params, slots=step.init(params) if apply is None else {})
+        begun = dict(step.init(params) if apply is None else slots(params))
+        if tensors:
+            begun["sent"] = {name: np.zeros(shape) for name, shape in tensors.items()}
+        return State(params=params, slots=begun)
 
     def stepped(state: State, aggregate: Aggregate) -> State:
         number = state.round + 1
         mean = {name: aggregate.mean[name] for name in state.params}
-        params, slots = step.apply(state.params, mean, state.slots, number)
-        return State(params=params, round=number, slots=slots)
+        params, moved = step.apply(state.params, mean, state.slots, number)
+        return State(params=params, round=number, slots={**state.slots, **moved})
 
     def sent(state: State) -> Params:
-        given = state.slots.get("sent", {})
-        beside = {name: given.get(name, np.zeros(shape)) for name, shape in tensors.items()}
-        return {**state.params, **beside}
+        return {**state.params, **state.slots["sent"]}
 
     return Algorithm(
         name=name,

@@ -409,6 +409,23 @@ def test_auxiliary_tensors_under_differential_privacy(verify: bool, tmp_path: Pa
         np.testing.assert_allclose(found["vectorized"][key], values, rtol=RTOL, atol=1e-4)
 
 
+def test_what_the_server_sends_is_in_its_checkpoints(tmp_path: Path) -> None:
+    """Slots of names with a slash are there again after an interrupt."""
+    task = App.load(EXAMPLES / "moon", environ={}).load_task()
+    common: dict[str, Any] = {"clients": 4, "rounds": 3, "seed": 1, "progress": False}
+
+    def stop(kind: str, detail: Mapping[str, Any]) -> None:
+        if kind == "round_committed" and detail["round"] == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    whole = meadow.simulate(task, strategy=counting(), out=tmp_path / "a", **common)
+    part = meadow.simulate(task, strategy=counting(), out=tmp_path / "b", on_event=stop, **common)
+    assert part.status == "stopped"
+    again = meadow.resume(part, strategy=counting())
+    for key, values in whole.params().items():
+        assert again.params()[key].tobytes() == values.tobytes()
+
+
 def test_text_arguments_stay_text(tmp_path: Path) -> None:
     """From Python to an app folder, also where TOML would read a number."""
     shutil.copytree(EXAMPLES / "moon", tmp_path / "app")
