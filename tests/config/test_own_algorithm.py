@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from meadow.apps.folder import App
 from meadow.config.load import config_to_toml, load_config, make_config
 from meadow.config.rules.builders import build_algorithm
+from meadow.config.schema.settings import rule_of
+from meadow.config.sections.strategy import StrategyConfig
 from meadow.errors import AppError, ConfigError, MeadowError, ProtocolError
 from meadow.strategies.algorithms.builders import BUILT_IN, entry_of
 from meadow.strategies.algorithms.catalogue import CATALOGUE
@@ -235,3 +238,14 @@ def test_meadows_own_come_through_the_same_door(name: str, app: Path) -> None:
     assert build_algorithm(loaded.config).client_config == entry.builder(**{
         argument: entry.example[key] for argument, key in entry.arguments.items() if key in entry.example
     }).client_config  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_keys_of_meadows_own_are_their_builders_arguments(name: str) -> None:
+    """[strategy] has a key for each argument, beside that name alone, and none that nobody takes."""
+    section = {
+        entry.name
+        for entry in fields(StrategyConfig)
+        if name in rule_of(entry, None).only.get("name", ())
+    }
+    assert section == set(CATALOGUE[name].arguments.values()) - {"seed"}

@@ -218,6 +218,31 @@ def test_moons_updates_by_hand(tmp_path: Path) -> None:
         np.testing.assert_allclose(values, common[name].numpy(), rtol=2e-4, atol=2e-5)
 
 
+def test_fedsams_update_by_hand(tmp_path: Path) -> None:
+    """One step a client, along the gradient at rho times the unit gradient from the start."""
+    rho = 0.05
+    found, _ = run("fedsam", tmp_path / "a", "sequential", *ONE_STEP, "run.rounds=1")
+    module, data = begin("fedsam")
+    start = {name: each.detach().clone() for name, each in module.named_parameters()}
+    total = sum(len(targets) for _, targets in data)
+    expected = {name: torch.zeros_like(each) for name, each in start.items()}
+
+    def gradients(at: dict[str, torch.Tensor], batch: Any) -> dict[str, torch.Tensor]:
+        params = {name: each.clone().requires_grad_() for name, each in at.items()}
+        outputs = torch.func.functional_call(module, params, (batch[0],))
+        found = torch.autograd.grad(cross_entropy(outputs, batch[1]), list(params.values()))
+        return dict(zip(params, found, strict=True))
+
+    for batch in data:
+        uphill = gradients(start, batch)
+        norm = torch.cat([each.flatten() for each in uphill.values()]).norm()
+        there = {name: start[name] + rho * each / norm for name, each in uphill.items()}
+        for name, each in gradients(there, batch).items():
+            expected[name] += len(batch[1]) / total * (start[name] - RATE * each)
+    for name, values in found.items():
+        np.testing.assert_allclose(values, expected[name].numpy(), rtol=RTOL, atol=ATOL)
+
+
 # ------------------------------------------------------------------ from Python, and other doors
 
 
