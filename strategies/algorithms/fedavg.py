@@ -89,12 +89,18 @@ def averaging(
     returns, for the initial params, what else the server keeps for `apply`.
 
     Raises:
-        ConfigError: an auxiliary tensor's name is not "kind/name".
+        ConfigError: an auxiliary tensor's name is not "kind/name", or the halves name others.
     """
     step = optimizer or sgd(learning_rate=1.0)
     for each in tensors:
         if not all(each.partition("/")):
             raise ConfigError(f'auxiliary tensors are named as "kind/name", got {each!r}')
+    answered = set(getattr(client, "tensors", ()))
+    if answered != set(tensors):
+        raise ConfigError(
+            f"algorithm {name!r}: its client's half has the auxiliary tensors {sorted(answered)}, and "
+            f"averaging(tensors=...) {sorted(tensors)}; name the same ones in both"
+        )
 
     def init(params: Params) -> State:
         begun = dict(step.init(params) if apply is None else slots(params))

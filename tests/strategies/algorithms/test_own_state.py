@@ -10,6 +10,10 @@ from meadow.errors import ConfigError
 from meadow.strategies.algorithms.algorithm import Aggregate, State
 
 
+class One(meadow.LocalAlgorithm):
+    tensors = ("beside/one",)
+
+
 def begun() -> State:
     return State(
         params={"w": np.ones((2, 2), np.float32), "n": np.array(3, np.int64)},
@@ -49,7 +53,7 @@ def test_another_form_is_refused(slots: dict[str, dict[str, np.ndarray]], says: 
 
 def test_the_mean_by_default() -> None:
     """Without `apply` the params become the mean; slots begin as they are said to."""
-    algorithm = meadow.averaging("plain", tensors={"beside/one": (2,)})
+    algorithm = meadow.averaging("plain", client=One(), tensors={"beside/one": (2,)})
     params = {"w": np.zeros(3, np.float32)}
     state = algorithm.init(params)
     assert {n: v.shape for n, v in algorithm.sent(state).items()} == {"w": (3,), "beside/one": (2,)}
@@ -58,4 +62,7 @@ def test_the_mean_by_default() -> None:
     assert after.params["w"].tolist() == [2, 2, 2]
     assert after.slots.keys() == state.slots.keys() == {"sent"}
     with pytest.raises(ConfigError, match='named as "kind/name"'):
-        meadow.averaging("plain", tensors={"one": ()})
+        meadow.averaging("plain", client=One(), tensors={"one": ()})
+    for client, tensors in ((None, {"beside/one": ()}), (One(), {})):
+        with pytest.raises(ConfigError, match="name the same ones in both"):
+            meadow.averaging("plain", client=client, tensors=tensors)
