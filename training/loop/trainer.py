@@ -318,7 +318,8 @@ class _PieceLoss:
         losses = self._local.loss_of(self._inputs, outputs, targets, note=True)
         if losses.shape[0] == self._examples:
             share = _share_of_mean(self._examples, losses.dtype, losses.device)
-            torch.autograd.backward(losses, share)
+            # As backward(losses, share), for which torch would import SymPy: 200 ms, once a process.
+            torch.autograd.backward(torch.dot(losses, share))
         else:
             torch.autograd.backward(losses.sum() / self._examples)
 
