@@ -42,6 +42,11 @@ def _clipped(detail: Detail) -> str:
     )
 
 
+def _executor(detail: Detail) -> str:
+    workers = detail.get("workers")
+    return f"{detail.get('executor')}{f' in {workers} processes' if workers else ''}"
+
+
 def _waiting(detail: Detail) -> str:
     if "needed" not in detail:  # a loop of the app's own
         return f"the app waits for clients: {detail.get('connected')} are there"
@@ -75,7 +80,7 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     ),
     "stopping": lambda d: f"stopping after {d.get('after')}",
     "update_clipped": _clipped,
-    "executor_chosen": lambda d: f"clients run {d.get('executor')}: {d.get('reason')}",
+    "executor_chosen": lambda d: f"clients run {_executor(d)}: {d.get('reason')}",
     "not_vectorized": lambda d: f"clients run one by one: {d.get('reason')}",
     "worker_lost": lambda d: f"a worker process was lost ({d.get('cause')}); its clients run again",
     "update_refused": _refused("update"),

@@ -110,6 +110,7 @@ def simulate_app(
         "clients": count,
         "executor": plan.name,
         "threads": plan.threads,
+        "workers": plan.workers,
         "node_config": dict(node_config or {}),
     }
     write_file(folder / ORIGIN, json.dumps(origin, indent=1).encode())
@@ -168,7 +169,9 @@ def resume(
             "undo the change, or simulate anew"
         )
     app = app.with_algorithm()
-    plan = replace(ExecutorPlan.of(app, origin["executor"]), threads=origin.get("threads", 1))
+    plan = ExecutorPlan.of(app, origin["executor"])
+    threads, workers = origin.get("threads", 1), origin.get("workers", plan.workers)
+    plan = replace(plan, threads=threads, workers=workers)
     return _run(app, plan, folder, origin, on_event=on_event)
 
 
@@ -247,7 +250,8 @@ def _run(
         "ready", {"rounds": rounds_of(app), "folder": str(folder), "clients": population.count}
     )
     if reason:
-        chosen = {"executor": plan.name, "threads": plan.threads, "reason": reason}
+        chosen = {"executor": plan.name, "threads": plan.threads, "workers": plan.workers}
+        chosen |= {"reason": reason}
         on_event("executor_chosen", chosen)
     try:
         with _interruptible(grid, on_event):

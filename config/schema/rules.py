@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from .settings import Settings, refuse
+from .settings import Given, Settings, refuse
 
 __all__ = ["Rule", "breaches", "check_rules", "origin_of", "rules_of"]
 
@@ -80,13 +80,15 @@ def check_rules(
 
 
 def origin_of(given: Settings, where: str, *keys: str) -> str:
-    """Return where the first of these keys, or a key of these tables, was set; an environment
-    variable or an option of the command line before a file."""
-    found = [
-        entry
-        for key in keys
-        for name, entry in given.items()
-        if name == key or name.startswith(f"{key}.")
-    ]
+    """Return where the first of these keys, or a key of these tables, was set; if none was, where
+    another key of the first one's table was. An environment variable or an option of the command
+    line goes before a file."""
+    found = [entry for key in keys for entry in _set_in(given, key)]
+    found = found or _set_in(given, keys[0].rpartition(".")[0])
     found.sort(key=lambda entry: not entry.textual)
     return found[0].where if found else where
+
+
+def _set_in(given: Settings, key: str) -> list[Given]:
+    """Return what was set of a key, or of a table."""
+    return [entry for name, entry in given.items() if name == key or name.startswith(f"{key}.")]

@@ -165,10 +165,11 @@ class SimulationConfig:
     )
     workers: int | None = setting(
         None,
-        "worker processes; one a core if absent",
+        "worker processes, one a core if absent; vectorized divides a cohort among them, and uses "
+        "none if absent",
         at_least=1,
         at_most=4096,
-        only={"executor": ("processes", "ray")},
+        only={"executor": ("vectorized", "processes", "ray")},
     )
     address: str | None = setting(
         None, "the Ray cluster; one of its own if absent", only={"executor": ("ray",)}

@@ -8,6 +8,7 @@ the workers' start take, at their very best: a core each.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from ...config.sections.model import Config
 from ...flower.messages import params_to_arrays
 from ...machine.process_limits import available_cores, threads_at_most
 from ...strategies.rounds.broadcast import Broadcast
+from ...training.device_use import choose_device
+from ...training.local.app import DEVICE_VARIABLE
 from ...training.module_params import build_module, params_of_module
 from .contract import EventSink, Executor
 
@@ -38,12 +41,16 @@ THREADED_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An executor, and with how many threads it computes."""
+    """An executor, and with how many threads or in how many processes it computes; None is its own
+    choice."""
 
     name: str
     threads: int = 1
+    workers: int | None = None
 
     def __str__(self) -> str:
+        if self.workers is not None:
+            return f"{self.name} in {self.workers} processes"
         return self.name if self.threads == 1 else f"{self.name} with {self.threads} threads"
 
 
@@ -65,14 +72,12 @@ def choose_executor(
     clients: int,
     make: Make,
     *,
-    workers: int | None = None,
     trying: Trying = lambda candidate, clients: None,
 ) -> Choice:
     """Return the executor for a run: the one with the shortest expected time.
 
-    `make` builds an executor, over clients of its own; `workers` is how many processes the
-    configuration allows; `trying` is called before each trial. A plain Flower app is not tried:
-    its clients' code may have side effects, which a trial would repeat.
+    `make` builds an executor, over clients of its own; `trying` is called before each trial. A plain
+    Flower app is not tried: its clients' code may have side effects, which a trial would repeat.
     """
     alone, config = Candidate("sequential"), app.config
     if config is None:
@@ -89,14 +94,19 @@ def choose_executor(
     one_s = trial.of(alone, clients=2)
     if one_s is not None and one_s * trial.trainings <= SHORT_S:
         return Choice(candidate=alone, reason=f"a client takes {one_s * 1e3:.3g} ms: a short run")
-    trial.of(Candidate("vectorized"), clients=SLICE)
+    together_s = trial.of(Candidate("vectorized"), clients=SLICE)
     threads = threads_at_most(1)
     if one_s is not None and threads > 1 and one_s > THREADED_S:
         trial.of(Candidate("sequential", threads), clients=2, at_best_s=one_s / threads)
-    cores = min(workers or available_cores(), available_cores(), len(order))
-    if one_s is not None and cores > 1 and not app.only_here:  # which no other process has
-        processes = Candidate("processes")
-        trial.of(processes, clients=SLICE, at_best_s=one_s / cores, start_s=START_S)
+    cores = min(available_cores(), len(order))
+    if cores > 1 and not app.only_here:  # which no other process has
+        on_cpu = choose_device(os.environ.get(DEVICE_VARIABLE, "auto")) == "cpu"
+        if together_s is not None and on_cpu:  # an accelerator is not cores that divide a cohort
+            groups = Candidate("vectorized", workers=cores)
+            trial.of(groups, clients=SLICE, at_best_s=together_s / cores, start_s=START_S)
+        if one_s is not None:
+            processes = Candidate("processes")
+            trial.of(processes, clients=SLICE, at_best_s=one_s / cores, start_s=START_S)
     return trial.best() or Choice(candidate=alone, reason=trial.notes or "nothing else runs")
 
 

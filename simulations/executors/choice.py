@@ -6,22 +6,17 @@ import os
 from dataclasses import dataclass, replace
 
 from ...apps.folder import App
-from ...config.rules.builders import build_algorithm
-from ...config.sections.model import Config
 from ...errors import ConfigError
 from ...run.execute import run_config_of
-from ...training.device_use import choose_device
-from ...training.local.app import DEVICE_VARIABLE, client_app
 from ..population.clients import SimulatedClients
-from .apps import client_app_of, task_of
+from .apps import client_app_of, combines, vectorized_executor
 from .auto import Candidate, Trying, choose_executor
 from .contract import EventSink, Executor
 from .processes.executor import ProcessesExecutor
 from .ray.executor import RayExecutor
 from .sequential import SequentialExecutor
-from .vectorized.executor import VectorizedExecutor
 
-__all__ = ["ExecutorPlan", "combines"]
+__all__ = ["ExecutorPlan"]
 
 EXECUTORS = ("sequential", "vectorized", "processes", "ray")
 
@@ -32,6 +27,7 @@ class ExecutorPlan:
 
     Attributes:
         threads: with how many an executor computes that runs clients one by one.
+        workers: processes; None: one for "vectorized", which is this process, and else one a core.
     """
 
     name: str = "auto"
@@ -67,13 +63,14 @@ class ExecutorPlan:
                     'anything; with [compression] it must be "sequential", "processes" or "ray"'
                 )
             chosen = "sequential"
-        if app.only_here and chosen in ("processes", "ray"):
+        workers = said.workers if chosen != "sequential" else None
+        if app.only_here and (chosen in ("processes", "ray") or (workers or 1) > 1):
             raise ConfigError(
                 f'executor "{chosen}" loads the app in processes of its own, and this {app.only_here} was '
                 "made in this one; put it into an app folder (`meadow new NAME`), or choose "
-                '"vectorized" or "sequential"'
+                '"vectorized" without simulation.workers, or "sequential"'
             )
-        return cls(name=chosen, workers=said.workers, address=said.address)
+        return cls(name=chosen, workers=workers, address=said.address)
 
     def settled(
         self, app: App, clients: int, *, trying: Trying = lambda candidate, clients: None
@@ -89,7 +86,6 @@ class ExecutorPlan:
                 app,
                 clients,
                 lambda candidate, sink: self._of(candidate).make(app, population, sink=sink),
-                workers=self.workers,
                 trying=trying,
             )
         finally:
@@ -97,7 +93,9 @@ class ExecutorPlan:
         return self._of(choice.candidate), choice.reason
 
     def _of(self, candidate: Candidate) -> ExecutorPlan:
-        return replace(self, name=candidate.name, threads=candidate.threads)
+        return replace(
+            self, name=candidate.name, threads=candidate.threads, workers=candidate.workers
+        )
 
     def make(self, app: App, clients: SimulatedClients, *, sink: EventSink) -> Executor:
         """Return the executor for a run of `app`.
@@ -108,7 +106,14 @@ class ExecutorPlan:
         """
         combine = app.config is not None and combines(app.config)
         if self.name == "vectorized":
-            return _vectorized(app, clients, combine, sink)
+            alone = vectorized_executor(app, clients, sink=sink)
+            workers = self.workers or 1
+            if workers == 1:
+                return alone
+            alone.close()  # what it refuses, workers would
+            return ProcessesExecutor(
+                app, clients, workers=workers, combine=combine, inner="vectorized", sink=sink
+            )
         if self.name == "sequential":
             return SequentialExecutor(client_app_of(app), clients, threads=self.threads, sink=sink)
         if self.name == "processes":
@@ -122,32 +127,3 @@ class ExecutorPlan:
             combine=combine,
             sink=sink,
         )
-
-
-def _vectorized(
-    app: App, clients: SimulatedClients, combine: bool, sink: EventSink
-) -> VectorizedExecutor:
-    if app.flower is not None:
-        raise ConfigError(
-            'executor "vectorized" trains a meadow.Task; a Flower app\'s own ClientApp runs with '
-            '"sequential", "processes" or "ray"'
-        )
-    task = task_of(app, app.config)
-    device = choose_device(os.environ.get(DEVICE_VARIABLE, "auto"))
-    other = SequentialExecutor(client_app(task), clients, sink=sink)
-    verify = app.config is None or app.config.simulation.verify
-    return VectorizedExecutor(
-        task, clients, device=device, combine=combine, other=other, verify=verify, sink=sink
-    )
-
-
-def combines(config: Config) -> bool:
-    """Whether clients' updates may be added up before the strategy sees them.
-
-    Adversaries in a simulation look at single ones, compressed ones do not add up, and
-    asynchronous rounds weigh each.
-    """
-    run, single = config.run, (config.compression, config.simulation.adversaries)
-    seen = run.update_norm_max is not None or config.rounds.kind != "synchronous"
-    seen = seen or any(table is not None for table in single)
-    return build_algorithm(config).linear and not seen

@@ -131,7 +131,7 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
     if forms is not None:
         if combined and CLIENTS_KEY in metrics:
             forms = {
-                name: replace(form, wide=form.dtype.kind in "fV") for name, form in forms.items()
+                name: replace(form, wide=form.dtype.kind != "c") for name, form in forms.items()
             }
         tensors = _tensors(client, _only(client, message, ArrayRecord, "ArrayRecord"), forms)
         for name, tensor in tensors.items():

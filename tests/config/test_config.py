@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from meadow.config.load import config_to_toml, load_config, make_config
@@ -578,6 +578,7 @@ def test_any_values_are_a_config_or_a_config_error(chosen: dict[str, Any]) -> No
 
 
 @given(st.lists(st.text(max_size=30) | st.sampled_from([f"{key}=1" for key in KEYS]), max_size=4))
+@example(["tracking.experiment=1"])
 def test_any_override_is_a_config_or_a_config_error(overrides: list[str]) -> None:
     """Whatever follows --set is understood or refused."""
     try:

@@ -73,8 +73,15 @@ class LiveServer:
 
     def resident_bytes(self) -> int:
         """Return how much memory the daemon holds."""
+        return self._status("VmRSS")
+
+    def peak_bytes(self) -> int:
+        """Return the most memory that the daemon has held."""
+        return self._status("VmHWM")
+
+    def _status(self, name: str) -> int:
         status = Path(f"/proc/{self._process.pid}/status").read_text()
-        (line,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
+        (line,) = (line for line in status.splitlines() if line.startswith(name))
         return int(line.split()[1]) << 10
 
     def deleted_files(self) -> list[str]:

@@ -13,7 +13,8 @@ from .floods import FLOODS
 from .live_server import CALL_S, LiveServer, wait_until
 from .raw_http2 import RawHttp2
 
-MEMORY_BYTES_MAX = 64 << 20
+PEAK_BYTES_MAX = 300 << 20
+"""Of the daemon, through all floods one after another; it keeps 64 MB of freed memory in each of two heaps."""
 PATHS = {"fleet": "/meadow.v1.Fleet/Connect", "enroll": "/meadow.v1.Enrollment/Enroll"}
 CASES = [(where, flood) for where in PATHS for flood in FLOODS]
 SEEN_BY_US = ("settings", "priorities", "failing_calls", "pings")
@@ -32,7 +33,7 @@ def test_a_flood_is_ended(flooded: LiveServer, tmp_path: Path, where: str, flood
     """It goes on for as long as its connection does, which the server ends and writes down."""
     pair = flooded.enroll("flooding", tmp_path)
     address = flooded.fleet if where == "fleet" else flooded.enroll_address
-    before, told = flooded.resident_bytes(), len(flooded.events(kind="flood_ended"))
+    told = len(flooded.events(kind="flood_ended"))
     hostile = RawHttp2(address, pair if where == "fleet" else None)
 
     def send() -> None:
@@ -45,7 +46,7 @@ def test_a_flood_is_ended(flooded: LiveServer, tmp_path: Path, where: str, flood
     sending.join(3 * CALL_S)
     assert not sending.is_alive(), "the connection is still open"
     hostile.close()
-    assert flooded.resident_bytes() - before < MEMORY_BYTES_MAX
+    assert flooded.peak_bytes() < PEAK_BYTES_MAX
     flooded.serves(pair)
     if flood in SEEN_BY_US:
         wait_until(lambda: len(flooded.events(kind="flood_ended")) > told)

@@ -27,9 +27,11 @@ STARTS_MAX = 3
 
 
 class ProcessesExecutor(GroupExecutor):
-    """Runs an app's clients on `workers` processes; see `GroupExecutor`."""
+    """Runs an app's clients on `workers` processes; see `GroupExecutor`.
 
-    name = "processes"
+    Attributes:
+        name: "processes" where a worker runs its clients one by one; else its inner executor's name.
+    """
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class ProcessesExecutor(GroupExecutor):
         folder = SharedFolder()
         pool = _ProcessPool(settings_of(app, clients, inner), workers)
         super().__init__(pool, clients, folder, combine=combine, inner=inner, sink=sink)
+        self.name = "processes" if inner == "sequential" else inner
         self._processes = pool
 
     @property

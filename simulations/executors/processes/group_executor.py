@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,12 @@ __all__ = ["EndedTask", "GroupExecutor", "Pool", "settings_of"]
 
 GROUPS_PER_WORKER = {"sequential": 4}
 """More groups balance better where clients differ, one is best where a group is one tensor."""
+COMBINED_CLIENTS_MAX = {"sequential": 64, "vectorized": 1024}
+"""Clients of a group that are added up: what is repeated if its worker dies."""
+
+
+ONCE = ("not_vectorized",)
+"""Events that each worker emits for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +95,10 @@ class GroupExecutor:
         self._folder = folder
         self._combine = combine
         self._groups_per_worker = GROUPS_PER_WORKER.get(inner, 1)
-        self._sink = sink
+        self._combined_clients_max = COMBINED_CLIENTS_MAX[inner]
+        self._sink = replace(sink, event=self._emit)
+        self._events_of_app = sink.event
+        self._emitted: set[str] = set()
         self._times = ClientTimes(clients.count)
         self._rounds = 0
 
@@ -113,6 +122,7 @@ class GroupExecutor:
             self._folder.path / str(self._rounds),
             workers=self._pool.workers,
             groups_per_worker=self._groups_per_worker,
+            combined_clients_max=self._combined_clients_max,
             combine=self._combine,
             times=self._times,
             sink=self._sink,
@@ -131,6 +141,13 @@ class GroupExecutor:
         """End the workers and remove their files."""
         self._pool.close()
         self._folder.close()
+
+    def _emit(self, kind: str, detail: Mapping[str, object]) -> None:
+        """Pass an event on; why clients are run one by one once, not once a worker."""
+        if kind not in self._emitted:
+            self._events_of_app(kind, detail)
+        if kind in ONCE:
+            self._emitted.add(kind)
 
     def _replies(self, groups: GroupRound) -> Iterator[Message]:
         for ended in self._pool.wait():

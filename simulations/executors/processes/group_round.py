@@ -40,9 +40,9 @@ __all__ = ["GroupRound", "GroupTask"]
 APP_CRASHED = 8
 """Flower's error code for a client app that died. Source: flwr 1.41, common/constant.py."""
 ATTEMPTS_MAX = 3
-COMBINED_CLIENTS_MAX = 64
 SINGLE_CLIENTS_MAX = 16
-"""Clients in a group, for what is repeated if its worker dies, and what its replies take."""
+"""Clients of a group that reply one by one: what is repeated if its worker dies, and what the
+replies take."""
 SUMS_BYTES_MAX = 64 << 20
 """What the sums of a round's groups take beyond one group a worker: those of large models cost more
 to hand over than groups that end together save."""
@@ -71,6 +71,7 @@ class GroupRound:
         *,
         workers: int,
         groups_per_worker: int,
+        combined_clients_max: int,
         combine: bool,
         times: ClientTimes,
         sink: EventSink,
@@ -93,7 +94,8 @@ class GroupRound:
         self._sum_bytes = 0
         if isinstance(messages, Broadcast):
             self._write_broadcast(messages, combine)
-        self._groups = self._cut(workers, groups_per_worker)
+        self._groups = self._cut(workers, groups_per_worker, combined_clients_max)
+        self._at_once = len(self._groups) <= workers
         self._attempts = [0] * len(self._groups)
         self._open = set(range(len(self._groups)))
         self.schedule = Schedule(
@@ -112,7 +114,8 @@ class GroupRound:
             StoreError: the folder cannot be written.
         """
         waits = self._total.waiting * self._sum_bytes if self._total else 0
-        group = self.schedule.next(in_order=waits > WAITING_BYTES_MAX)
+        # groups that all begin at once go to the same workers each round, which still have their data
+        group = self.schedule.next(in_order=self._at_once or waits > WAITING_BYTES_MAX)
         self._attempts[group] += 1
         inbox = self._folder / f"{group}-{self._attempts[group]}-in"
         outbox = self._folder / f"{group}-{self._attempts[group]}-out"
@@ -193,7 +196,7 @@ class GroupRound:
             self._total = Total(arrays_to_params(arrays[0]), exact=private)
             self._sum_bytes = 8 * _values_in(arrays[0])
 
-    def _cut(self, workers: int, groups_per_worker: int) -> list[range]:
+    def _cut(self, workers: int, groups_per_worker: int, combined_clients_max: int) -> list[range]:
         count = len(self._ids)
         if len(set(self._ids)) < count:
             return [range(count)]  # a client's second message needs what its first one left
@@ -202,7 +205,7 @@ class GroupRound:
             count,
             workers=workers,
             groups_per_worker=max(1, min(groups_per_worker, most)),
-            clients_max=SINGLE_CLIENTS_MAX if self._total is None else COMBINED_CLIENTS_MAX,
+            clients_max=SINGLE_CLIENTS_MAX if self._total is None else combined_clients_max,
         )
 
     def _ids_of(self, group: int) -> Sequence[int]:

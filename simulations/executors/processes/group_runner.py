@@ -25,7 +25,7 @@ from ....transport.fleet_pb2 import Envelope
 from ....transport.writer import BlobWriter
 from ...population.clients import SimulatedClients
 from ...population.state_store import MemoryStates
-from ..apps import client_app_of
+from ..apps import client_app_of, vectorized_executor
 from ..contract import APP_RAISED, EventSink, Executor
 from ..sequential import SequentialExecutor
 from .group_files import (
@@ -49,10 +49,15 @@ def make_inner(name: str, app: App, clients: SimulatedClients, *, sink: EventSin
     """Return the executor that runs a group inside of a worker.
 
     Raises:
-        AppError: the app's client code does not load, or cannot run on that executor.
+        AppError: the app's client code does not load.
+        ConfigError: the app cannot run on that executor.
     """
+    if name == "vectorized":
+        return vectorized_executor(app, clients, in_group=True, sink=sink)
     if name != "sequential":
-        raise AppError(f"executor {name!r} cannot run inside of a worker; use 'sequential'")
+        raise AppError(
+            f"executor {name!r} cannot run inside of a worker; use 'sequential' or 'vectorized'"
+        )
     return SequentialExecutor(client_app_of(app), clients, sink=sink)
 
 

@@ -70,11 +70,17 @@ class VectorizedExecutor:
         device: str,
         combine: bool,
         other: Executor,
+        in_group: bool = False,
         verify: bool = False,
         sink: EventSink | None = None,
     ) -> None:
-        """With `verify`, two clients of the first chunk are also trained alone, and compared."""
+        """With `verify`, two clients of the first chunk are also trained alone, and compared.
+
+        With `in_group` the cohorts are groups of a larger one, whose means somebody else adds up:
+        they are not rounded, and evaluated clients reply one by one.
+        """
         self.combines = combine
+        self._in_group = in_group
         self._task = task
         self._device = torch.device(device)
         self._module = WarmModule(task, device)
@@ -116,7 +122,7 @@ class VectorizedExecutor:
             return
         arrays = cast(ArrayRecord, order.content["arrays"])
         module = self._module.with_params(without_auxiliary(arrays, algorithm), seed=settings.seed)
-        replies = CohortReplies(order, module, settings, combine=self.combines, sink=self._sink)
+        replies = self._replies_to(order, module, settings)
         loaded = self._known.find(order.clients)
         if loaded is None:
             loaded = []
@@ -305,7 +311,7 @@ class VectorizedExecutor:
             return
         arrays = cast(ArrayRecord, order.content["arrays"])
         module = self._module.with_params(arrays, seed=settings.seed)
-        replies = CohortReplies(order, module, settings, combine=self.combines, sink=self._sink)
+        replies = self._replies_to(order, module, settings)
         loaded: Loaded = []
         yield from self._load(order, replies, loaded)
         tested = []
@@ -329,6 +335,18 @@ class VectorizedExecutor:
         yield from replies.measured(clients, counts, means)
 
     # ------------------------------------------------------------------ both
+
+    def _replies_to(
+        self, order: Broadcast, module: torch.nn.Module, settings: TrainingSettings
+    ) -> CohortReplies:
+        return CohortReplies(
+            order,
+            module,
+            settings,
+            combine=self.combines,
+            in_group=self._in_group,
+            sink=self._sink,
+        )
 
     def _load(self, order: Broadcast, replies: CohortReplies, loaded: Loaded) -> Iterator[Message]:
         """Load the cohort's data into `loaded`; yields the replies of those that fail."""

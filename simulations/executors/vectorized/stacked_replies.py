@@ -48,8 +48,11 @@ class CohortReplies:
         settings: TrainingSettings,
         *,
         combine: bool,
+        in_group: bool = False,
         sink: EventSink,
     ) -> None:
+        """`in_group`: whether means are not rounded, and evaluations not combined, since the cohort
+        is a group of a larger one."""
         self.order = order
         self._places = {client: place for place, client in enumerate(order.clients)}
         self._module = module
@@ -58,6 +61,7 @@ class CohortReplies:
         self.config = cast(ConfigRecord, order.content["config"])
         self.clipping, self._noise = Clipping.of(self.config), NoiseTerms.of(self.config)
         self._combine = combine and not self.noise_is_local
+        self._in_group = in_group
         self._sink = sink
         self._table = ClientTable()
         self._sums: dict[str, torch.Tensor] = {}
@@ -107,8 +111,10 @@ class CohortReplies:
             delta = self._sums.get(self._stacked.owners.get(name, name))
             if delta is None:
                 params[name] = values
-            elif self.clipping is not None and values.dtype.kind in "fV":
-                params[name] = _mean(values, delta, total)  # to be cast after the noise
+            elif self._in_group or (self.clipping is not None and values.dtype.kind in "fV"):
+                params[name] = _mean(
+                    values, delta, total
+                )  # cast after the noise, or the last group
             else:
                 params[name] = _moved(values, delta, total)
         yield self._reply(self._table.clients[0], params, record)
@@ -118,7 +124,8 @@ class CohortReplies:
     ) -> Iterator[Message]:
         """Yield what an evaluation answers: the clients' examples and means."""
         alone = [[row] for row in range(len(clients))]
-        for rows in [list(range(len(clients)))] if self._combine else alone:
+        together = self._combine and not self._in_group
+        for rows in [list(range(len(clients)))] if together else alone:
             table = ClientTable()
             table.add(
                 [clients[row] for row in rows],

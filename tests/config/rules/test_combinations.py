@@ -225,6 +225,20 @@ def test_a_refusal_names_file_key_value_and_remedy(
     assert "{" not in sentence and "found" not in sentence
 
 
+@pytest.mark.parametrize(
+    "text", [text for _, text in MEADOW if "{" not in text and "[" not in text]
+)
+def test_a_refusal_of_overrides_says_so(text: str) -> None:
+    """It begins with --set and one of the keys that were given, also where another key is missing."""
+    try:
+        make_config({}, overrides=text.replace("'", "").splitlines())
+    except ConfigError as error:
+        given = [line.partition("=")[0].strip() for line in text.splitlines() if line]
+        assert any(str(error).startswith(f"--set {key}") for key in given)
+    else:
+        raise AssertionError("it is not refused")
+
+
 def declared(file: str) -> Iterator[Rule[Any]]:
     """Yield the rules of a file."""
     yield from own_rules(SCHEMAS[file], "")

@@ -29,6 +29,7 @@ task = meadow.Task(model=lambda: torch.nn.Linear(2, 2), loss=meadow.cross_entrop
 
 ALONE, STACKED = Candidate("sequential"), Candidate("vectorized")
 THREADS, PROCESSES = Candidate("sequential", 2), Candidate("processes")
+GROUPS = Candidate("vectorized", workers=2)
 
 
 class Clock:
@@ -112,14 +113,34 @@ def test_processes_are_tried_where_they_can_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a minute is enough, if a core each saves more than the workers' start."""
-    seconds = {ALONE: 0.05, STACKED: 0.06, THREADS: 0.045, PROCESSES: 0.026}
+    seconds = {ALONE: 0.05, STACKED: 0.07, THREADS: 0.045, PROCESSES: 0.026, GROUPS: 0.035}
     choice, tried = choose(tmp_path, monkeypatch, dict(seconds))
     assert choice.candidate == PROCESSES and tried == [ALONE, STACKED, THREADS, PROCESSES]
 
 
+def test_a_cohort_is_divided_where_that_can_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of many clients in a process a core; clients alone could not be as fast."""
+    seconds = {ALONE: 0.05, STACKED: 0.04, THREADS: 0.045, PROCESSES: 0.026, GROUPS: 0.021}
+    choice, tried = choose(tmp_path, monkeypatch, dict(seconds), rounds=20)
+    assert choice.candidate == GROUPS and "vectorized in 2 processes 21 ms" in choice.reason
+    assert tried == [ALONE, STACKED, THREADS, GROUPS]
+
+
+def test_no_cohort_is_divided_for_an_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes would wait for each other there."""
+    monkeypatch.setattr(auto, "choose_device", lambda wanted: "cuda:0")
+    seconds = {ALONE: 0.05, STACKED: 0.02}
+    choice, tried = choose(tmp_path, monkeypatch, dict(seconds), rounds=20)
+    assert choice.candidate == STACKED and GROUPS not in tried
+
+
 def test_the_start_of_workers_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that turn out hardly faster do not win back what they take to start."""
-    seconds = {ALONE: 0.05, STACKED: 0.06, THREADS: 0.052, PROCESSES: 0.048}
+    seconds = {ALONE: 0.05, STACKED: 0.06, THREADS: 0.052, PROCESSES: 0.048, GROUPS: 0.049}
     choice, tried = choose(tmp_path, monkeypatch, dict(seconds))
     assert choice.candidate == ALONE and PROCESSES in tried
 

@@ -34,7 +34,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 @pytest.fixture(scope="module")
 def pair(bench: Bench) -> Iterator[LocalTraining]:
     """Two ranks of one thread."""
-    training = bench.training(parallel="ddp", processes=2, rank_timeout_s=10.0)
+    training = bench.training(parallel="ddp", processes=2, rank_timeout_s=300.0)
     yield training
     training.close()
 

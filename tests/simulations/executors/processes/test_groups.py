@@ -74,6 +74,7 @@ def round_of(clients: int, folder: Path, times: ClientTimes | None = None) -> Gr
         folder / "round",
         workers=2,
         groups_per_worker=4,
+        combined_clients_max=64,
         combine=True,
         times=times or ClientTimes(clients),
         sink=EventSink(),
