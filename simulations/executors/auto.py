@@ -35,6 +35,9 @@ SHORT_S = 1.0
 """A run that takes less than this, in seconds, is not worth a trial."""
 START_S = 6.0
 """What worker processes take to start: they import torch, and load the app."""
+RUNS_MIN, RUNS_MAX, TRIAL_S = 3, 6, 0.5
+"""A slice is run so often, as long as its runs take less than so many seconds together: in the first run data
+are loaded and memory is taken, and in the second one perhaps by a worker that was not ready before."""
 THREADED_S = 0.02
 """Operations of clients that take less are too small for threads."""
 
@@ -138,7 +141,7 @@ class _ExecutorTrial:
         """
         if at_best_s is not None and self._seconds:
             saved_s = (min(self._seconds.values()) - at_best_s) * self.trainings
-            trial_s = start_s + 2 * at_best_s * clients
+            trial_s = start_s + RUNS_MIN * at_best_s * clients
             if saved_s <= start_s + trial_s:
                 return None
         order = self._order.to(self._order.clients[:clients])
@@ -193,10 +196,11 @@ def _timed(make: Make, candidate: Candidate, order: Broadcast) -> tuple[float | 
     try:
         executor = make(candidate, sink)
         try:
-            for _ in range(2):  # the first time, data are loaded and memory is taken
+            times_s: list[float] = []
+            while len(times_s) < (RUNS_MIN if sum(times_s) > TRIAL_S else RUNS_MAX):
                 began_s = time.perf_counter()
                 replies = list(executor.execute(order))
-                spent_s = time.perf_counter() - began_s
+                times_s.append(time.perf_counter() - began_s)
         finally:
             executor.close()
     except Exception as error:  # whatever it is: another executor may do
@@ -206,4 +210,4 @@ def _timed(make: Make, candidate: Candidate, order: Broadcast) -> tuple[float | 
     if any(reply.has_error() for reply in replies):
         failed = next(reply for reply in replies if reply.has_error())
         return None, f"{candidate} failed: {failed.error.reason}"
-    return spent_s / len(order), ""
+    return min(times_s) / len(order), ""
