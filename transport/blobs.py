@@ -1,8 +1,8 @@
-"""Blobs: files that travel in chunks, have a checksum, and go on where a lost connection stopped.
+"""Blobs: files that travel in chunks with a checksum, and resume after a lost connection.
 
-Nothing here knows the network. `chunks` reads what one side sends; a `Receiver` writes what the
-other side gets, keeps the part over restarts, and gives the file its name only when its size and
-its checksum are the declared ones.
+This module does not use the network. `chunks` reads the bytes to send; a `Receiver` writes the bytes
+received, keeps a partial file across restarts, and gives the file its name only when its size and its
+checksum match the declared ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_blob_id(blob_id: str) -> str:
 
 
 def blob_path(folder: Path, blob_id: str) -> Path:
-    """Return where a blob lies in a folder of blobs.
+    """Return the path of a blob in a folder of blobs.
 
     Raises:
         ProtocolError: as `check_blob_id`.
@@ -69,7 +69,7 @@ def blob_path(folder: Path, blob_id: str) -> Path:
 
 
 def blobs_of(envelope: Envelope) -> list[Blob]:
-    """Return the blobs that a message refers to, each once, in its order."""
+    """Return the blobs that a message refers to, each once, in the order of the message."""
     return list(
         {
             record.arrays.blob.id: record.arrays.blob
@@ -97,7 +97,7 @@ def packed_bytes_in(envelope: Envelope) -> int:
 
 
 def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Piece]:
-    """Read a file from `offset` to its end, in pieces that are each good until the next one.
+    """Read a file from `offset` to its end in pieces, each of which is valid until the next one.
 
     Raises:
         StoreError: the file cannot be read.
@@ -109,13 +109,13 @@ def chunks(path: Path, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> Itera
 
 
 class Receiver:
-    """Takes a blob chunk by chunk; a context manager that keeps the part when it ends early.
+    """Receives a blob chunk by chunk; a context manager that keeps a partial file.
 
-    `received_bytes` says where the sender has to go on. One receiver at a time may be open for
-    a blob. Opening one reads what is there, which takes time for a large part.
+    The sender resumes at `received_bytes`. One receiver at a time may be open for a blob. Opening one
+    reads the existing part, which takes time for a large one.
 
     Attributes:
-        resumed: whether a part was there, which may not be what the sender sends the rest of.
+        resumed: whether a part existed; it may be of another version than the one being sent.
     """
 
     def __init__(
@@ -153,14 +153,14 @@ class Receiver:
 
     @property
     def received_bytes(self) -> int:
-        """How much of the blob is here."""
+        """How many bytes of the blob have arrived."""
         if self._part is not None:
             return self._part.received_bytes
         return self._blob.size_bytes if self._kept else 0
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is here; `finish` then checks and keeps them."""
+        """Whether every byte has arrived; `finish` then verifies and keeps them."""
         return self.received_bytes == self._blob.size_bytes
 
     def write(self, chunk: Chunk | Piece) -> None:
@@ -188,7 +188,7 @@ class Receiver:
             raise StoreError(f"{self._who} cannot be written: {error.strerror}") from error
 
     def finish(self) -> Path:
-        """Check the whole blob, make it durable and return its path; twice does no harm.
+        """Verify the whole blob, make it durable and return its path; idempotent.
 
         Raises:
             ProtocolError: bytes are missing; or the checksum is wrong, and the part is dropped.
@@ -211,7 +211,7 @@ class Receiver:
         return self.path
 
     def close(self) -> None:
-        """Let go of the part; it stays for the next receiver."""
+        """Close the part, which stays for the next receiver."""
         if self._part is not None:
             self._part.close()
 
@@ -236,7 +236,7 @@ class Receiver:
         return self._part
 
     def _adopt(self) -> None:
-        """Accept a blob that is here already: its acknowledgement may have been lost."""
+        """Accept a blob that has arrived before: its acknowledgement may have been lost."""
         there = checksum(self.path)
         if (there.size_bytes, there.crc32) != (self._blob.size_bytes, self._blob.crc32):
             raise ProtocolError(f"{self._who}: the id belongs to other bytes already")

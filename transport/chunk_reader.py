@@ -21,7 +21,7 @@ _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 class ChunkReader:
     """An open file and a place in it; to be closed.
 
-    A piece is good until the next one is read: all of them are in the same memory.
+    A piece is valid until the next one is read, which uses the same memory.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:
@@ -54,7 +54,7 @@ class ChunkReader:
         return self._read(chunk_bytes, 0)
 
     def read_cached(self, chunk_bytes: int) -> Piece | None:
-        """As `read`, without waiting for the disk.
+        """As `read`, but only from the page cache.
 
         Raises:
             BlockingIOError: the disk would be waited for, or the system cannot tell.
@@ -64,7 +64,7 @@ class ChunkReader:
         return self._read(chunk_bytes, _NOWAIT)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._fd)
 
     def _read(self, chunk_bytes: int, flags: int) -> Piece | None:

@@ -1,8 +1,8 @@
 """Chunks of a blob on the wire, without copies.
 
-protobuf's own classes copy a chunk's bytes three times on either side, which is most of what a
-transfer costs. These functions write and read the same wire format around the bytes as they are.
-Anything that is not laid out as every serialiser lays it out goes through protobuf after all.
+protobuf's classes copy a chunk's bytes three times on either side, which is most of the cost of a
+transfer. These functions write and read the same wire format around the bytes in place. A message
+with an unusual but valid encoding is parsed by protobuf.
 
 Source: Protocol Buffers documentation, "Encoding": a field is a varint tag (number << 3 | type).
 """

@@ -81,8 +81,8 @@ def encode(message: Message, blobs: BlobWriter) -> Envelope:
 def decode(envelope: Envelope, open_blob: Callable[[Blob], Path]) -> Message:
     """Return the message in an envelope; its arrays stay in their files until they are used.
 
-    `open_blob` says where a blob lies. It gets checked ids only, but whether this sender may
-    name that blob is for it to know.
+    `open_blob` returns the path of a blob. It receives well-formed ids only, and has to check whether this
+    sender may refer to that blob.
 
     Raises:
         ProtocolError: the envelope is not what the protocol allows, or (LimitError) too large;
@@ -113,7 +113,7 @@ def _check_count(what: str, count: int, count_max: int) -> None:
 
 
 def check_size(envelope: Envelope) -> None:
-    """Pass if an envelope is not too large to be decoded.
+    """Check that an envelope is not too large to be decoded.
 
     Raises:
         LimitError: it is.

@@ -1,9 +1,9 @@
-"""SQLite files that say which layout they have, and whose rows are checked against what was written.
+"""SQLite files with a versioned layout, whose rows carry checksums.
 
 A file's `PRAGMA user_version` counts the layout's versions: an older file is brought up to date when it is
-opened, a newer one is refused. Beside each row that matters lies a CRC-32 of its values, in the
-table `seals`: triggers write it, so that no writer can forget it, and a row that is not as it was
-written is neither read nor changed.
+opened, a newer one is refused. The table `seals` holds a CRC-32 of the values of each row that matters.
+Triggers write it, so that no writer can omit it; a row that does not match its checksum is neither
+read nor changed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SAY_DAMAGE: Final = (_NOT_AS_WRITTEN, "UTF-8", "user-defined function")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableLayout:
-    """What tables a file has.
+    """The tables of a file.
 
     Attributes:
         versions: the scripts that lead from each version to the next, the first from an empty file
             or from one that was written before versions were counted. A version that was released
-            does not change any more: what is new is a script at the end.
+            never changes; a change of the layout is a further script at the end.
         sealed: the tables whose rows are checked, and the columns that name a row.
         remedy: what to do about a damaged file, for people.
     """
@@ -59,11 +59,11 @@ class TableLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Salvage:
-    """What is left of a table of a damaged file.
+    """The readable part of a table in a damaged file.
 
     Attributes:
-        rows: those that are as they were written.
-        lost: the names of those that are not, or are gone.
+        rows: the intact rows.
+        lost: the names of the rows that are damaged or missing.
     """
 
     rows: list[dict[str, Any]]
@@ -114,7 +114,7 @@ class Database:
         """Run the block in a transaction: all of it is there afterwards, or nothing.
 
         Raises:
-            DamageError: what it would change is not as it was written.
+            DamageError: a row that it would change is damaged.
             StoreError: the disk is full or fails; nothing is changed.
         """
         with self._lock, self._typed():

@@ -1,4 +1,4 @@
-"""Files that are there completely or not at all, whatever dies while they are written."""
+"""Atomic and durable writes: a file exists completely or not at all, also after a crash."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def replacing(
     file_pool: FilePool | None = None,
     size_bytes: int = 0,
 ) -> Iterator[int]:
-    """Yield the descriptor of a new file that takes `path`'s place if the block ends well.
+    """Yield the descriptor of a new file that replaces `path` when the block succeeds.
 
-    With `file_pool` it may be one of those; the block then writes all of `size_bytes`.
+    With `file_pool` it may be a spare file; the block then writes all of `size_bytes`.
 
     Guarantees: a reader sees the old file or the whole new one. With `fsync` that also holds
         after a power cut, and the new file is durable when the block has ended.
@@ -102,7 +102,7 @@ class Writeback:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, however little the system takes at a time."""
+    """Write all of `data`, in as many calls as it takes."""
     view = memoryview(data)
     while len(view):
         view = view[os.write(fd, view) :]
@@ -119,7 +119,7 @@ def write_file(path: Path, data: bytes, *, fsync: bool = True, mode: int = 0o644
 
 
 def make_folder(folder: Path, *, mode: int = 0o777) -> None:
-    """Make a folder, and those that it is in, unless they are there: durably, as what is in it will be.
+    """Make a folder and its missing parents, durably.
 
     Raises:
         StoreError: the disk is full, or something else has the name.
@@ -137,7 +137,7 @@ def make_folder(folder: Path, *, mode: int = 0o777) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
+    """Make the directory entries of `folder` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

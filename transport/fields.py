@@ -2,7 +2,7 @@
 
 Every field of every message that an agent and a server send each other is in `RULES`, but for the
 records of an envelope, whose content `codec` checks while it takes them apart. A message has the
-types that protobuf gives its fields; what is left to check is how long, how large and how many.
+types that protobuf gives its fields; this module checks lengths, ranges and counts.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Elsewhere:
 Rule = Length | Range | Nested | Elsewhere
 ID = Length(ID_CHARS_MAX, least=1)
 ECHOED = Length(64)
-"""An instruction's id as an agent repeats it: as long as the server's own may be; none is nobody's."""
+"""An instruction's id as an agent repeats it: as long as the server's may be, and empty if it has none."""
 WORD = Length(NAME_CHARS_MAX)
 NODE = Range(0, U64)
 ANY_TIME = Range(-SECONDS_MAX, SECONDS_MAX)

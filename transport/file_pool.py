@@ -1,11 +1,11 @@
-"""Spare files: large files that nobody needs any more are written over, not deleted and made anew.
+"""Spare files: large files that are no longer needed are overwritten, not deleted and created anew.
 
 A new file's pages have to be found, cleared and accounted for, and on a virtual machine perhaps
 fetched from the host: writing 100 MB over a file of yesterday takes a third to a tenth of the time.
 
-Whoever reads such a file holds it with a shared lock (`open_held`) for as long as it is open or mapped.
-A spare file is taken only with an exclusive one, under a name of its own and without a second
-name: what somebody still reads, or has linked, is never written over.
+A reader of such a file holds a shared lock (`open_held`) as long as the file is open or mapped. A spare
+file is reused only under an exclusive lock, under a name of its own and without a second name: a
+file that is still read or linked is never overwritten.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPENING_WAIT_S: Final = 0.001
 
 
 class FilePool:
-    """A folder of files to write over, on the same disk as those that they become.
+    """A folder of files to overwrite, on the same disk as the files that replace them.
 
     Several processes may use one. It is bounded in files and bytes, and may be deleted at any time.
     """
@@ -41,7 +41,7 @@ class FilePool:
         self._folder = folder
 
     def keep(self, path: Path) -> None:
-        """Take a file that nobody needs any more; it is deleted if it is small or there are enough.
+        """Take a file that is no longer needed; it is deleted if it is small or the pool is full.
 
         Raises:
             StoreError: it cannot be deleted.
@@ -56,7 +56,7 @@ class FilePool:
             raise StoreError(f"{path} cannot be deleted: {error.strerror}") from error
 
     def keep_all(self, folder: Path) -> None:
-        """Take all files of a folder that nobody needs any more, and delete what can be deleted."""
+        """Take all files of a folder that is no longer needed, and delete the rest."""
         with suppress(OSError):
             for path in list(folder.iterdir()):
                 with suppress(StoreError):
@@ -67,7 +67,7 @@ class FilePool:
         """Give a spare file the name `path`; return its descriptor, or None if there is none.
 
         Guarantees: the file is at most `size_bytes` long, nobody else reads or writes it, and the
-            lock that says so goes with the descriptor. What is in it is anything.
+            lock that ensures it is released with the descriptor. Its content is arbitrary.
         """
         if size_bytes < SPARE_BYTES_MIN:
             return None
@@ -108,10 +108,10 @@ class FilePool:
 
 
 def open_held(path: Path, flags: int = 0) -> int:
-    """Open a file to read it; it is not written over until its descriptor and maps are closed.
+    """Open a file for reading; it is not overwritten until its descriptor and maps are closed.
 
     Raises:
-        OSError: it cannot be opened, or is being written over: it is no longer what it was.
+        OSError: it cannot be opened, or is being overwritten.
     """
     for _ in range(OPENINGS_MAX):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
@@ -137,7 +137,7 @@ def _shared(fd: int) -> bool:
 
 
 def _exclusively(path: Path) -> int | None:
-    """Open a file that nobody else has open or linked; None if somebody has."""
+    """Open a file that no other process has open or linked; None if one has."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

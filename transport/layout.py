@@ -1,4 +1,4 @@
-"""Tensors as a file of them will hold them: its header and its data, block by block."""
+"""The content of a file of tensors before it is written: its header and its data, block by block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BLOCK_BYTES: Final = 1 << 20
 
 
 class FileLayout:
-    """What will be in a file of tensors; bytes become a vector of uint8.
+    """The content of a file of tensors; bytes become a vector of uint8.
 
     Attributes:
         size_bytes: how large the file will be.
@@ -29,7 +29,7 @@ class FileLayout:
         tensors: Mapping[str, FlatTensor | NDArray[np.generic] | bytes],
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Lay tensors out in their order: the same ones give the same bytes.
+        """Lay tensors out in the given order; equal tensors give equal bytes.
 
         Raises:
             ProtocolError: a name is too long, or the format has no such dtype.

@@ -1,7 +1,7 @@
-"""A file beside a ledger that says which one it is, and how far it had come.
+"""A file beside a ledger that records the ledger's id and the number of its latest entry.
 
-So a ledger that was deleted, emptied, replaced, or put back from an earlier day is noticed by whoever
-opens it next, unless the mark was lost, too.
+A ledger that was deleted, emptied, replaced, or restored from an earlier day is detected the next time it
+is opened, unless the mark was lost too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class LedgerMark:
     def require(
         self, ledger: str, found: tuple[str, int] | None, *, kind: str, remedy: str
     ) -> None:
-        """Return if this is the marked ledger, with all its entries, or none was marked.
+        """Check that this is the marked ledger with all its entries, if one was marked.
 
-        `found` are its id and number, None if it has none; `kind` says what its entries are.
+        `found` is its id and number, None if it has none; `kind` names its entries in messages.
 
         Raises:
             StoreError: it is another one, or entries are missing; `remedy` ends the sentence.
@@ -51,5 +51,5 @@ class LedgerMark:
             )
 
     def advance(self, id_: str, number: int) -> None:
-        """Mark an entry, once the ledger has it."""
+        """Record an entry, after the ledger has it."""
         write_file(self.file, f"{id_} {number}".encode(), mode=0o600)

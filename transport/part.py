@@ -1,4 +1,4 @@
-"""A blob's file while it grows: under a name of its own, locked, and kept over restarts."""
+"""The partial file of a blob: under a name of its own, locked, and kept across restarts."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _OVER: Final = ".over"
 class Part:
     """An open part, to be closed; one process at a time has it.
 
-    `STEM.part` has nothing in it but what was received. While a spare file is written over, it is
-    as long as it was: its name, `STEM.N.over`, says that `N` bytes of it were received.
+    `STEM.part` contains only received bytes. A spare file that is being overwritten keeps its old length:
+    its name, `STEM.N.over`, records that `N` bytes of it were received.
 
     Attributes:
-        received_bytes: how much is here.
-        crc32: its checksum.
+        received_bytes: how many bytes were received.
+        crc32: their checksum.
     """
 
     def __init__(
         self, folder: Path, stem: str, *, size_bytes: int, file_pool: FilePool | None
     ) -> None:
-        """Open the part of a blob of `size_bytes`, which takes time if much of it is here.
+        """Open the part of a blob of `size_bytes`, which takes time if much of it was received.
 
         Raises:
-            BlockingIOError: somebody else has it open.
+            BlockingIOError: another process has it open.
             OSError: the disk fails.
         """
         self._folder = folder
@@ -100,7 +100,7 @@ class Part:
             self._close()
 
     def close(self) -> None:
-        """Let go of it; it stays for whoever goes on."""
+        """Close it; the next receiver resumes it."""
         if self.is_open:
             if self._is_over:
                 with suppress(OSError):  # its folder may be gone, and it with it
@@ -120,7 +120,7 @@ class Part:
         return self._folder / f"{self._stem}.{received_bytes}{_OVER}"
 
     def _recover(self) -> None:
-        """Make a plain part of what a process that was killed had written over a spare file."""
+        """Convert a spare file that a killed process was overwriting into a plain part."""
         for over in self._folder.glob(f"{self._stem}.*{_OVER}"):
             fd = os.open(over, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:

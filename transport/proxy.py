@@ -1,7 +1,7 @@
-"""The way to a server: directly, or through a proxy that is asked to CONNECT.
+"""The route to a server: a direct connection, or an HTTP CONNECT proxy.
 
-What gRPC's calls and our own first look at a server do is decided here, once, by the environment
-variables that gRPC and curl know. Their names count in this order; the first that is set is meant.
+The environment variables that gRPC and curl use decide it, for gRPC's calls and for the plain sockets
+that examine a server. They are read in this order, and the first that is set applies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWER_BYTES_MAX: Final = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """An HTTP proxy; its text is where it is, and never its password."""
+    """An HTTP proxy; `str` gives its address without the password."""
 
     address: Address
     variable: str
@@ -48,7 +48,7 @@ class Proxy:
 
 
 def proxy_for(address: Address, environ: Mapping[str, str] | None = None) -> Proxy | None:
-    """Return the proxy on the way to a server, None if there is none.
+    """Return the proxy for connections to a server, None if there is none.
 
     Raises:
         ConfigError: the environment names one that cannot be used.
@@ -83,14 +83,14 @@ def _is_direct(host: str, environ: Mapping[str, str]) -> bool:
 
 
 def bypass_for_this_machine(environ: MutableMapping[str, str]) -> None:
-    """Let connections to this machine itself go through no proxy."""
+    """Connect to this machine itself without a proxy."""
     said = next((environ[name] for name in DIRECT_VARIABLES if environ.get(name)), "")
     direct = ",".join(filter(None, (said, "localhost,127.0.0.1,::1")))
     environ.update(dict.fromkeys(DIRECT_VARIABLES, direct))
 
 
 def proxy_options(address: str) -> list[tuple[str, int | str]]:
-    """Return the options by which a channel goes the same way as `open_socket`.
+    """Return the channel options that give the same route as `open_socket`.
 
     Raises:
         ConfigError: the address is malformed, or the environment names no usable proxy.
@@ -105,7 +105,7 @@ def open_socket(address: Address, *, timeout_s: float) -> socket.socket:
     """Connect to a server, through the proxy if there is one.
 
     Raises:
-        UnreachableError: it is not reached; the text says what is to be done.
+        UnreachableError: the connection fails; the text names the remedy.
         ConfigError: the environment names a proxy that cannot be used.
     """
     proxy = proxy_for(address)

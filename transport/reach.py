@@ -147,7 +147,7 @@ def _is_named(host: str, names: list[str]) -> bool:
 
 
 def _no_tls(address: Address, error: Exception, timeout_s: float) -> str:
-    """Return a sentence about what answers in place of a server."""
+    """Return a sentence about what listens there instead of a server."""
     if isinstance(error, TimeoutError):
         return f"{address} did not answer: it takes the connection and says nothing; {ANOTHER}"
     closed = isinstance(error, (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError))
@@ -168,7 +168,7 @@ def _no_tls(address: Address, error: Exception, timeout_s: float) -> str:
 
 
 def _greeting(address: Address, timeout_s: float) -> bytes:
-    """Return how what listens there answers words that every web server understands."""
+    """Return how the listener answers a request that every web server understands."""
     try:
         with open_socket(address, timeout_s=timeout_s) as plain:
             plain.settimeout(min(timeout_s, 2.0))

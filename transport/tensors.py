@@ -94,7 +94,7 @@ def write_layout(
 
 
 class FileTensor:
-    """A `FlatTensor` in a file. `file` tells which, so that a whole file is recognised."""
+    """A `FlatTensor` in a file; `file` identifies the file, so that a whole file is recognised."""
 
     __slots__ = ("_offset", "dtype", "file", "name", "shape", "size")
 
@@ -117,7 +117,7 @@ class FileTensor:
         return raw != 0 if self.dtype == np.bool_ else block
 
     def numpy(self) -> NDArray[np.generic]:
-        """Return all values, read-only: mapped, or read if they do not lie on their boundary."""
+        """Return all values, read-only: mapped, or read if they are not aligned."""
         aligned = self._offset % self.dtype.alignment == 0
         if self.size and aligned and self.dtype != np.bool_:
             mapped = np.frombuffer(self.file.mapped(), self.dtype, self.size, self._offset)
@@ -130,7 +130,7 @@ class FileTensor:
 class TensorFile:
     """An open file of tensors; it closes when the last of its tensors is gone.
 
-    Every one that is alive holds a file descriptor, and a second one once it is mapped.
+    Each holds a file descriptor, and a second one once it is mapped.
     """
 
     def __init__(self, path: Path, fd: int, *, size_max: int, crc32: int | None) -> None:

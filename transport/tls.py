@@ -1,4 +1,4 @@
-"""TLS for gRPC: the credentials of both sides, and the first connection to an unknown server."""
+"""TLS for gRPC: credentials for both sides, and the first connection to an unknown server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-time tokens, by which a server lets a client enrol; it keeps only their hashes."""
+"""One-time tokens for enrolment; the server stores only their hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOKEN = re.compile(r"[a-z2-7]{32}", re.ASCII)
 
 
 def create_token() -> tuple[str, str]:
-    """Return a new token, to be handed to one client, and its hash, to be kept.
+    """Return a new token for one client, and its hash for the server to store.
 
     Guarantees: 160 random bits, written as eight groups of four letters and digits that are
         hard to confuse; a plain hash is enough to keep for so many.

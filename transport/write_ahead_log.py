@@ -1,10 +1,10 @@
-"""Is SQLite's write-ahead log as it was written? SQLite itself does not say.
+"""Detects damage in SQLite's write-ahead log, which SQLite itself does not report.
 
-SQLite ends such a log where a frame's checksum does not fit, as a write that a crash cut short looks so, and
-drops the transactions behind: a bit that flips there takes back what was committed. So the log of a process
-that was killed is looked at before SQLite is. A frame that does not fit was damaged, not cut short, if one
-bit of it explains that, or if more than one transaction goes on behind: each is synced before the next, so that a
-crash can only cut the last.
+SQLite stops reading the log at the first frame whose checksum does not match, because a write that a crash
+cut short looks the same, and drops the transactions after it: one flipped bit revokes committed
+transactions. The log of a killed process is therefore checked before SQLite opens it. A frame is damaged, not
+cut short, if flipping one bit makes it match, or if more than one transaction follows it: each
+transaction is synced before the next one, so a crash can cut only the last.
 
 Format: https://www.sqlite.org/fileformat2.html#walformat
 """
@@ -32,24 +32,24 @@ Words = npt.NDArray[np.uint32]
 
 
 def log_of(path: Path) -> Path:
-    """Return where a database's log is."""
+    """Return the path of a database's log."""
     return path.with_name(f"{path.name}-wal")
 
 
 def log_damage(path: Path, *, synced: bool = True) -> str | None:
-    """Return what of a log is not as it was written; None if nothing is, or there is no log.
+    """Return which part of a log is damaged; None if it is intact or does not exist.
 
-    It may be in use by another process meanwhile: what looks like damage is looked at twice. Where
-    transactions were not `synced` one by one, a power cut may take any of them, and only one bit tells.
+    Another process may use it at the same time, so apparent damage is checked twice. Where transactions
+    were not `synced` one by one, a power cut may lose any of them: then only a flipped bit counts.
     """
     found = _looked_at(path, synced=synced)
     return found if found is not None and found == _looked_at(path, synced=synced) else None
 
 
 def accept_log(path: Path) -> None:
-    """Have the checksums of a damaged log fit what it has, so that SQLite reads all of it.
+    """Recompute the checksums of a damaged log from its content, so that SQLite reads all of it.
 
-    What was damaged stays so: the file is for whoever looks for what is intact, row by row.
+    Damaged rows stay damaged; the file serves to recover the intact ones, row by row.
     """
     data = np.fromfile(path, np.uint8)
     if (header := _mended(data[:HEADER_BYTES].tobytes())) is not None:
@@ -72,7 +72,7 @@ def _looked_at(path: Path, *, synced: bool) -> str | None:
 
 
 class _Log:
-    """A log with a header that fits."""
+    """A log with a valid header."""
 
     def __init__(self, data: npt.NDArray[np.uint8]) -> None:
         header = data[:HEADER_BYTES].tobytes()
@@ -105,7 +105,7 @@ class _Log:
         return f"frame {first + 1:,} of {len(self._frames):,}"
 
     def accept(self) -> None:
-        """Give each frame the salts and the checksum that SQLite asks of it, up to the end of the log."""
+        """Set the salts and the checksum of each frame to what SQLite expects, up to the end of the log."""
         before, salted = self._before_first, self._salted()
         for frame in range(int(np.flatnonzero(salted)[-1]) + 1 if salted.any() else 0):
             before = _sums(self._words(frame, frame + 1), before[None])[0]
@@ -113,12 +113,12 @@ class _Log:
             self._frames[frame, 8:FRAME_HEADER_BYTES] = head.view(np.uint8)
 
     def _salted(self) -> npt.NDArray[np.bool_]:
-        """Whether each frame is one of this log, not left from the one before it."""
+        """Whether each frame belongs to this log and is not a remainder of an earlier one."""
         salted: npt.NDArray[np.bool_] = (self._salts == self._own_salts).all(1)
         return salted
 
     def _fits(self) -> npt.NDArray[np.bool_]:
-        """Whether each frame has its checksum, going on from the one that the frame before has."""
+        """Whether each frame's checksum matches, continued from that of the frame before."""
         fits = []
         for start in range(0, len(self._frames), BATCH_FRAMES):
             stop = min(start + BATCH_FRAMES, len(self._frames))
@@ -133,7 +133,7 @@ class _Log:
         return np.concatenate(fits) if fits else np.zeros(0, np.bool_)
 
     def _words(self, start: int, stop: int) -> Words:
-        """Return what the checksums of frames are over: eight bytes of their headers, and their pages."""
+        """Return the bytes that the frames' checksums cover: eight bytes of the header, and the page."""
         frames = self._frames[start:stop]
         covered = np.hstack([frames[:, :8], frames[:, FRAME_HEADER_BYTES:]])
         return covered.view(self._order).astype(np.uint32)
@@ -157,7 +157,7 @@ class _Log:
 
 
 def _page_bytes(header: bytes) -> int | None:
-    """Return how large a log's pages are; None if its header is not as it was written."""
+    """Return the size of a log's pages in bytes; None if its header is damaged."""
     magic, _, size, *_, first, second = struct.unpack(">8I", header)
     if magic not in MAGIC or not (512 <= size <= PAGE_BYTES_MAX and size.bit_count() == 1):
         return None
@@ -167,7 +167,7 @@ def _page_bytes(header: bytes) -> int | None:
 
 
 def _mended(header: bytes) -> bytes | None:
-    """Return a log's header as it was written, if it is so but for one bit at most."""
+    """Return a log's original header, if at most one bit of it has flipped."""
     number = int.from_bytes(header, "big")
     for change in (0, *(1 << bit for bit in range(8 * HEADER_BYTES))):
         mended = (number ^ change).to_bytes(HEADER_BYTES, "big")
@@ -177,7 +177,7 @@ def _mended(header: bytes) -> bytes | None:
 
 
 def _sums(words: Words, before: Words) -> Words:
-    """Return SQLite's checksum of each row of words, which goes on from the one `before` it."""
+    """Return SQLite's checksum of each row of words, continued from the checksum `before` it."""
     first, second, start = _weights(words.shape[1])
     own = [(words * weights).sum(1, np.uint32) for weights in (first, second)]
     on = [(before * weights).sum(1, np.uint32) for weights in start]
@@ -186,8 +186,8 @@ def _sums(words: Words, before: Words) -> Words:
 
 @cache
 def _weights(count: int) -> tuple[Words, Words, Words]:
-    """Return how each of so many words counts in the first sum and in the second, modulo 2^32; and how
-    the two that are gone on from do.
+    """Return the coefficients of each of so many words in the first and second sum, modulo 2^32, and how
+    those of the two sums that are continued.
 
     For each two words x and y, SQLite adds x and the second sum to the first, and then y and the first
     to the second.
