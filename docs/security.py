@@ -31,17 +31,17 @@ tables of limits are made from the code by `make docs`: every value on this page
 WIRE = """\
 ## The network and the wire
 
-| who | has | can | cannot |
+| attacker | has | can | cannot |
 |---|---|---|---|
-| somebody on the network | the line | cut, delay, throttle or drop connections | read, change, or replay anything: all connections are TLS with the authority's certificates on both sides, and the first look at a server is checked by its fingerprint |
-| a stranger | both addresses | open connections, fail at the handshake, show guessed tokens | call anything of the fleet without a certificate; hold memory, files or calls of the server beyond the limits below; keep others from enrolling |
-| an enrolled client | a certificate | send any message of a client: lies about its data, half messages, endless uploads, floods | speak for another client; see what another was sent or has sent; take up more than its own share of memory and disk |
-| the server's operator, or who has taken the server | the authority | choose cohorts, apps and settings, withhold answers | run code that the owner did not install or approve; pass an owner's policy; see single updates within a secure sum |
+| an attacker on the network | access to the line | cut, delay, throttle or drop connections | read, change or replay messages: all connections are TLS with the authority's certificates on both sides, and a client's first connection to a server is verified by the authority's fingerprint |
+| a stranger | both addresses | open connections, fail the handshake, guess tokens | call the fleet's methods without a certificate; hold memory, files or calls of the server beyond the limits below; prevent others from enrolling |
+| an enrolled client | a certificate | send any message that a client can send: false updates, incomplete messages, endless uploads, floods | speak for another client; read messages of another client; use more than its own share of memory and disk |
+| the server's operator, or an attacker that controls the server | the authority's key | choose cohorts, apps and settings; withhold answers | run code that the owner did not install or approve; bypass an owner's policy; see single updates within a secure sum |
 
-A message that is larger than its bound is refused when its length is known, not when it has arrived; a
-file of tensors by its declared size, before its first byte. A refusal is answered with a
-gRPC status and a reason in one line, and recorded in the server's events, for a flood only in part. An
-upload ends, and its received part is deleted, when its instruction is answered or closed.
+A message that exceeds its bound is refused as soon as its length is known, before it has arrived; a
+file of tensors is refused by its declared size, before its first byte. A refusal is answered with a
+gRPC status and a reason in one line, and recorded in the server's events (in a flood, only some are). An
+upload ends, and its received part is deleted, when its instruction has been answered or closed.
 """
 
 WIRE_LIMITS = (
@@ -62,30 +62,31 @@ WIRE_LIMITS = (
     ),
     Limit(
         "server.daemon.calls:MESSAGE_WAIT_S",
-        "how long the first message of a call is waited for, once its sender is known",
+        "wait for the first message of a call, once its sender is authenticated",
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
         "server.daemon.calls:FIRST_MESSAGES_MAX",
-        "first messages of calls that have not come in full; the client with most of them loses its "
-        "oldest",
+        "calls whose first message is incomplete; the client with the most of them loses "
+        "its oldest",
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
         "server.daemon.calls:FIRST_MESSAGES_EACH_MAX",
-        "those of one client",
+        "such calls of one client",
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
         "server.daemon.stream_limiter:SLOW_STEPS_MAX",
-        "chunks of all clients that are slow to arrive, or to be taken; the client with most of them "
-        "loses its oldest",
+        "slow chunks in transfer, of all clients; the client with the most of them loses "
+        "its oldest",
         "server/daemon/test_slots.py::test_too_many_slow_steps",
     ),
     Limit(
         "server.daemon.floods:FRUITLESS_BYTES_PER_S_MAX",
-        "what a connection may bring in a second that no call wanted, above 10 MiB for a client and "
-        "1 MiB for a stranger; it is ended, event `flood_ended`",
+        "bytes per second of a connection that belong to no message, beyond the first 10 "
+        "MiB of a client and 1 MiB of a stranger; the connection is ended, event "
+        "`flood_ended`",
         "faults/test_floods.py::test_a_flood_is_ended",
     ),
     Limit(
@@ -100,22 +101,22 @@ WIRE_LIMITS = (
     ),
     Limit(
         "server.daemon.enrollment:STRANGERS_MAX",
-        "calls to enrol that have not shown a token; the address with most of them loses its oldest",
+        "enrolment calls that have not sent a token; the address with the most of them loses its oldest",
         "faults/test_half_messages.py::test_without_a_certificate",
     ),
     Limit(
         "server.daemon.enrollment:TOKEN_WAIT_S",
-        "how long a token is waited for",
+        "wait for the token of an enrolment call",
         "faults/test_half_messages.py::test_without_a_certificate",
     ),
     Limit(
         "transport.codec:ENVELOPE_BYTES_MAX",
-        "a reply without its tensors; above a part of a message's bound it is sent as a file",
+        "a reply without its tensors; a large one is sent as a file",
         "faults/test_half_messages.py::test_a_reply_in_a_file",
     ),
     Limit(
         "client.agent.line:CHUNK_BYTES_MIN",
-        "how small chunks become on a line that breaks: a connection that carries one carries on",
+        "smallest chunk on an unreliable line",
         "faults/test_bad_lines.py::test_a_large_model_arrives",
     ),
     Limit(
@@ -125,7 +126,7 @@ WIRE_LIMITS = (
     ),
     Limit(
         "config.server_config:REPLY_BYTES_MIN",
-        "files of one reply, or 8 times the tensors that were sent, if that is more; `reply_bytes_min`",
+        "files of one reply, or 8 times the size of the tensors that were sent, whichever is larger; `reply_bytes_min`",
         "faults/test_oversize.py::test_more_than_the_model_needs",
     ),
     Limit(
@@ -141,13 +142,12 @@ WIRE_LIMITS = (
     ),
     Limit(
         "server.daemon.spool:ABANDONED_S",
-        "how long the part of a broken upload waits for the rest",
+        "time that a partial upload is kept for its continuation",
         "server/daemon/test_spool.py::test_abandoned_uploads_are_deleted",
     ),
     Limit(
         "config.client_config:RECEIVED_BYTES_MAX",
-        "tensors of one instruction, where the owner says nothing else with "
-        "`policy.received_bytes_max`",
+        "tensors of one instruction, unless `policy.received_bytes_max` sets another bound",
         "client/owner/test_policy.py::test_more_tensors_than_the_owner_allows",
     ),
     Limit(
@@ -157,7 +157,7 @@ WIRE_LIMITS = (
     ),
     Limit(
         "server.daemon.fleet:RENEWALS_MAX",
-        "renewals that a client may ask for at once, and then one in a quarter of an hour",
+        "certificate renewals of a client in a burst; after that, one in a quarter of an hour",
         "faults/test_enrollment.py::test_many_renewals",
     ),
     Limit(
@@ -167,52 +167,52 @@ WIRE_LIMITS = (
     ),
     Limit(
         "transport.codec:PLAIN_BYTES_MAX",
-        "arrays that are no tensors, in one message",
+        "arrays other than tensors, in one message",
         "faults/test_oversize.py::test_plain_bytes_of_all_records",
     ),
     Limit(
         "server.daemon.stream_limiter:STEP_S_MAX",
-        "how long one chunk may take, however slow the line",
+        "time for one chunk, on any line",
         "server/test_bounds.py::test_a_step_that_takes_too_long",
     ),
     Limit(
         "server.daemon.stream_limiter:PATIENCE_S",
-        "how long a chunk has a place among the quick ones",
+        "time after which a chunk counts as slow",
         "server/daemon/test_slots.py::test_a_slow_step_gives_its_slot_back",
     ),
     Limit(
         "server.daemon.daemon:HANDSHAKE_MS_MAX",
-        "how long a connection may take to become one, in milliseconds",
+        "time for the handshake of a connection, in milliseconds",
         "server/test_bounds.py::test_connections_that_do_not_even_begin",
     ),
     Limit(
         "server.daemon.daemon:ENROLL_CONNECTION_MS_MAX",
-        "how long a stranger's connection lasts, in milliseconds, and then as long again for a call",
+        "lifetime of a stranger's connection, in milliseconds; a call under way may take as long again",
         "server/test_bounds.py::test_a_strangers_connection_is_ended",
     ),
     Limit(
         "server.daemon.agent_registry:OUTGOING_MAX",
-        "messages that wait for an agent which does not read; it is cut off",
+        "messages queued for an agent that does not read; it is then disconnected",
         "server/test_bounds.py::test_an_agent_that_does_not_read_is_cut_off",
     ),
     Limit(
         "server.daemon.audit_limiter:CALLERS_MAX",
-        "callers whose shares are remembered",
+        "callers whose rates are tracked",
         "server/test_bounds.py::test_callers_are_forgotten",
     ),
     Limit(
         "server.daemon.audit_limiter:BURST",
-        "refusals of one caller that are recorded at once, and then one a second",
+        "refusals of one caller that are recorded in a burst; after that, one per second",
         "server/test_bounds.py::test_refusals_of_a_flood",
     ),
     Limit(
         "server.daemon.fleet:RENEWAL_EVERY_S",
-        "until a client that has renewed its certificate too often may do so once more",
+        "time until a client that has used up its renewals may renew again",
         "faults/test_enrollment.py::test_many_renewals",
     ),
     Limit(
         "server.journal.journal:EVENTS_PER_RUN_MAX",
-        "events of a run, and of the server, that are kept",
+        "events stored for each run, and for the server",
         "server/test_bounds.py::test_events_of_a_run",
     ),
     Limit(
@@ -222,7 +222,7 @@ WIRE_LIMITS = (
     ),
     Limit(
         "server.daemon.admin:APP_ZIP_BYTES_MAX",
-        "an app that is submitted",
+        "a submitted app",
         "server/test_bounds.py::test_what_an_administrator_asks_for",
     ),
     Limit(
@@ -237,12 +237,12 @@ WIRE_LIMITS = (
     ),
     Limit(
         "server.daemon.quotas:REPLY_TIMES_MAX",
-        "how many times as large as the tensors that were sent a reply may be",
+        "size of a reply relative to the tensors that were sent",
         "faults/test_oversize.py::test_more_than_the_model_needs",
     ),
     Limit(
         "transport.proxy:ANSWER_BYTES_MAX",
-        "what is read of a proxy's answer",
+        "bytes read of a proxy's answer",
         "transport/test_proxy.py::test_a_proxy_that_does_not_stop_talking",
     ),
 )
@@ -262,41 +262,41 @@ DISK = """\
 | the power is cut | everything that a commit names was synced before it |
 | a file is of another version of Meadow | it is brought up to date, or refused with what to do |
 
-Checksums are CRC-32: they find accidents, not somebody who can write to the folder. What they do not
-find: a flipped bit in `metrics.jsonl`, which people read and no model depends on. In a write-ahead log one bit
-is found wherever it flips; of more bits together those that are followed by two transactions, as what a power cut
-leaves of the last one looks the same.
+Checksums are CRC-32: they detect accidents, not an attacker who can write to the folder. They do not
+cover `metrics.jsonl`, on which no model depends. In a write-ahead log a single flipped bit is always
+detected; several flipped bits are detected if two transactions follow them, because a power cut can leave
+the last transaction in the same state.
 """
 
 DISK_LIMITS = (
     Limit(
         "server.daemon.threads:RETRY_S_MAX",
-        "between two attempts to write to a full disk, in seconds",
+        "time between two attempts to write to a full disk, in seconds",
         "server/daemon/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
     ),
     Limit(
         "server.daemon.supervisor:STOP_WAIT_S",
-        "how long a run that is stopped may take until its worker is killed, in seconds",
+        "time for a run's worker to stop before it is killed, in seconds",
         "server/daemon/test_supervisor.py::test_an_end_on_a_full_disk_is_written_when_there_is_room",
     ),
     Limit(
         "server.daemon.supervisor:DEATHS_MAX",
-        "deaths of a run's worker without a round in between, until the run fails",
+        "crashes of a run's worker without a completed round in between, after which the run fails",
         "federation/test_kill.py::test_run_survives",
     ),
     Limit(
         "run.checkpoints:CHECKPOINTS_KEPT",
-        "rounds that a run keeps to go on from",
+        "checkpoints that a run keeps",
         "run/test_run_folder.py::test_the_newest_checkpoint_comes_back",
     ),
     Limit(
         "transport.file_pool:POOLED_FILES_MAX",
-        "files that are kept to be written over",
+        "spare files that are kept to be overwritten",
         "transport/test_file_pool.py::test_bounds",
     ),
     Limit(
         "transport.file_pool:SPARES_BYTES_MAX",
-        "all of them together",
+        "size of all spare files",
         "transport/test_file_pool.py::test_bounds",
     ),
 )
@@ -337,7 +337,7 @@ WORDS_LIMITS = (
     ),
     Limit(
         "transport.fields:SITES_MAX",
-        "sites that a server may say it has",
+        "sites that a server may announce",
         "client/agent/test_hostile_instructions.py::test_none_ends_the_agent",
     ),
     Limit(
@@ -362,12 +362,12 @@ WORDS_LIMITS = (
     ),
     Limit(
         "privacy.secagg.terms.terms:METRICS_COUNT_MAX",
-        "metrics that a secure sum adds up",
+        "metrics in a secure sum",
         "privacy/secagg/terms/test_terms.py::test_terms_that_cannot_be",
     ),
     Limit(
         "training.settings:WHOLE_MAX",
-        "each whole number of how clients train, such as the epochs",
+        "each whole number in the training settings, such as the epochs",
         "training/test_settings.py::test_impossible_settings_are_refused",
     ),
     Limit(
@@ -407,12 +407,12 @@ WORDS_LIMITS = (
     ),
     Limit(
         "privacy.secagg.terms.terms:METRIC_CHARS_MAX",
-        "the name of such a metric",
+        "the name of a metric in a secure sum",
         "privacy/secagg/terms/test_terms.py::test_a_malformed_announcement",
     ),
     Limit(
         "privacy.secagg.terms.announcement:CERTIFICATE_BYTES_MAX",
-        "what certifies a client's key in an announcement",
+        "the certificate of a client's key in an announcement",
         "privacy/secagg/terms/test_terms.py::test_a_malformed_announcement",
     ),
     Limit(
@@ -427,67 +427,67 @@ WORDS_LIMITS = (
     ),
     Limit(
         "training.settings:NUMBER_MAX",
-        "each other number of how clients train",
+        "each other number in the training settings",
         "training/test_settings.py::test_impossible_settings_are_refused",
     ),
     Limit(
         "privacy.secagg.client.introduction:AGE_S_MAX",
-        "the age of the keys by which a client introduced itself to a secure sum",
+        "the age of a client's advertised keys for a secure sum",
         "privacy/secagg/test_beacon.py::test_an_introduction_is_not_good_for_long",
     ),
     Limit(
         "client.agent.agent:LEASE_S_MAX",
-        "a lease, whatever the server says; at least a second",
+        "a lease, whatever the server announces; at least a second",
         "client/agent/test_bounds.py::test_a_lease",
     ),
     Limit(
         "client.agent.assignments:INSTRUCTIONS_MAX",
-        "instructions that wait at a client; it refuses more",
+        "instructions queued at a client; it refuses further ones",
         "client/agent/test_bounds.py::test_instructions_that_wait",
     ),
     Limit(
         "client.owner.ledger:REFUSALS_MAX",
-        "refusals that a client keeps",
+        "refusals that a client stores",
         "client/agent/test_bounds.py::test_refusals_that_are_kept",
     ),
     Limit(
         "client.owner.ledger:APP_CHARS_MAX",
-        "an app's name in its record of them",
+        "an app's name in a stored refusal",
         "client/agent/test_bounds.py::test_refusals_that_are_kept",
     ),
     Limit(
         "client.agent.state:RUNS_MAX",
-        "runs whose state a client keeps",
+        "runs whose state a client stores",
         "client/agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
     ),
     Limit(
         "client.agent.state:REPLIES_MAX",
-        "replies that wait at a client to be acknowledged",
+        "replies of a client that wait for acknowledgement",
         "client/agent/test_bounds.py::test_runs_and_replies_that_are_remembered",
     ),
     Limit(
         "privacy.secagg.client.session:LIVE_MAX",
-        "secure sessions that a process remembers; others are gone through again",
+        "secure sessions held in memory; others are replayed from their messages",
         "privacy/secagg/test_restart.py::test_clients_in_other_processes_for_every_message",
     ),
     Limit(
         "client.agent.training:REASON_CHARS_MAX",
-        "a client's reason why it failed",
+        "the reason of a client's failure",
         "client/agent/test_bounds.py::test_what_a_failure_says",
     ),
     Limit(
         "client.agent.clock:SKEW_S_MAX",
-        "difference between the clocks of a client and the server; more is told",
+        "difference between the clocks of a client and the server; a larger one is reported",
         "client/agent/test_bounds.py::test_clocks_that_agree",
     ),
     Limit(
         "server.daemon.steps:REASON_CHARS_MAX",
-        "the server's own reason why a client failed",
+        "the server's reason for a client's failure",
         "server/test_bounds.py::test_reasons_are_short",
     ),
     Limit(
         "run.failed_clients:KEPT_MAX",
-        "failed clients of a round that are listed",
+        "failed clients listed for a round",
         "server/test_bounds.py::test_failures_that_are_listed",
     ),
     Limit(
@@ -497,22 +497,22 @@ WORDS_LIMITS = (
     ),
     Limit(
         "run.failed_clients:SITES_MAX",
-        "sites that are named with each",
+        "sites named for each cause",
         "server/test_bounds.py::test_failures_that_are_listed",
     ),
     Limit(
         "run.failed_clients:ROUNDS_MAX",
-        "rounds whose failures wait for their row",
+        "rounds whose failures are held until the round is recorded",
         "server/test_bounds.py::test_failures_that_are_listed",
     ),
     Limit(
         "run.run_folder:TRACEBACKS_BYTES_MAX",
-        "tracebacks of clients that a run keeps",
+        "tracebacks of clients that a run stores",
         "run/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
     ),
     Limit(
         "run.run_folder:TRACEBACK_CHARS_MAX",
-        "each of them, its end",
+        "the end of each traceback that is stored",
         "run/test_run_folder.py::test_tracebacks_are_kept_up_to_a_bound",
     ),
     Limit(
@@ -522,7 +522,7 @@ WORDS_LIMITS = (
     ),
     Limit(
         "run.app_output:TAKEN_CHARS_MAX",
-        "what a worker process of a simulation prints in a step",
+        "output of a simulation's worker process in one step",
         "run/test_app_output.py::test_what_another_process_prints_comes_along",
     ),
     Limit(
@@ -550,7 +550,7 @@ APP_LIMITS = (
     ),
     Limit(
         "transport.app_signature:FILE_BYTES_MAX",
-        "its file",
+        "the file of an author's signature",
         "client/owner/test_offers.py::test_signatures_are_of_one_app_one_content_and_one_time",
     ),
 )
