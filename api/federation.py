@@ -100,7 +100,7 @@ class RemoteRun:
 
     @property
     def row(self) -> Mapping[str, Any]:
-        """What `Federation.runs` says of it."""
+        """The row of this run in `Federation.runs`."""
         with self._federation._stub() as stub:
             return _row(stub.ShowRun(pb.RunId(id=self.number), timeout=CALL_S).run)
 

@@ -56,7 +56,7 @@ class Run:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """How the run ended (summary.json): status, cause, rounds, final and best metrics,
+        """The end of the run (summary.json): status, cause, rounds, final and best metrics,
         duration in seconds, privacy, failures; only the status "under way" before its end."""
         try:
             found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())

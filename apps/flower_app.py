@@ -32,7 +32,7 @@ class FlowerApp:
 
 
 def read_flower_app(path: Path, *, overrides: Sequence[str] = ()) -> FlowerApp:
-    """Read a Flower app's pyproject.toml and lay "key=value" overrides over its config.
+    """Read a Flower app's pyproject.toml and apply "key=value" overrides to its config.
 
     Raises:
         ConfigError: a table or key is missing, a value is no plain one, or an override names a
@@ -136,7 +136,7 @@ def _override(override: str, config: Mapping[str, Scalar]) -> tuple[str, Scalar]
 
 
 def _value(text: str) -> Any:
-    """Return a value of TOML; what is none is text."""
+    """Return a TOML value; text that is not TOML is returned as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""App folders: what a run executes. A folder with meadow.toml, or a plain Flower app.
+"""App folders, which a run executes: a folder with meadow.toml, or a plain Flower app.
 
 An app is identified by the hash of its content, so that a data owner can allow exactly one
 version of it. Nothing in a folder or an archive may point outside of it.
@@ -140,7 +140,7 @@ class App:
 
     @property
     def only_here(self) -> str:
-        """What of it was made in this process, and is in no file: other processes cannot load it."""
+        """Which part of the app exists only in this process, so that other processes cannot load it."""
         if self.task is not None:
             return "task"
         made = self.config is not None and self.config.algorithm is not None
@@ -173,7 +173,7 @@ class App:
             raise AppError(f"{self.folder}: {own.reference} failed: {said}") from error
 
     def _own_algorithm(self, config: Config) -> AlgorithmNamed | None:
-        """Return what finds the client's half of an algorithm of the app's own, if it has one."""
+        """Return the function that builds the client's half of the app's own algorithm, if it has one."""
         if config.strategy.is_own:
             return self._load_algorithm(config).named
         if config.algorithm is not None and config.algorithm.client is not None:
@@ -209,7 +209,7 @@ class App:
             raise AppError(f"{self.folder}: {module_name}.py has no {attribute!r}") from None
 
     def explain(self, error: BaseException) -> str:
-        """Return one line on what the app's code raised, and where in the app that was."""
+        """Return one line about an error in the app's code, with its place in the app."""
         if isinstance(error, MeadowError):
             return str(error)
         text = " ".join(traceback.format_exception_only(error)[-1].split())
@@ -226,7 +226,7 @@ class App:
 
 
 def _make_importable(folder: Path) -> None:
-    """Let the folder's modules be imported, and forget other apps' modules of the same names."""
+    """Make the folder's modules importable, and drop other apps' modules of the same names."""
     others = _loaded_folders - {folder}
     inside = tuple(f"{other}{os.sep}" for other in others)
     for name, module in list(sys.modules.items()):
@@ -272,7 +272,7 @@ def list_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_skipped(*parts: str) -> bool:
-    """Whether one of a path's parts says that it is no part of an app."""
+    """Whether a path is excluded from an app by the name of one of its parts."""
     return any(
         part in _SKIPPED or part.startswith(".") or part.endswith((".pyc", ".egg-info"))
         for part in parts

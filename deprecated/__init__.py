@@ -41,7 +41,7 @@ MOVED = {
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds a module under its old name: it is the new one."""
+    """Finds a module under its old name and returns the new one."""
 
     _spec: ModuleSpec | None = None
 
@@ -70,7 +70,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let old names be imported from now on."""
+    """Install the importer of old names."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
 
@@ -80,6 +80,6 @@ class RenamedWarning(DeprecationWarning):
 
 
 def warn_renamed(where: str, old: str, new: str) -> None:
-    """Say that a setting or an argument has another name now."""
+    """Warn that a setting or an argument was renamed."""
     said = f"{where}: {old} is {new} now; the old name goes with 0.3"
     warnings.warn(said, RenamedWarning, stacklevel=3)

@@ -1,8 +1,8 @@
 """The accelerators of this machine: CUDA's, ROCm's, XPU, MPS, or a plugin's, all through torch.
 
-torch knows one kind of accelerator in a process; its devices are named as torch names them,
-"cuda:0", and count from 0. One that a plugin brings is known once torch has loaded the plugin, which
-it does by itself where the plugin has an entry point `torch.backends`.
+torch supports one kind of accelerator in a process. Devices have torch's names, "cuda:0", numbered from
+0. The device of a plugin is known once torch has loaded the plugin, which it does by itself for plugins
+with an entry point `torch.backends`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["accelerators", "free_bytes", "is_accelerator", "wide", "widest_float
 
 
 def accelerators() -> tuple[str, ...]:
-    """Return the devices that are there; none: only the CPU is."""
+    """Return the available devices; empty if there is only the CPU."""
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
         return ()
@@ -23,13 +23,13 @@ def accelerators() -> tuple[str, ...]:
 
 
 def is_accelerator(device: str | torch.device) -> bool:
-    """Say whether a device is another one than the CPU."""
+    """Return whether a device is not the CPU."""
     return torch.device(device).type != "cpu"
 
 
 def free_bytes(device: str | torch.device) -> int | None:
-    """Return how much of an accelerator's memory is free; None where torch does not know it, as of
-    an accelerator that shares the CPU's memory."""
+    """Return the free bytes of an accelerator's memory; None where torch cannot tell, as for an
+    accelerator that shares the CPU's memory."""
     try:
         free, _ = torch.accelerator.get_memory_info(device)
     except RuntimeError:
@@ -38,8 +38,7 @@ def free_bytes(device: str | torch.device) -> int | None:
 
 
 def widest_float(device: str | torch.device) -> torch.dtype:
-    """Return what sums are made in on a device: float64, or float32 where it has no float64, as
-    MPS."""
+    """Return the dtype of sums on a device: float64, or float32 on devices without float64, as MPS."""
     device = torch.device(device)
     return torch.float64 if device.type == "cpu" else _widest_float(device)
 

@@ -1,18 +1,18 @@
-"""Settings of a long-lived process: freed memory that it keeps, threads, and open files.
+"""Settings of a process: the freed memory that it keeps, its threads, and its open files.
 
-Memory: glibc gives the end of its heap back to the kernel as soon as 128 kB are free there, and takes it
-again, page by page, for the next chunk of a blob. On a machine whose memory is virtual each of
-those pages is a trip to the host: measured, half of what a transfer costs. And every thread has
-a heap of its own, which would each keep what is free: two for all are enough.
+Memory: glibc returns the end of its heap to the kernel as soon as 128 kB are free there, and requests it
+again, page by page, for the next chunk of a blob. On a virtual machine each of these page faults reaches
+the host: half of the cost of a transfer, measured. Each thread also has a heap that keeps free memory;
+here all threads share two.
 
-Cores: a thread of a parallel operation that waits for the others spins, and where other processes
-want the same cores it spins in the way of whom it waits for: measured, a step of 20 ms took from
-100 to 500 beside one busy process, and 30 with threads that sleep instead. A simulation has the
-machine to itself, as a rule, and operations so short that waking a thread takes longer: its threads
-wait for each other for some 50 us before they sleep. A round of a thousand tiny clients: 51 ms with
-one thread, 53 with two that sleep, 38 with two that wait; beside a busy process 65, 67 and 128.
+Cores: a thread of a parallel operation spins while it waits for the others. Where another process needs the
+same cores, it takes time from the threads that it waits for: a step of 20 ms took 100 to 500 ms beside
+one busy process, and 30 ms with threads that sleep (measured). A simulation usually has the machine to
+itself, and its operations are so short that waking a thread takes longer; its threads therefore spin for
+about 50 us before they sleep. A round of a thousand tiny clients took 51 ms with one thread, 53 ms with two
+that sleep and 38 ms with two that spin; beside a busy process 65, 67 and 128 ms.
 
-Files: an update that waits to be aggregated, and a connection, hold one each.
+Files: each update that waits for aggregation, and each connection, holds one open.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give back to the system what is free anywhere in this process, where there is glibc."""
+    """Return all free memory of this process to the system, where there is glibc."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -68,19 +68,19 @@ def give_back_freed_memory() -> None:
 
 
 def use_large_pages() -> None:
-    """Let torch's large tensors lie in large pages, here and in child processes.
+    """Place torch's large tensors in huge pages, here and in child processes.
 
-    To write to 100 MB for the first time then takes 10 ms instead of 37 (measured). It takes effect
-    if it comes before torch is imported; what the environment says is kept.
+    The first write to 100 MB then takes 10 ms instead of 37 ms (measured). Takes effect if it is called
+    before torch is imported; a value in the environment is kept.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def keep_grpc_quiet() -> None:
-    """Let gRPC's core write nothing of its own to stderr, here and in child processes: a line each
-    second while a server is away, in words of its own. What it meets is told in ours.
+    """Silence gRPC's core on stderr, here and in child processes: it writes a line each second while a
+    server is unreachable, which Meadow reports itself.
 
-    It takes effect if it comes before gRPC is imported; what the environment says is kept.
+    Takes effect if it is called before gRPC is imported; a value in the environment is kept.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -91,9 +91,9 @@ def available_cores() -> int:
 
 
 def begin_with_one_thread() -> None:
-    """Let NumPy and torch use one thread, unless the environment says how many.
+    """Limit NumPy and torch to one thread, unless the environment sets a number.
 
-    It takes effect if it comes before they are imported, here and in child processes.
+    Takes effect if it is called before they are imported, here and in child processes.
     """
     global _is_ours
     _is_ours = not any(name in os.environ for name in _THREADS)
@@ -102,23 +102,23 @@ def begin_with_one_thread() -> None:
 
 
 def threads_at_most(present: int) -> int:
-    """Return how many threads a large operation may have that has `present` ones now: a core each,
-    unless the environment said how many."""
+    """Return the number of threads for a large operation: one a core, or the `present` number if the
+    environment set it."""
     return available_cores() if _is_ours else present
 
 
 def wait_for_threads() -> None:
-    """Let threads of parallel operations wait a little for the next one before they sleep.
+    """Let threads of parallel operations spin briefly before they sleep.
 
-    It takes effect if it comes before torch is imported, and where torch uses GNU's OpenMP.
+    Takes effect if it is called before torch is imported, where torch uses GNU's OpenMP.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", str(_SPINS))
 
 
 def share_cores() -> None:
-    """Let threads that wait for others sleep, here and in child processes.
+    """Let threads that wait sleep at once, here and in child processes.
 
-    It takes effect if it comes before torch is imported; what the environment says is kept.
+    Takes effect if it is called before torch is imported; a value in the environment is kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

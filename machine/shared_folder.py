@@ -1,7 +1,7 @@
 """A folder of files for the processes of one machine, in memory where there is room.
 
-A process that is killed cannot remove its folder. So each has a lock beside it, which the system
-lets go of with the process: whoever makes a folder removes those that nobody holds any more.
+A killed process cannot remove its folder. Each folder therefore has a lock beside it, which the system
+releases when the process ends; creating a folder first removes those whose lock is free.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FREE_BYTES_MIN = 1 << 30
 
 
 class SharedFolder:
-    """A new, empty folder, removed by `close`, at the latest when its process ends in order."""
+    """A new, empty folder, removed by `close` or when the process exits normally."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Make the folder in `parent`; by default in memory, or where TMPDIR says.
+        """Make the folder in `parent`; by default in memory, or in TMPDIR.
 
         Raises:
             StoreError: it cannot be made.
@@ -47,7 +47,7 @@ class SharedFolder:
             ) from error
 
     def close(self) -> None:
-        """Remove the folder with everything in it; twice does no harm."""
+        """Remove the folder and its content; idempotent."""
         self._closing()
 
 

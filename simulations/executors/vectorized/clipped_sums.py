@@ -1,6 +1,6 @@
-"""The clipped changes of clients that trained in one tensor, added up in float64.
+"""The clipped deltas of clients that trained in one tensor, added up in float64.
 
-Each change exists: its norm is that of the very numbers that are added. Of matrix products over all
+Each delta exists: its norm is that of the very numbers that are added. Of matrix products over all
 clients at once nobody can say what one client's part is, up to float32 rounding of everybody's.
 """
 
@@ -21,13 +21,13 @@ __all__ = ["ClippedSums", "require_exact_sums"]
 
 EXACT_BYTES = 4
 BLOCK_BYTES = 4 << 20
-"""What changes take at once in float64: they stay in a processor's cache."""
+"""Bytes of deltas that are in float64 at once: they stay in a processor's cache."""
 ACCELERATOR_BYTES = 256 << 20
 """On an accelerator few kernels count for more than its cache."""
 
 
 def require_exact_sums(stacked: StackedModule) -> None:
-    """Return if clipped changes of this module's clients can be added up in one tensor.
+    """Check that clipped deltas of this module's clients can be added up in one tensor.
 
     Raises:
         DataError: the params are of less than 32 bits, or the device has no float64: clients have
@@ -45,7 +45,7 @@ def require_exact_sums(stacked: StackedModule) -> None:
 
 
 class ClippedSums:
-    """Adds a cohort's clipped changes to `sums`.
+    """Adds a cohort's clipped deltas to `sums`.
 
     A param that the model has under two names counts under each, as it is sent.
 
@@ -60,22 +60,22 @@ class ClippedSums:
         self._together = max(1, room // (8 * max(1, sum(each.numel() for each in held))))
 
     def add(self, trained: Trained, good: Sequence[int]) -> list[bool | None]:
-        """Add the changes of the clients `good` (rows, in ascending order); returns for each
+        """Add the deltas of the clients `good` (rows, in ascending order); returns for each
         whether it was within the clip, None if it has no norm: it adds nothing."""
         within: list[bool | None] = []
         while len(within) < len(good):
             low = good[len(within)]
             rows = [row - low for row in good[len(within) : len(within) + self._together]]
             rows = [row for row in rows if row < self._together]
-            changes = trained.each(low, low + rows[-1] + 1)
-            within += self._add(changes, None if len(rows) == rows[-1] + 1 else rows)
+            deltas = trained.each(low, low + rows[-1] + 1)
+            within += self._add(deltas, None if len(rows) == rows[-1] + 1 else rows)
         return within
 
-    def _add(self, changes: Tensors, rows: list[int] | None) -> list[bool | None]:
-        """Add the changes of these rows up (None: of all); as `add`."""
+    def _add(self, deltas: Tensors, rows: list[int] | None) -> list[bool | None]:
+        """Add up the deltas of these rows (None: of all); as `add`."""
         wide = {
             name: (each if rows is None else each[rows]).flatten(1).double()
-            for name, each in changes.items()
+            for name, each in deltas.items()
         }
         norms = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in wide.values()])
         with np.errstate(over="ignore"):
@@ -88,11 +88,11 @@ class ClippedSums:
             wide = {name: each[known] for name, each in wide.items()}
         factors = self._clipping.factors(sent)
         for owner, factor in {self._owners[name]: each for name, each in factors.items()}.items():
-            change = changes[owner]
+            delta = deltas[owner]
             if owner not in self._sums:
-                self._sums[owner] = torch.zeros_like(change[0], dtype=torch.float64)
-            counts = torch.from_numpy(factor).to(change.device)
-            self._sums[owner] += (counts @ wide[owner]).view(change.shape[1:])
+                self._sums[owner] = torch.zeros_like(delta[0], dtype=torch.float64)
+            counts = torch.from_numpy(factor).to(delta.device)
+            self._sums[owner] += (counts @ wide[owner]).view(delta.shape[1:])
         within: list[bool | None] = [None] * len(finite)
         every = np.logical_and.reduce([factor >= 1 for factor in factors.values()])
         for row, one in zip(np.flatnonzero(finite).tolist(), every.tolist(), strict=True):

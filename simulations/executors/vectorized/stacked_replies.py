@@ -173,7 +173,7 @@ class CohortReplies:
     def _add_clipped(
         self, trained: Trained, good: list[int], clients: Sequence[int], clipping: Clipping
     ) -> Iterator[Message]:
-        """Add the clipped changes up, every client alike; yields who has none."""
+        """Add up the clipped deltas; yields an error reply for each client whose delta is not finite."""
         assert self._stacked is not None
         added = ClippedSums(clipping, self._stacked, self._sums).add(trained, good)
         within: list[float | None] = []
