@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["measure", "peer_python"]
+__all__ = ["measure", "peer_python", "run"]
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "peers"
 ENVIRONMENTS = PROGRAMS.parents[1] / "build" / "peers"
@@ -37,8 +37,8 @@ def peer_python(name: str) -> Path:
     if installed.is_file() and installed.read_text() == pinned.read_text():
         return python
     shutil.rmtree(folder, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(folder)])
-    _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(pinned)])
+    run([sys.executable, "-m", "venv", str(folder)])
+    run([str(python), "-m", "pip", "install", "--quiet", "-r", str(pinned)])
     installed.write_text(pinned.read_text())  # last: a half-made environment is made again
     return python
 
@@ -54,7 +54,7 @@ def measure(
         RuntimeError: it failed, or its last line is no JSON object.
     """
     command = [str(peer_python(name)), str(PROGRAMS / program), *arguments]
-    last = _run(command, time_limit_s=time_limit_s).strip().rpartition("\n")[2]
+    last = run(command, time_limit_s=time_limit_s).strip().rpartition("\n")[2]
     try:
         outcome = json.loads(last)
     except ValueError:
@@ -64,9 +64,18 @@ def measure(
     raise RuntimeError(f"{program}'s last line must be a JSON object, got {last[:200]!r}")
 
 
-def _run(command: list[str], *, time_limit_s: float | None = None) -> str:
+def run(
+    command: list[str], *, cwd: Path | None = None, time_limit_s: float | None = None
+) -> str:
+    """Run a command and return its output; its children do not outlive it.
+
+    Raises:
+        TimeoutError: it took longer than `time_limit_s`.
+        RuntimeError: it failed; the message has the end of what it wrote as errors.
+    """
     with subprocess.Popen(
         command,
+        cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
