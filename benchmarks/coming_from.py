@@ -67,7 +67,9 @@ def _row(peer: str) -> dict[str, Any]:
         original_s = _timed(original, place)
         theirs = dict(np.load(place / "model.npz"))
         if (place / "meadow.toml").is_file():
-            port_s = _timed([sys.executable, "-m", "meadow", "simulate", ".", "--out", "run"], place)
+            port_s = _timed(
+                [sys.executable, "-m", "meadow", "simulate", ".", "--out", "run"], place
+            )
             told = meadow.load_run(place / "run")
             ours = {"accuracies": told.metrics["server.accuracy"].to_numpy(), **told.params()}
         else:

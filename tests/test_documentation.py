@@ -9,6 +9,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,17 @@ from meadow.config.sections.model import Config
 from meadow.config.server_config import load_server_config
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMING_FROM = ROOT / "docs" / "coming-from"
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(COMING_FROM.glob("*.md")),
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+    found = re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+    return [textwrap.dedent(block) for block in found]
 
 
 def each(language: str) -> list[Any]:
@@ -118,10 +125,26 @@ def test_the_page_of_flowers_features_is_new() -> None:
 
 
 def test_the_index_has_every_page() -> None:
-    """docs/README.md leads to each page beside it."""
-    index = (ROOT / "docs" / "README.md").read_text()
-    missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"]({page.name})" not in index]
-    assert missing == ["README.md"]
+    """A folder's README.md leads to each page beside it."""
+    for folder in (ROOT / "docs", COMING_FROM):
+        index = (folder / "README.md").read_text()
+        missing = [page.name for page in folder.glob("*.md") if f"]({page.name})" not in index]
+        assert missing == ["README.md"]
+
+
+@pytest.mark.parametrize("page", sorted(COMING_FROM.glob("*.md")), ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link names a file, and one of its headings if it names any."""
+    for link in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", page.read_text()):
+        target = page.parent / link[0] if link[0] else page
+        assert target.exists(), link[0]
+        if link[1]:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            anchors = {
+                re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
+                for heading in headings
+            }
+            assert link[1][1:] in anchors, link
 
 
 PATH = re.compile(r"`((?:[a-z_]+/)+(?:[a-z_]+\.(?:py|proto))?)`")

@@ -64,9 +64,7 @@ def measure(
     raise RuntimeError(f"{program}'s last line must be a JSON object, got {last[:200]!r}")
 
 
-def run(
-    command: list[str], *, cwd: Path | None = None, time_limit_s: float | None = None
-) -> str:
+def run(command: list[str], *, cwd: Path | None = None, time_limit_s: float | None = None) -> str:
     """Run a command and return its output; its children do not outlive it.
 
     Raises:

@@ -84,7 +84,9 @@ class InThisProcess(Grid):
     def __init__(self, app: ClientApp, clients: int) -> None:
         self.app = app
         self.contexts = {
-            node: Context(1, node, {"partition-id": node, "num-partitions": clients}, RecordDict(), {})
+            node: Context(
+                1, node, {"partition-id": node, "num-partitions": clients}, RecordDict(), {}
+            )
             for node in range(clients)
         }
 

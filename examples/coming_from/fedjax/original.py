@@ -64,7 +64,10 @@ def federated_averaging() -> fedjax.FederatedAlgorithm:
 if __name__ == "__main__":
     algorithm = federated_averaging()
     federated = fedjax.InMemoryFederatedData(
-        {index: dict(zip("xy", digits.client(index), strict=True)) for index in range(digits.CLIENTS)}
+        {
+            index: dict(zip("xy", digits.client(index), strict=True))
+            for index in range(digits.CLIENTS)
+        }
     )
     sampler = fedjax.client_samplers.UniformGetClientSampler(federated, digits.CLIENTS, seed=0)
     inputs, targets = digits.holdout()

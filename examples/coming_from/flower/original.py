@@ -23,9 +23,7 @@ def network() -> torch.nn.Linear:
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """Make five steps on all digits that this client has."""
-    inputs, targets = map(
-        torch.from_numpy, digits.client(int(context.node_config["partition-id"]))
-    )
+    inputs, targets = map(torch.from_numpy, digits.client(int(context.node_config["partition-id"])))
     model = network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import digits
 import torch
-from client import Softmax, accuracy
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import SimEnv
+from train import Softmax, accuracy
 
 if __name__ == "__main__":
     recipe = FedAvgRecipe(
@@ -15,7 +15,7 @@ if __name__ == "__main__":
         model=Softmax(),
         min_clients=digits.CLIENTS,
         num_rounds=10,
-        train_script="client.py",
+        train_script="train.py",
     )
     run = recipe.execute(SimEnv(num_clients=digits.CLIENTS, workspace_root="runs"))
     job = Path(run.get_result(), "server", "simulate_job")
