@@ -69,7 +69,8 @@ def _run(runner: GroupRunner, order: dict[str, str]) -> dict[str, str]:
     try:
         runner.run(Path(order["shared"]), Path(order["inbox"]), Path(order["outbox"]))
     except Exception as error:  # not the app's: that is an error reply
-        traceback.print_exc()
+        if not isinstance(error, MeadowError):
+            traceback.print_exc()
         return {"problem": _sentence(error)}
     return {}
 
