@@ -17,15 +17,16 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from ..errors import AppError, ConfigError, ProtocolError
 from ..strategies.algorithms.algorithm import Algorithm
 from ..strategies.algorithms.bounds import Bounds
-from ..strategies.algorithms.builders import Entry, entry_of, hints_of_builder
+from ..strategies.algorithms.builders import Entry, entry_of, hints_of_builder, recipe_of
 from .app_options import options_from_text, options_to_text
 from .rules.combinations import check_config
 from .rules.strategy import entry_of_config
 from .schema.settings import Given, KeyRule, refuse
 from .schema.values import convert
 from .sections.model import Config
+from .sections.strategy import StrategyConfig
 
-__all__ = ["OwnAlgorithm", "is_plain", "of_this_process"]
+__all__ = ["OwnAlgorithm", "is_plain", "of_this_process", "with_algorithm_named"]
 
 NAME_KEY, ARGUMENTS_KEY = "algorithm", "algorithm-arguments"
 """Of a train instruction: which client's half is asked for, and its builder's arguments as JSON."""
@@ -155,6 +156,20 @@ def of_this_process(config: Config) -> Config:
     """
     told = _told_to_clients(config.algorithm, HERE, "{}")
     return _checked(replace(config, algorithm=told), "strategy")
+
+
+def with_algorithm_named(config: Config) -> Config:
+    """Return the config with an algorithm that was made in Python named under [strategy], for people:
+    the builder and its plain arguments, or "python:NAME" where no builder made it as it is."""
+    made = config.algorithm
+    if made is None or config.strategy.is_own:
+        return config
+    recipe, name, arguments = recipe_of(made), f"python:{made.name}", {}
+    if recipe is not None:
+        builder = recipe.entry.builder
+        name = f"{builder.__module__}:{builder.__name__}"
+        arguments = {key: value for key, value in recipe.arguments.items() if is_plain(value)}
+    return replace(config, strategy=StrategyConfig(name=name, options=arguments))
 
 
 def _checked(config: Config, where: str) -> Config:

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from ..apps.folder import App
 from ..config.app_options import OPTIONS_KEY, options_to_text
 from ..config.load import config_to_toml
+from ..config.own_algorithm import with_algorithm_named
 from ..config.schema.text import value_to_toml
 from ..errors import MeadowError, RunStoppedError
 from ..tracking.follower import trackers_of
@@ -103,7 +104,7 @@ def execute(
 def resolved_toml(app: App) -> str:
     """Return the text of the run folder's meadow.toml: the resolved configuration."""
     if app.config is not None:
-        return config_to_toml(app.config)
+        return config_to_toml(with_algorithm_named(app.config))
     lines = [f"# the Flower app {app.name}: its run config", "[flower]"]
     lines += [f'"{key}" = {value_to_toml(value)}' for key, value in run_config_of(app).items()]
     return "\n".join(lines) + "\n"

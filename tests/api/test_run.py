@@ -79,3 +79,21 @@ def test_what_is_no_run(tmp_path: Path) -> None:
     """A folder without a run's files is refused."""
     with pytest.raises(ConfigError, match="there is no such folder"):
         meadow.load_run(tmp_path / "nothing")
+
+
+def test_an_algorithm_of_this_process_is_named(
+    run: meadow.Run, task: meadow.Task, tmp_path: Path
+) -> None:
+    """The run folder does not say that it was FedAvg: it has the builder and its arguments."""
+
+    @meadow.builder
+    def mine(*, rate: float = 1.0) -> meadow.Algorithm:
+        return meadow.averaging("mine")
+
+    other = meadow.simulate(
+        task, strategy=mine(rate=0.5), clients=3, rounds=1, out=tmp_path / "own", progress=False
+    )
+    assert (other.folder / "meadow.toml").read_text().count(":mine") == 1
+    rows = meadow.compare([run, other]).summary
+    assert list(rows["strategy.name"]) == ["fedavg", f"{__name__}:mine"]
+    assert list(rows["strategy.rate"])[1] == "0.5"
