@@ -6,11 +6,12 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python;
 	&& echo $$python && break; done)
 BIN := .venv/bin
 READY := .venv/ready
+SITE_READY := .venv/site-ready
 PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
 PATIENT_TESTS := tests/client tests/faults tests/simulations
 
-.PHONY: help demo test fuzz soak check format bench proto docs changelog clean
+.PHONY: help demo test fuzz soak check format bench proto docs site changelog clean
 .NOTPARALLEL:
 
 help:
@@ -27,6 +28,7 @@ help:
 	@echo "make bench   the benchmarks, or one: make bench NAME=aggregation"
 	@echo "make proto   the Python code of $(PROTO)"
 	@echo "make docs    docs/configuration.md, docs/algorithms.md, docs/security.md, docs/flower.md from the code"
+	@echo "make site    the documentation as a site in build/site: pages, tutorials that are executed, reference"
 	@echo "make changelog  what the next release says, from changelog.d/"
 	@echo "make clean   remove what is made, but not .venv nor runs"
 
@@ -74,6 +76,9 @@ docs: $(READY)
 	@$(BIN)/python docs/flower.py docs/flower.md
 	@$(BIN)/python docs/security.py docs/security.md
 
+site: $(SITE_READY) # the tutorials run, one thread each; every link is checked
+	@OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py build/site
+
 changelog: $(READY)
 	@$(BIN)/towncrier build --draft
 
@@ -88,6 +93,10 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
 		-c constraints.txt -e '.[dev,compression,dp,examples,data,plots,tracking,xgboost,lora]'
+	@touch $@
+
+$(SITE_READY): $(READY)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[site]'
 	@touch $@
 
 build/names/meadow:

@@ -155,6 +155,9 @@ def of_this_process(config: Config) -> Config:
         ConfigError: the algorithm does not go with another section.
     """
     told = _told_to_clients(config.algorithm, HERE, "{}")
+    recipe = recipe_of(config.algorithm)
+    if recipe is not None:  # it is the builder's algorithm still
+        told = replace(told, recipe=replace(recipe, made=told))
     return _checked(replace(config, algorithm=told), "strategy")
 
 

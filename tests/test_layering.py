@@ -270,7 +270,7 @@ def test_small_files_are_doors() -> None:
 
 
 TESTS = ROOT / "tests"
-TESTS_OF_THE_WHOLE = {"documentation", "layering", "packaging", "project", "task"}
+TESTS_OF_THE_WHOLE = {"documentation", "layering", "packaging", "project", "site", "task"}
 TESTS_ELSEWHERE = {
     "accelerator": "everything that trains, on an accelerator that is strict",
     "examples": "the programs of examples/",

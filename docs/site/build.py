@@ -1,7 +1,7 @@
 """Build the documentation as a site of static files: `make site`.
 
-Pages are staged in one folder: docs/, the tutorials (notebooks, which are executed), the READMEs of the
-examples, and a reference made from the code. Links between files of the repository become links
+Pages are staged in one folder: README.md, docs/, the tutorials (notebooks, which are executed), the READMEs
+of the examples, and a reference made from the code. Links between files of the repository become links
 between pages; links to files without a page become plain text. The built pages are then checked: every link
 and anchor resolves, and nothing is loaded from another host.
 
@@ -68,8 +68,23 @@ LINK = re.compile(r"(?<!!)\[([^\]\n]+(?:\n[^\]\n]+)*)\]\(([^)\s]+)\)")
 LABEL = re.compile(r"^([A-Z][A-Za-z ,]{2,30}):(?: +(.*))?$")
 ENTRY = re.compile(r"^([A-Za-z_*][\w.*, ]*): (.*)$")
 SIGNATURE_CHARS = 96
-LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "audio": "src", "video": "src"}
-LOADED_RELATIONS = {"stylesheet", "icon", "shortcut icon", "preload", "modulepreload", "prefetch", "manifest"}
+LOADING = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "audio": "src",
+    "video": "src",
+}
+LOADED_RELATIONS = {
+    "stylesheet",
+    "icon",
+    "shortcut icon",
+    "preload",
+    "modulepreload",
+    "prefetch",
+    "manifest",
+}
 REMOTE_CSS = re.compile(r"(?:url\(\s*['\"]?|@import\s+['\"])(?:https?:)?//", re.IGNORECASE)
 
 
@@ -79,13 +94,20 @@ def pages(*, notebooks: bool = True) -> dict[Path, str]:
     made = {page: page.name for page in docs.glob("*.md") if page.name != "README.md"}
     known = {f"{name}.md" for names in SECTIONS.values() for name in names}
     if unknown := set(made.values()) - known:
-        raise SystemExit(f"docs/{min(unknown)} is in no section of docs/site/build.py; add it to one")
+        raise SystemExit(
+            f"docs/{min(unknown)} is in no section of docs/site/build.py; add it to one"
+        )
     made |= {page: f"decisions/{page.name}" for page in (docs / "decisions").glob("*.md")}
     made |= {page: f"coming-from/{page.name}" for page in (docs / "coming-from").glob("*.md")}
     if notebooks:
         made |= {NOTEBOOKS / f"{name}.ipynb": f"tutorials/{name}.ipynb" for name in TUTORIALS}
     for page in (ROOT / "examples").rglob("README.md"):
-        made[page] = "examples/" + "-".join(page.parent.relative_to(ROOT / "examples").parts or ("index",)) + ".md"
+        made[page] = (
+            "examples/"
+            + "-".join(page.parent.relative_to(ROOT / "examples").parts or ("index",))
+            + ".md"
+        )
+    made[ROOT / "README.md"] = "index.md"
     made[ROOT / "benchmarks" / "README.md"] = "benchmarks.md"
     made[ROOT / "CONTRIBUTING.md"] = "contributing.md"
     made[ROOT / "SECURITY.md"] = "report-a-vulnerability.md"
@@ -98,7 +120,7 @@ def relinked(text: str, source: Path, staged: dict[Path, str]) -> str:
     Raises:
         SystemExit: a link leads to a file that there is not.
     """
-    targets = {**staged, ROOT / "README.md": "index.md", ROOT / "docs" / "README.md": "index.md"}
+    targets = {**staged, ROOT / "docs" / "README.md": "index.md"}
     here = Path(staged[source]).parent
 
     def one(found: re.Match[str]) -> str:
@@ -131,10 +153,8 @@ def stage(folder: Path, *, notebooks: bool) -> None:
     (folder / "api.md").write_text(api_page())
     (folder / "commands.md").write_text(commands_page())
     (folder / "wire.md").write_text(wire_page())
-    index = (HERE / "index.md").read_text()
-    if not notebooks:
-        index = re.sub(r"\[([^\]]+)\]\(tutorials/[^)]*\)", r"\1", index)
-    (folder / "index.md").write_text(index + "".join(_contents(folder, staged, notebooks)))
+    with (folder / "index.md").open("a") as index:
+        index.writelines(_contents(folder, staged, notebooks))
 
 
 def _contents(folder: Path, staged: dict[Path, str], notebooks: bool) -> Iterator[str]:
@@ -187,7 +207,9 @@ def _described(name: str, item: Any, level: str) -> Iterator[str]:
     elif inspect.isclass(item):
         inner = {each: getattr(item, each) for each in vars(item) if not each.startswith("_")}
     for each, value in inner.items():
-        if (inspect.isroutine(value) or isinstance(value, property) or inspect.ismodule(item)) and value.__doc__:
+        if (
+            inspect.isroutine(value) or isinstance(value, property) or inspect.ismodule(item)
+        ) and value.__doc__:
             yield from _described(f"{name}.{each}", value, f"{level}#")
 
 
@@ -222,7 +244,13 @@ def _markdown(doc: str) -> str:
         elif line.startswith("    ") and not line.lstrip().startswith("|"):
             inner = line[4:]
             entry = ENTRY.match(inner) if entries else None
-            made.append(f"- `{entry[1]}`: {entry[2]}" if entry else f"  {inner.strip()}" if entries else inner)
+            made.append(
+                f"- `{entry[1]}`: {entry[2]}"
+                if entry
+                else f"  {inner.strip()}"
+                if entries
+                else inner
+            )
         else:
             entries = entries and not line.strip()
             made.append(line)
@@ -245,7 +273,9 @@ def commands_page() -> str:
         context = click.Context(command, info_name=path)
         usage = " ".join([path, *command.collect_usage_pieces(context)])
         yield f"\n```text\n{usage}\n```\n"
-        rows = [_row(param, context) for param in command.params if not getattr(param, "hidden", False)]
+        rows = [
+            _row(param, context) for param in command.params if not getattr(param, "hidden", False)
+        ]
         if rows:
             yield "\n| argument or option | meaning | default |\n|---|---|---|\n" + "".join(rows)
 
@@ -329,7 +359,11 @@ def faults(site: Path) -> Iterator[str]:
             target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
             if not target.exists():
                 yield f"{name} links to {link}, which there is not"
-            elif parts.fragment and target in read and unquote(parts.fragment) not in read[target].anchors:
+            elif (
+                parts.fragment
+                and target in read
+                and unquote(parts.fragment) not in read[target].anchors
+            ):
                 yield f"{name} links to {link}, an anchor that there is not"
     for sheet in site.rglob("*.css"):
         if REMOTE_CSS.search(sheet.read_text()):

@@ -86,9 +86,13 @@ def test_an_algorithm_of_this_process_is_named(
 ) -> None:
     """The run folder does not say that it was FedAvg: it has the builder and its arguments."""
 
+    class Half(meadow.LocalAlgorithm):
+        def corrected(self, gradient, param, start, own, shared):  # type: ignore[no-untyped-def]
+            return gradient
+
     @meadow.builder
     def mine(*, rate: float = 1.0) -> meadow.Algorithm:
-        return meadow.averaging("mine")
+        return meadow.averaging("mine", client=Half())
 
     other = meadow.simulate(
         task, strategy=mine(rate=0.5), clients=3, rounds=1, out=tmp_path / "own", progress=False
