@@ -152,6 +152,8 @@ def _printing_to(streams: Mapping[str, Any]) -> Iterator[None]:
             setattr(sys, name, stream)
         for handler in FLOWER.handlers:
             if isinstance(handler, logging.StreamHandler):
+                if getattr(handler.stream, "closed", False):  # as a test's captured output is
+                    handler.stream = sys.__stderr__
                 before = handler.setStream(sys.stderr)
                 restored.callback(handler.setStream, before or sys.__stderr__)
         yield

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from ...config.sections.simulation import AdversariesConfig
-from ...errors import DataError
 from ...task import ClientData, Site, Task
+from ...training.batches import chosen_from, samples_in
 
 __all__ = ["POISONS", "attacked", "with_trigger"]
 
@@ -34,10 +34,8 @@ def attacked(task: Task, chosen: AdversariesConfig) -> Task:
         data = task.client_data(replace(site, index=site.index % honest, count=honest))
         if site.index < honest or chosen.kind not in POISONS:
             return data
-        if not isinstance(data.train, tuple):
-            kind = type(data.train).__name__
-            raise DataError(f"{chosen.kind} poisons a pair of tensors, not a {kind}")
-        return replace(data, train=_changed(*data.train, chosen))
+        everything = torch.arange(samples_in(data.train))
+        return replace(data, train=_changed(*chosen_from(data.train, everything), chosen))
 
     return replace(task, client_data=client_data)
 

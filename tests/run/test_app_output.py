@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def test_what_another_process_prints_comes_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In its order, to the streams it was for, Flower's log included, up to a bound."""
+    pytest.importorskip("flwr.common.logger")  # which adds the handler of Flower's log
     monkeypatch.setattr(app_output, "TAKEN_CHARS_MAX", 200)
     before = sys.stdout, sys.stderr
     with taken_output() as taken:
@@ -61,3 +63,19 @@ def test_what_another_process_prints_comes_along(
     assert kept.index("a 1") < kept.index("b\n") < kept.index("logged") < kept.index("xxx")
     show_output([("no stream", "text")])
     assert capsys.readouterr().out == "text"
+
+
+def test_a_log_whose_stream_was_closed_is_no_obstacle(tmp_path: Path) -> None:
+    """Flower's log may hold a stream that is gone, as the captured output of an earlier test."""
+    gone = TextIOWrapper(BytesIO())
+    handler = logging.StreamHandler(gone)
+    logger = logging.getLogger("flwr")
+    logger.addHandler(handler)
+    try:
+        gone.close()
+        for anew in (True, False):  # what was put in its place stays usable
+            with kept_output(tmp_path, anew=anew):
+                logger.error("logged")
+    finally:
+        logger.removeHandler(handler)
+    assert "logged" in (tmp_path / "app.log").read_text()

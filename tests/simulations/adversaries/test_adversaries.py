@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import meadow
 from meadow.config.load import make_config
 from meadow.config.sections.simulation import AdversariesConfig
-from meadow.errors import ConfigError
+from meadow.errors import ConfigError, DataError
 from meadow.simulations.adversaries.attacks import ATTACKS
 from meadow.simulations.adversaries.poison import POISONS, attacked, with_trigger
 from meadow.simulations.run import simulate
@@ -106,13 +109,23 @@ def test_adversaries_are_the_same_on_every_executor(run, kind):
     assert run(*adversaries(kind), *ROBUST)[0] == pytest.approx(one[0], abs=0.05)
 
 
-def site_data(kind: str, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pair(images: torch.Tensor, labels: torch.Tensor) -> Any:
+    return images, labels
+
+
+def rows_of_a_data_set(images: torch.Tensor, labels: torch.Tensor) -> Any:
+    """Return the same samples as the middle of a data set that clients share."""
+    whole = TensorDataset(images.repeat(3, 1, 1, 1), torch.cat([labels + 1, labels, labels + 2]))
+    return Subset(whole, range(6, 12))
+
+
+def site_data(kind: str, index: int, form: Callable[..., Any] = pair) -> Any:
     """Return the training data of one of four sites, the last of which is poisoned."""
     images, labels = torch.rand(6, 1, 8, 8), torch.arange(6)
     task = meadow.Task(
         model=torch.nn.Identity,
         loss=lambda outputs, targets: outputs,
-        client_data=lambda site: meadow.ClientData(train=(images, labels)),
+        client_data=lambda site: meadow.ClientData(train=form(images, labels)),
     )
     data = attacked(task, AdversariesConfig(kind=kind, count=1, target=7))
     return data.client_data(Site(index=index, count=4)).train
@@ -133,21 +146,33 @@ def test_data_are_the_honest_clients_alone():
     assert seen == [(0, 3), (1, 3), (2, 3), (0, 3), (1, 3)]
 
 
-def test_label_flip_turns_labels_round():
-    """The last site's labels are 9 - y; the others' are theirs."""
-    assert site_data("label_flip", 3)[1].tolist() == [9, 8, 7, 6, 5, 4]
+@pytest.mark.parametrize("form", [pair, rows_of_a_data_set])
+def test_label_flip_turns_labels_round(form):
+    """The last site's labels are 9 - y, in whichever form it holds them; the others' are theirs."""
+    assert site_data("label_flip", 3, form)[1].tolist() == [9, 8, 7, 6, 5, 4]
     assert site_data("label_flip", 2)[1].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_backdoor_is_a_patch_and_its_target():
+@pytest.mark.parametrize("form", [pair, rows_of_a_data_set])
+def test_a_backdoor_is_a_patch_and_its_target(form):
     """Every second image of the adversary has the trigger and the target; nobody else's has."""
-    inputs, labels = site_data("backdoor", 3)
+    inputs, labels = site_data("backdoor", 3, form)
     assert labels.tolist() == [0, 7, 2, 7, 4, 7]
     patched = [bool((image[..., -3:, -3:] == inputs.max()).all()) for image in inputs]
     assert patched == [False, True, False, True, False, True]
     assert site_data("backdoor", 0)[1].tolist() == [0, 1, 2, 3, 4, 5]
     rows = torch.rand(2, 5)
     assert with_trigger(rows)[:, :2].tolist() == rows[:, :2].tolist()
+
+
+def test_a_loader_is_not_poisoned():
+    """A DataLoader makes its own batches: it is refused with what to give instead."""
+
+    def loader(images: torch.Tensor, labels: torch.Tensor) -> Any:
+        return DataLoader(TensorDataset(images, labels))
+
+    with pytest.raises(DataError, match="give its Dataset"):
+        site_data("label_flip", 3, loader)
 
 
 @pytest.mark.parametrize(
