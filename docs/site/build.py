@@ -133,7 +133,8 @@ def relinked(text: str, source: Path, staged: dict[Path, str]) -> str:
             raise SystemExit(f"{source.relative_to(ROOT)}: {link} leads nowhere")
         file = file / "README.md" if (file / "README.md") in targets else file
         if file not in targets:
-            return words
+            picture = file.suffix == ".png" and file.is_relative_to(ROOT / "docs")
+            return found[0] if picture else words
         anchor = f"#{parts.fragment}" if parts.fragment and targets[file] != "index.md" else ""
         return f"[{words}]({os.path.relpath(targets[file], here)}{anchor})"
 
@@ -150,6 +151,7 @@ def stage(folder: Path, *, notebooks: bool) -> None:
             shutil.copy(source, file)
         else:
             file.write_text(relinked(source.read_text(), source, staged))
+    shutil.copytree(ROOT / "docs" / "pictures", folder / "pictures")
     (folder / "api.md").write_text(api_page())
     (folder / "commands.md").write_text(commands_page())
     (folder / "wire.md").write_text(wire_page())

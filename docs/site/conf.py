@@ -11,6 +11,8 @@ extensions = ["myst_nb", "sphinx_copybutton"]
 html_theme = "furo"
 html_show_copyright = False
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 templates_path: list[str] = []
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 
