@@ -90,6 +90,19 @@ class Run:
         "train.loss" and so on; as `metrics`, a DataFrame or a list of dicts."""
         return table(list(_client_rows(self.folder / "clients.jsonl")))
 
+    def curve(self, metric: str) -> list[float]:
+        """Return a metric, as "server.accuracy", of each round that measured it, in their order.
+
+        Raises:
+            ConfigError: no round measured it.
+        """
+        rows = [_flat(row) for row in self._rows()]
+        values = [float(row[metric]) for row in rows if row.get(metric) is not None]
+        if not values:
+            known = ", ".join(sorted({key for row in rows for key in row if "." in key}))
+            raise ConfigError(f"no round has a metric {metric!r}; there are {known or 'none'}")
+        return values
+
     def params(self) -> dict[str, NDArray[Any]]:
         """Return the params of the last committed round by name.
 

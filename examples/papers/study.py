@@ -193,10 +193,7 @@ class Study:
         if key not in self._known:
             with tempfile.TemporaryDirectory() as folder:
                 run = meadow.simulate(self.task, seed=seed, out=folder, progress=False, **arguments)
-                rows = (
-                    run.metrics if isinstance(run.metrics, list) else run.metrics.to_dict("records")
-                )
-            self._known[key] = [row["server.accuracy"] for row in rows]
+                self._known[key] = run.curve("server.accuracy")
             if self._record:
                 with self._record.open("a") as file:
                     file.write(json.dumps({"key": key, "accuracies": self._known[key]}) + "\n")

@@ -36,6 +36,22 @@ def test_without_pandas_they_are_rows(run: meadow.Run, monkeypatch: pytest.Monke
     assert len(run.clients) == 6 and run.clients[0]["client"] == 1
 
 
+def test_a_curve_is_a_metric_of_each_round_that_measured_it(
+    task: meadow.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers, with pandas or without; a metric that is not there is named."""
+    settings = {"evaluation.every": 2}
+    out = tmp_path / "run"
+    run = meadow.simulate(task, clients=3, rounds=4, settings=settings, out=out)
+    curves = {name: run.curve(name) for name in ("train.loss", "server.accuracy")}
+    assert [len(curve) for curve in curves.values()] == [4, 2]
+    assert curves["server.accuracy"] == list(run.metrics["server.accuracy"].dropna())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert run.curve("train.loss") == curves["train.loss"]
+    with pytest.raises(ConfigError, match=r"no round has a metric 'accuracy'.*server\.accuracy"):
+        run.curve("accuracy")
+
+
 def test_the_model(run: meadow.Run, task: meadow.Task) -> None:
     """The task's module with the run's params."""
     module = meadow.load_run(run.folder, task=task).model()
