@@ -22,6 +22,7 @@ from . import (
     demo,
     new,
     partition,
+    plugins,
     privacy,
     report,
     run,
@@ -56,6 +57,7 @@ app.command("simulate")(simulate.simulate)
 app.command("demo")(demo.demo)
 app.command("new")(new.new)
 app.command("partition")(partition.partition)
+app.command("plugins")(plugins.plugins)
 app.command("report")(report.report)
 app.command("track")(track.track)
 app.command("sweep")(sweep.sweep)

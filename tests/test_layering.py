@@ -238,6 +238,7 @@ LINES_MIN = 40
 DOORS = {
     "__main__": "the command",
     "cli.admin": "the options of commands that speak with a server",
+    "cli.plugins": "a command",
     "config.rules.combinations": "all rules that span sections, in order",
     "config.sections.compression": "a section of meadow.toml",
     "datasets.arrays": "an adapter",

@@ -44,6 +44,8 @@ class KeyRule:
     choices: tuple[Any, ...] = ()
     or_like: tuple[str, re.Pattern[str]] | None = None
     """Other texts that are taken beside the choices: one as people write it, and all of them."""
+    installed: str = ""
+    """The group of entry points whose names are taken too; each becomes what it stands for."""
     unavailable: Mapping[Any, str] = field(default_factory=dict)
     """Values that are known but refused, each with the reason."""
     was: str = ""

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
+from ...errors import ConfigError
+from .installed import installed_as, installed_in
 from .rules import check_rules, rules_of
 from .settings import Given, KeyRule, Settings, hints_of, obstacle, refuse, rule_of, section_of
 
@@ -86,7 +88,7 @@ def convert(key: str, given: Given, kind: Any, rule: KeyRule) -> Any:
     if type(value) is float and not math.isfinite(value):
         fits = False
     if fits and rule.choices:
-        _check_choice(key, given.where, value, rule)
+        value = _chosen(key, given.where, value, rule)
     elif not fits or not _within(value, rule):
         refuse(given.where, key, f"must be {_wanted(kinds, rule)}, got {_shown(value)}")
     return value
@@ -129,15 +131,26 @@ def _parse(text: str, kinds: tuple[Any, ...]) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
-def _check_choice(key: str, where: str, value: Any, rule: KeyRule) -> None:
+def _chosen(key: str, where: str, value: Any, rule: KeyRule) -> Any:
+    """Return a value that is one of the choices, or what an installed name stands for."""
     if rule.or_like is not None and rule.or_like[1].fullmatch(value):
-        return
+        return value
     if value in rule.unavailable:
         refuse(where, key, f"= {_shown(value)} {rule.unavailable[value]}")
-    if value not in rule.choices:
-        alike = get_close_matches(str(value), [str(choice) for choice in rule.choices], n=1)
+    if value in rule.choices:
+        return value
+    try:
+        reference = installed_as(str(value), rule.installed) if rule.installed else None
+    except ConfigError as error:
+        refuse(where, key, f"= {error}")
+    if reference is None:
+        known = [str(choice) for choice in rule.choices]
+        if rule.installed:
+            known += [each.name for each in installed_in(rule.installed)]
+        alike = get_close_matches(str(value), known, n=1)
         hint = f'; did you mean "{alike[0]}"?' if alike else ""
         refuse(where, key, f"must be {_listed(rule.choices)}, got {_shown(value)}{hint}")
+    return reference
 
 
 def _within(value: Any, rule: KeyRule) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...strategies.algorithms.builders import BUILT_IN, REFERENCE
+from ..schema.installed import STRATEGIES
 from ..schema.settings import setting
 
 __all__ = ["StrategyConfig"]
@@ -22,10 +23,12 @@ class StrategyConfig:
 
     name: str = setting(
         "fedavg",
-        'the algorithm; docs/algorithms.md says what each is for. "module:builder" is one of '
-        "your own, whose keyword arguments are the other keys: docs/own-algorithms.md",
+        'the algorithm; docs/algorithms.md says what each is for. "module:builder", or a name '
+        "that an installed package registers, is one of your own, whose keyword arguments are the "
+        "other keys: docs/own-algorithms.md",
         choices=tuple(BUILT_IN),
         or_like=("module:builder", REFERENCE),
+        installed=STRATEGIES,
     )
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"free": True})
     """The other keys where `name` is an algorithm of one's own: its builder's keyword arguments."""

@@ -10,7 +10,6 @@ Talwar, Zhang, "Rényi differential privacy of the sampled Gaussian mechanism" (
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import lru_cache
 from importlib import import_module
@@ -138,16 +137,9 @@ def _dp_accounting() -> Any:
     try:
         import_module("dp_accounting.pld")
         import_module("dp_accounting.rdp")
-        logging.getLogger("absl").addFilter(_is_no_excluded_order)
         return import_module("dp_accounting")
     except ImportError:
         raise ConfigError(
             "privacy that is amplified by sampling needs dp-accounting: "
             "pip install 'meadow-fl[dp]', or set sampling = \"fixed\""
         ) from None
-
-
-def _is_no_excluded_order(record: logging.LogRecord) -> bool:
-    """Whether to log a record: RDP leaves orders out whose series does not converge, as a matter of course,
-    and the bound by the others holds."""
-    return "failed to converge" not in str(record.msg)

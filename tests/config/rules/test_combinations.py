@@ -270,6 +270,7 @@ def test_rules_are_about_settings(file: str) -> None:
 
 
 REFUSING = {
+    "config/schema/installed.py": "a name of two packages",
     "config/app_options.py": "the app's own keys, by the signature of its function",
     "config/client_config.py": "the key among the apps of client.toml, and a damaged list of them",
     "config/own_algorithm.py": "an app's own algorithm, by the signature of its builder",
