@@ -5,10 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..machine.process_limits import begin_with_one_thread, keep_grpc_quiet, share_cores
+from ..machine.process_limits import (
+    begin_with_one_thread,
+    keep_accountants_quiet,
+    keep_grpc_quiet,
+    share_cores,
+)
 
 begin_with_one_thread()  # before NumPy is imported
 keep_grpc_quiet()
+keep_accountants_quiet()
 
 import click
 import typer

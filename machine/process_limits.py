@@ -18,6 +18,7 @@ Files: each update that waits for aggregation, and each connection, holds one op
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import resource
 import sys
@@ -27,6 +28,7 @@ __all__ = [
     "available_cores",
     "begin_with_one_thread",
     "give_back_freed_memory",
+    "keep_accountants_quiet",
     "keep_freed_memory",
     "keep_grpc_quiet",
     "share_cores",
@@ -83,6 +85,16 @@ def keep_grpc_quiet() -> None:
     Takes effect if it is called before gRPC is imported; a value in the environment is kept.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def keep_accountants_quiet() -> None:
+    """Do not log that dp-accounting leaves out orders of its RDP accountant whose series does not converge:
+    that is usual, and the bound by the other orders holds."""
+    logging.getLogger("absl").addFilter(_is_no_excluded_order)
+
+
+def _is_no_excluded_order(record: logging.LogRecord) -> bool:
+    return "failed to converge" not in str(record.msg)
 
 
 def available_cores() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...machine.process_limits import keep_accountants_quiet
 from ...privacy.dp.accounting.calibration import calibrate_noise, within_budget
 from ...privacy.dp.correlated.correlation import correlated
 from ...privacy.dp.example_level import ExampleTerms
@@ -33,6 +34,7 @@ def build_privacy(config: Config) -> PrivacyPlan | ExamplePlan | None:
     chosen, run = config.privacy.differential_privacy, config.run
     if not chosen.enabled:
         return None
+    keep_accountants_quiet()
     check_rules(rules_of(type(chosen)), chosen, {}, "settings", prefix=f"{SECTION}.")
     if chosen.unit == "record":
         return _example_plan(config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -49,15 +48,6 @@ __all__ = ["PrivacyPlan", "Sampling"]
 
 Sampling = Literal["poisson", "fixed"]
 PlanEvent = GaussianEvent | ConcentratedEvent | LaplaceEvent | PoissonEvent | SeparatedEvent
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether to log a record of dp-accounting: RDP leaves orders out whose series does not converge, as a
-    matter of course, and the bound by the others holds."""
-    return "failed to converge" not in str(record.msg)
-
-
-logging.getLogger("absl").addFilter(_is_news)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How many threads a process has: one, what its environment says, or a core each for large steps."""
+"""A process's threads (one, what its environment says, or a core each for large steps), and its log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from meadow.machine.process_limits import available_cores
+from meadow.machine.process_limits import available_cores, keep_accountants_quiet
+from meadow.privacy.dp.accounting.accountant import epsilon_of
+from meadow.privacy.dp.accounting.events import GaussianEvent, PoissonEvent
 
 PROGRAM = """
 import os
@@ -38,3 +40,11 @@ def test_the_environment_decides(said: dict[str, str], expected: str) -> None:
         check=True,
     )
     assert done.stdout.strip() == expected
+
+
+def test_orders_that_do_not_converge_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    """The RDP accountant leaves them out, and its bound holds: nothing is logged."""
+    keep_accountants_quiet()
+    event = PoissonEvent(event=GaussianEvent(noise_multiplier=1.5), probability=0.2)
+    assert 0 < epsilon_of(event, count=40, delta=1e-4, accountant="rdp") < 20
+    assert caplog.records == []
