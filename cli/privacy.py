@@ -48,15 +48,13 @@ def plan(
     noise_multiplier: Annotated[
         float | None, typer.Option(help="or the noise: prints its epsilon")
     ] = None,
-    clip_norm: Annotated[
-        float, typer.Option(help="the largest L2 norm of a client's change")
-    ] = 1.0,
+    clip_norm: Annotated[float, typer.Option(help="the largest L2 norm of a client's delta")] = 1.0,
     clip: Annotated[float | None, typer.Option(hidden=True)] = None,
     sampling: Annotated[
         str, choice(DifferentialPrivacyConfig, "sampling", help="as in meadow.toml")
     ] = "poisson",
     noise: Annotated[
-        str, choice(DifferentialPrivacyConfig, "noise", help="who adds it")
+        str, choice(DifferentialPrivacyConfig, "noise", help="who adds the noise")
     ] = "server",
     min_separation: Annotated[
         int, typer.Option(min=1, help="rounds until a client takes part again, at least")
@@ -65,9 +63,9 @@ def plan(
         int | None, typer.Option(min=1, help="how often a client takes part at most")
     ] = None,
     correlation: Annotated[
-        str, choice(DifferentialPrivacyConfig, "correlation", help="of the noise")
+        str, choice(DifferentialPrivacyConfig, "correlation", help="between rounds' noise")
     ] = "none",
-    bands: Annotated[int | None, typer.Option(min=1, help="rounds that hang together")] = None,
+    bands: Annotated[int | None, typer.Option(min=1, help="correlated rounds")] = None,
     corrupt_fraction: Annotated[
         float,
         typer.Option(min=0, max=1, help="distributed noise: as in privacy.secure_aggregation"),
@@ -205,7 +203,7 @@ def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) ->
             "that is for a client whose updates are left out; for any other updates in their place, "
             f"which differ by up to twice the clip, it is {epsilon_text(any_two)}",
         )
-    where = "of the mean change" if made.correlation is None else "that a client is hidden by"
+    where = "of the mean delta" if made.correlation is None else "that hides a client"
     say(
         format,
         f"noise on a param {where}: standard deviation {stddev:.3g}, "
@@ -214,14 +212,14 @@ def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) ->
     if more != 1:
         say(
             format,
-            f"that is {more:.3g} times what is accounted for, which is the noise of the fewest honest "
-            "clients that may be left of a secure sum; it is when nobody drops out",
+            f"that is for a round without dropouts: {more:.3g} times the accounted noise, which is that "
+            "of the smallest number of honest clients in a secure sum",
         )
     if norm is not None and made.correlation is None:
         say(
             format,
             f"norm of the noise on all params: {norm:.3g}, {norm / made.clipping.clip_norm:.3g} times "
-            "the largest change of one client, and of their mean",
+            "the largest delta of one client, and of their mean",
         )
     say(
         format,
@@ -232,8 +230,8 @@ def _show(made: PrivacyPlan, params: int | None, more: float, format: Format) ->
     if cosine is not None:
         say(
             format,
-            "expected utility: if clients agree and move as far as the clip lets them, the whole "
-            f"change has a cosine of {cosine:.3f} with the one without noise",
+            "expected utility: if clients agree and move as far as the clip norm allows, the "
+            f"run's delta has a cosine of {cosine:.3f} with the one without noise",
         )
     rows = [{**point, "epsilon": epsilon_text(point["epsilon"])} for point in curve]
     show_rows(format, rows, columns={"rounds": "ROUNDS", "epsilon": "EPSILON"}, empty="")

@@ -56,8 +56,8 @@ def split_options(
         if names[0] != section or len(names) < 2 or names[1] in known or not equals or not text:
             others.append(override)
         else:
-            said = f"--set {override[:100]}"
-            options = _laid_over(options, names[1:], _value(text), said, section)
+            source = f"--set {override[:100]}"
+            options = _laid_over(options, names[1:], _value(text), source, section)
     options_to_text(options, where, section)
     return rest, others, options
 

@@ -251,9 +251,9 @@ def make_client_config(values: Mapping[str, Any], *, where: str = "settings") ->
     return config
 
 
-def _authors(said: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(said, list) or not all(
-        isinstance(key, str) and re.fullmatch(ED25519, key) for key in said
+def _authors(keys: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(keys, list) or not all(
+        isinstance(key, str) and re.fullmatch(ED25519, key) for key in keys
     ):
         refuse(
             where,
@@ -261,4 +261,4 @@ def _authors(said: Any, where: str) -> tuple[str, ...]:
             'must be a list of authors\' keys, "ed25519:" and 64 hexadecimal digits each; '
             '"meadow app key" prints one',
         )
-    return tuple(said)
+    return tuple(keys)

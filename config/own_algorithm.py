@@ -110,7 +110,7 @@ class OwnAlgorithm:
             **config.strategy.options,
         }
         text = options_to_text(options, self.where, "strategy")
-        algorithm = _told_to_clients(self._of_arguments(arguments), self.reference, text)
+        algorithm = _with_client_keys(self._of_arguments(arguments), self.reference, text)
         strategy = replace(config.strategy, options=options)
         return _checked(replace(config, strategy=strategy, algorithm=algorithm), self.where)
 
@@ -148,17 +148,17 @@ class OwnAlgorithm:
 
 
 def of_this_process(config: Config) -> Config:
-    """Return the config of an algorithm that was made in Python, checked with it: clients of this
-    process are told to take its half.
+    """Return the config of an algorithm that was made in Python, checked with it: clients of
+    this process use its client half.
 
     Raises:
-        ConfigError: the algorithm does not go with another section.
+        ConfigError: the algorithm cannot be combined with another section.
     """
-    told = _told_to_clients(config.algorithm, HERE, "{}")
+    algorithm = _with_client_keys(config.algorithm, HERE, "{}")
     recipe = recipe_of(config.algorithm)
     if recipe is not None:  # it is the builder's algorithm still
-        told = replace(told, recipe=replace(recipe, made=told))
-    return _checked(replace(config, algorithm=told), "strategy")
+        algorithm = replace(algorithm, recipe=replace(recipe, made=algorithm))
+    return _checked(replace(config, algorithm=algorithm), "strategy")
 
 
 def with_algorithm_named(config: Config) -> Config:
@@ -176,7 +176,7 @@ def with_algorithm_named(config: Config) -> Config:
 
 
 def _checked(config: Config, where: str) -> Config:
-    """Return a config that its algorithm goes with."""
+    """Return the config after checking it together with its algorithm."""
     check_config(config, {}, where)
     sent = config.algorithm.auxiliary
     own = not _is_meadows(config.algorithm)
@@ -196,11 +196,11 @@ def _is_meadows(algorithm: Algorithm) -> bool:
     return entry is not None and entry.builder.__module__.startswith(f"{OURS}.")
 
 
-def _told_to_clients(algorithm: Algorithm, name: str, arguments: str) -> Algorithm:
+def _with_client_keys(algorithm: Algorithm, name: str, arguments: str) -> Algorithm:
     if algorithm.client is None or NAME_KEY in algorithm.client_config:
         return algorithm
-    told = {NAME_KEY: name, ARGUMENTS_KEY: arguments}
-    return replace(algorithm, client_config={**algorithm.client_config, **told})
+    keys = {NAME_KEY: name, ARGUMENTS_KEY: arguments}
+    return replace(algorithm, client_config={**algorithm.client_config, **keys})
 
 
 def _converted(key: str, given: Given, hint: Any) -> Any:

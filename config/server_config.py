@@ -108,15 +108,17 @@ class ServerConfig:
     @property
     def names(self) -> tuple[str, ...]:
         """Every name and address that clients may reach the server by."""
-        told = [each for each in (self.fleet_address, self.enroll_address) if each]
-        return tuple(dict.fromkeys([*self.hosts, *(Address.parse(each).host for each in told)]))
+        announced = [each for each in (self.fleet_address, self.enroll_address) if each]
+        return tuple(
+            dict.fromkeys([*self.hosts, *(Address.parse(each).host for each in announced)])
+        )
 
     def fleet_advertised(self, port: int) -> str:
-        """Return where clients are told that the fleet is, whose listener has this port."""
+        """Return the announced address of the fleet service, whose listener has this port."""
         return self.fleet_address or str(Address(self.hosts[0], port))
 
     def enroll_advertised(self, port: int) -> str:
-        """Return where clients are told to enrol."""
+        """Return the announced address for enrolment, whose listener has this port."""
         return self.enroll_address or str(Address(self.hosts[0], port))
 
 

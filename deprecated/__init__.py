@@ -81,5 +81,5 @@ class RenamedWarning(DeprecationWarning):
 
 def warn_renamed(where: str, old: str, new: str) -> None:
     """Warn that a setting or an argument was renamed."""
-    said = f"{where}: {old} is {new} now; the old name goes with 0.3"
-    warnings.warn(said, RenamedWarning, stacklevel=3)
+    message = f"{where}: {old} is {new} now; the old name goes with 0.3"
+    warnings.warn(message, RenamedWarning, stacklevel=3)

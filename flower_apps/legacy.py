@@ -1,9 +1,9 @@
-"""Flower's older server API, so that its rounds are whole: `ServerAppComponents` and workflows.
+"""Support for Flower's older server API, `ServerAppComponents` and workflows: rounds in one step.
 
-Its server asks every client from a thread of its own, and takes the results in whatever order
-they come. Here a round's messages are sent together, and its results are in the order of the
-clients: the same twice, and one step for whoever counts rounds or plays a run again. What this API
-keeps to itself - its history, the params at the end, a secure sum that did not come about - is told.
+That API's server sends to every client from a separate thread, and aggregates the results in order of
+arrival. Here a round's messages are sent as one batch, and its results are in the order of the clients,
+so that a run is reproducible and a round can be counted and replayed. What the API does not report
+(its history, the params at the end, a secure sum that failed) is recorded.
 
     with older_api(observed.watch) as seen:
         server_app(observed, context)
@@ -35,7 +35,7 @@ STAGES = ("setup", "share_keys", "collect_masked_vectors", "unmask")
 
 
 class _State(Protocol):
-    """What SecAgg+ knows of a round. Source: flwr 1.41, WorkflowState."""
+    """The state of SecAgg+ in a round. Source: flwr 1.41, WorkflowState."""
 
     num_shares: int
     threshold: int
@@ -45,22 +45,22 @@ class _State(Protocol):
 
 @dataclass(slots=True)
 class OlderApi:
-    """What was seen of it."""
+    """What a run of the older API produced."""
 
     arrays: ArrayRecord | None = None
     """The params at the end."""
     sums: int = 0
-    """Secure sums that came about."""
+    """The number of secure sums that were completed."""
     halted: list[str] = field(default_factory=list)
-    """Why the others did not."""
+    """The reasons why other secure sums stopped, as sentences."""
 
 
 @contextmanager
 def older_api(watch: RoundWatch) -> Iterator[OlderApi]:
-    """Have rounds of the older API sent whole, and told to `watch`, meanwhile.
+    """Within the block, send each round of the older API as one batch, and report it to `watch`.
 
-    Edge cases: clients' proxies that are not Flower's own are asked as Flower does. Not for two
-        runs in a process at once.
+    Edge cases: messages to client proxies other than Flower's own are sent as Flower sends them.
+        Only one run in a process may use it at a time.
     """
     seen = OlderApi()
     with ExitStack() as restored:
@@ -73,11 +73,11 @@ def older_api(watch: RoundWatch) -> Iterator[OlderApi]:
         wrap(older_server, "fit_clients", _together(MessageType.TRAIN))
         wrap(older_server, "evaluate_clients", _together(MessageType.EVALUATE))
         for kind, name in HISTORY:
-            wrap(History, name, _told(watch, kind))
+            wrap(History, name, _reported(watch, kind))
         for owner in _family(Server):
             if "fit" in vars(owner):
-                wrap(owner, "fit", _kept_by_server(seen))
-        wrap(DefaultWorkflow, "__call__", _kept_by_workflow(seen))
+                wrap(owner, "fit", _params_of_server(seen))
+        wrap(DefaultWorkflow, "__call__", _params_of_workflow(seen))
         for stage in STAGES:
             wrap(SecAggPlusWorkflow, f"{stage}_stage", _watched_stage(seen, stage))
         yield seen
@@ -167,10 +167,10 @@ def _sorted_out(
     return results, failures
 
 
-# ------------------------------------------------------------------ what it keeps to itself
+# ------------------------------------------------------------------ what it does not report
 
 
-def _told(watch: RoundWatch, kind: str) -> Callable[..., Callable[..., None]]:
+def _reported(watch: RoundWatch, kind: str) -> Callable[..., Callable[..., None]]:
     def wrapper(plain: Callable[..., None]) -> Callable[..., None]:
         def add(history: History, server_round: int, *given: Any, **named: Any) -> None:
             plain(history, server_round, *given, **named)
@@ -183,7 +183,7 @@ def _told(watch: RoundWatch, kind: str) -> Callable[..., Callable[..., None]]:
     return wrapper
 
 
-def _kept_by_server(seen: OlderApi) -> Callable[..., Callable[..., Any]]:
+def _params_of_server(seen: OlderApi) -> Callable[..., Callable[..., Any]]:
     def wrapper(plain: Callable[..., Any]) -> Callable[..., Any]:
         def fit(server: Server, *given: Any, **named: Any) -> Any:
             result = plain(server, *given, **named)
@@ -196,7 +196,7 @@ def _kept_by_server(seen: OlderApi) -> Callable[..., Callable[..., Any]]:
     return wrapper
 
 
-def _kept_by_workflow(seen: OlderApi) -> Callable[..., Callable[..., Any]]:
+def _params_of_workflow(seen: OlderApi) -> Callable[..., Callable[..., Any]]:
     def wrapper(plain: Callable[..., Any]) -> Callable[..., Any]:
         def call(workflow: DefaultWorkflow, grid: Any, context: Context) -> None:
             plain(workflow, grid, context)
@@ -223,7 +223,7 @@ def _watched_stage(seen: OlderApi, stage: str) -> Callable[..., Callable[..., bo
 
 
 def _halted(stage: str, workflow: SecAggPlusWorkflow, state: _State) -> str:
-    """Say how many clients a secure sum wants, and how many there were."""
+    """Return why a secure sum stopped: how many clients it needs, and how many answered."""
     shares = state.num_shares or workflow.num_shares
     wanted = max(2, state.threshold)
     answered = len(state.active_node_ids)

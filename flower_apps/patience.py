@@ -1,5 +1,5 @@
-"""Apps wait for clients and replies that are missing: not forever, and where none will ever come,
-that is told at once."""
+"""Bounds how long an app waits for missing clients or replies; where none can come, it fails at
+once."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Patience", "never_more_than"]
 SIMULATED_S = 60.0
 """How long an app may look for clients or replies in a simulation, where no more will ever come."""
 DEPLOYED_S = 24 * 3600.0
-"""And on a server, where sites may still be enrolled; Flower's older strategies wait as long."""
-TOLD_S = 5.0
-TOLD_AGAIN_S = 60.0
+"""The same on a server, where sites may still be enrolled; Flower's older strategies wait as long."""
+REPORT_AFTER_S = 5.0
+REPORT_EVERY_S = 60.0
 GAP_S = 60.0
 """An app that does something else for longer than this does not only wait."""
 
 
 class Patience:
-    """Notes when an app does nothing but look for clients, or for replies, and bounds that."""
+    """Measures how long an app only looks for clients or replies, and bounds that time."""
 
     def __init__(
         self,
@@ -37,20 +37,20 @@ class Patience:
         tell: Callable[[int], None] = lambda connected: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` is called now and then with the number of clients while an app waits for them."""
+        """`tell` is called at intervals with the number of clients while an app waits for them."""
         self._simulated = simulated
         self._bound_s = SIMULATED_S if simulated else DEPLOYED_S
         self._tell = tell
         self._clock = clock
         self._last_s: float | None = None
         self._waited_s = 0.0
-        self._tell_at_s = TOLD_S
+        self._tell_at_s = REPORT_AFTER_S
         self.clients_max = -1
         """The most clients that the app has seen; -1 if it never looked."""
 
     def goes_on(self) -> None:
         """Note that the app has sent something, or has got a reply."""
-        self._last_s, self._waited_s, self._tell_at_s = None, 0.0, TOLD_S
+        self._last_s, self._waited_s, self._tell_at_s = None, 0.0, REPORT_AFTER_S
 
     def saw(self, clients: int) -> None:
         """Note that the app has looked for clients, and how many are there.
@@ -70,7 +70,7 @@ class Patience:
                 f"{clients}, and {end}"
             )
         if self._waited_s >= self._tell_at_s:
-            self._tell_at_s = self._waited_s + TOLD_AGAIN_S
+            self._tell_at_s = self._waited_s + REPORT_EVERY_S
             self._tell(clients)
 
     def saw_no_reply(self) -> None:
@@ -98,11 +98,11 @@ STRATEGIES = "flwr.serverapp.strategy"
 
 @contextmanager
 def never_more_than(count: int | None) -> Iterator[None]:
-    """Have Flower's strategies raise where they would wait for more than `count` clients.
+    """Make Flower's strategies raise where they would wait for more than `count` clients.
 
-    Edge cases: with None they wait, as a loop of an app's own does: see `Patience`.
+    Edge cases: with None they wait, and `Patience` bounds that, as it bounds an app's own loop.
     Raises:
-        QuorumError: they do.
+        QuorumError: a strategy would wait for more.
     """
     with ExitStack() as restored:
         if count is not None:

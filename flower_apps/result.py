@@ -1,8 +1,8 @@
-"""What a plain Flower app's server side produces, seen from outside while it runs.
+"""Observes a plain Flower app's server side while it runs: its rounds and its result.
 
-A Flower app reports nothing by itself: its `Result` stays inside of its main function. Here the
-grid that it is given watches the messages go by and tells of each round, and `capture_result`
-keeps what its strategy returns.
+A Flower app reports nothing: its `Result` is local to its main function. `ObservedGrid` therefore
+derives each round from the messages that the app sends, and `capture_result` captures the `Result`
+that its strategy returns.
 
     with capture_result() as captured, ObservedGrid(grid, on_round=print) as observed:
         server_app(observed, context)
@@ -37,17 +37,17 @@ __all__ = ["Captured", "ObservedGrid", "capture_result"]
 
 @dataclass(slots=True)
 class Captured:
-    """What strategies returned; `result` is the last one's, None before."""
+    """The last `Result` that a strategy returned; None before the first."""
 
     result: Result | None = None
 
 
 @contextmanager
 def capture_result() -> Iterator[Captured]:
-    """Keep the `Result` of every Flower strategy that is started meanwhile.
+    """Capture the `Result` of each Flower strategy that is started within the block.
 
     Edge cases: a strategy with a `start` of its own is seen if its class exists already; one
-        that is defined later is seen if its `start` calls Flower's. Not for two threads at once.
+        that is defined later is seen if its `start` calls Flower's. Only one thread at a time.
     """
     captured = Captured()
     with ExitStack() as restored:
@@ -94,7 +94,7 @@ class ObservedGrid(WrappedGrid):
     more of them than they need.
 
     Messages that are pushed are executed, pulled or not, before anything else is sent: a grid
-    that executes them itself (`execute_pushed`) is told when. An app may send from several
+    that executes them itself (`execute_pushed`) is notified when. An app may send from several
     threads; such a grid serves them one after another.
     """
 
@@ -111,7 +111,7 @@ class ObservedGrid(WrappedGrid):
     ) -> None:
         """`around` is entered where the grid executes messages itself, in this process.
 
-        `on_waiting` hears how many clients are there while the app does nothing but look for them.
+        `on_waiting` is called with the number of clients while the app only looks for them.
         """
         super().__init__(grid)
         self.watch = RoundWatch(

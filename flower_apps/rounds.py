@@ -177,17 +177,17 @@ class RoundWatch:
             if kind not in COUNTED:
                 return
             if now is None:
-                self._told_failure(0, reply)
+                self._failure_details(0, reply)
                 return
             if asked is not None and now.failed.get(asked, {}) is None:
                 del now.failed[asked]
             if reply.has_content():
                 now.answered[kind].add(client)
                 self._add(now, kind, reply)
-            elif detail := self._told_failure(now.number, reply):
+            elif detail := self._failure_details(now.number, reply):
                 now.failed[kind, client] = detail
 
-    def _told_failure(self, number: int, reply: Message) -> Mapping[str, Any] | None:
+    def _failure_details(self, number: int, reply: Message) -> Mapping[str, Any] | None:
         """Report an error reply, if it is a failure."""
         if reply.has_content() or reply.error.code == NOTHING_TO_EVALUATE:
             return None
@@ -236,8 +236,8 @@ class RoundWatch:
             done, self._round = self._round, None
             self._pushed = {}
             if done is not None and not (unless_open and done.open_batches):
-                for (kind, client), told in sorted(done.failed.items()):
-                    if told is None:
+                for (kind, client), details in sorted(done.failed.items()):
+                    if details is None:
                         reason = "no answer before the app went on"
                         self._on_failure(failure_detail(done.number, client, reason, during=kind))
                 self._on_round(done.row(now_s=self._clock(), traffic=self._traffic()))

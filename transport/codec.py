@@ -137,18 +137,18 @@ def check_size(envelope: Envelope) -> None:
 
 
 def _pack_metadata(message: Message) -> Metadata:
-    said = message.metadata
+    source = message.metadata
     try:
         metadata = Metadata(
-            run_id=said.run_id,
-            message_id=said.message_id,
-            src_node_id=said.src_node_id,
-            dst_node_id=said.dst_node_id,
-            reply_to_message_id=said.reply_to_message_id,
-            group_id=said.group_id,
-            created_at_s=said.created_at,
-            ttl_s=said.ttl,
-            message_type=said.message_type,
+            run_id=source.run_id,
+            message_id=source.message_id,
+            src_node_id=source.src_node_id,
+            dst_node_id=source.dst_node_id,
+            reply_to_message_id=source.reply_to_message_id,
+            group_id=source.group_id,
+            created_at_s=source.created_at,
+            ttl_s=source.ttl,
+            message_type=source.message_type,
         )
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"a message's metadata cannot be sent: {error}") from None
@@ -263,5 +263,5 @@ def _is_tensor(info: ArrayInfo) -> bool:
 
 def _check_tensor(info: ArrayInfo, dtype: str, shape: tuple[int, ...]) -> None:
     if (dtype, shape) != (info.dtype, tuple(info.shape)):
-        said = f"{info.dtype} {tuple(info.shape)}"
-        raise ProtocolError(f"array {info.name!r} is {dtype} {shape}, not {said:.200}")
+        stated = f"{info.dtype} {tuple(info.shape)}"
+        raise ProtocolError(f"array {info.name!r} is {dtype} {shape}, not {stated:.200}")

@@ -36,8 +36,8 @@ _SEALS: Final = (
     " crc32 INTEGER NOT NULL, PRIMARY KEY (part, row)) WITHOUT ROWID"
 )
 _NOT_AS_WRITTEN: Final = "is not as it was written"
-_SAY_DAMAGE: Final = (_NOT_AS_WRITTEN, "UTF-8", "user-defined function")
-"""Texts of errors that a trigger raises, and text that is none any more."""
+_DAMAGE_TEXTS: Final = (_NOT_AS_WRITTEN, "UTF-8", "user-defined function")
+"""Parts of the messages that SQLite raises for a damaged row: by a trigger, or by invalid UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class TableLayout:
             or from one that was written before versions were counted. A version that was released
             never changes; a change of the layout is a further script at the end.
         sealed: the tables whose rows are checked, and the columns that name a row.
-        remedy: what to do about a damaged file, for people.
+        remedy: what an operator can do about a damaged file, as the end of an error message.
     """
 
     versions: tuple[tuple[Script, ...], ...]
@@ -127,7 +127,7 @@ class Database:
                     self._db.execute("ROLLBACK")
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
-        """Return what a query finds, unchecked."""
+        """Return the rows that a query finds, without checking their checksums."""
         with self._lock, self._typed():
             return self._db.execute(sql, values).fetchall()
 
@@ -196,7 +196,7 @@ class Database:
             return
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            version = self._version()  # another process may have been at it meanwhile
+            version = self._version()  # another process may have updated it meanwhile
             if version > len(versions):
                 raise StoreError(
                     f"{self.path} has layout {version}, and this version of Meadow knows layouts up "
@@ -318,11 +318,11 @@ class Database:
         try:
             yield
         except UnicodeDecodeError as error:  # of SQLite's own text about a damaged layout
-            raise self._damaged("its layout is no text") from error
+            raise self._damaged("its layout is not valid text") from error
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0)
-            said = any(text in str(error) for text in _SAY_DAMAGE)
-            if said or code & 0xFF in _DAMAGE:
+            is_damage = any(text in str(error) for text in _DAMAGE_TEXTS)
+            if is_damage or code & 0xFF in _DAMAGE:
                 raise self._damaged(str(error)) from error
             raise StoreError(f"{self.path}: {error}") from error
 

@@ -160,7 +160,7 @@ RULES: tuple[Rule[Config], ...] = (
     _of_cohorts(
         ("privacy.differential_privacy.enabled",),
         lambda config: config.privacy.differential_privacy.enabled,
-        f"= true accounts for cohorts that are drawn, and {WITH} whoever is fast takes part",
+        f"= true accounts for cohorts that are drawn, and {WITH} the fastest clients take part",
         "set it to false",
     ),
 )

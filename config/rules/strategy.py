@@ -69,14 +69,14 @@ def _strategy_algorithm(config: Config) -> Algorithm:
             f"strategy.name = {chosen.name!r} is an app's own algorithm, and the app's code is not "
             "loaded; simulate or run the app's folder, or give `strategy` what the builder returns"
         )
-    said = {entry.name: getattr(chosen, entry.name) for entry in fields(chosen)}
-    said["seed"] = run.seed
+    options = {entry.name: getattr(chosen, entry.name) for entry in fields(chosen)}
+    options["seed"] = run.seed
     if chosen.participation is None:
         share = (
             run.cohort if isinstance(run.cohort, float) else run.cohort / config.simulation.clients
         )
-        said["participation"] = min(1.0, share)
-    built: Algorithm = entry_of_config(config).build(said)
+        options["participation"] = min(1.0, share)
+    built: Algorithm = entry_of_config(config).build(options)
     return built
 
 

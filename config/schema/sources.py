@@ -1,4 +1,4 @@
-"""Where settings are said: a TOML file, environment variables, `--set` options.
+"""Where settings come from: a TOML file, environment variables, `--set` options.
 
 Each reader checks keys against the schema and says what it found as `Settings`; values are
 checked later, by `settings.build`, when all sources are laid over each other.

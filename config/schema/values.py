@@ -57,12 +57,12 @@ def _refuse_idle(made: DataclassInstance, given: Settings, prefix: str) -> None:
         if key not in given or other is None:
             continue
         values, now = rule.only[other], neighbours[other]
-        said = f"is {_listed(values)}" if values else "is set"
+        condition = f"is {_listed(values)}" if values else "is set"
         but = f"it is {_shown(now)}" if now is not None else "it is not"
         refuse(
             given[key].where,
             key,
-            f"is only for when {prefix}{other} {said}, and {but}; "
+            f"is only for when {prefix}{other} {condition}, and {but}; "
             f"remove {entry.name} or {'change' if values else 'set'} {other}",
         )
 

@@ -38,7 +38,7 @@ class SecureAggregationConfig(RenamedFields):
     )
     value_bound: float = setting(
         1.0,
-        "the largest change of a single param by a client; larger ones are clipped",
+        "the largest absolute delta of a single param; larger ones are clipped",
         above=0,
         at_most=1e6,
         was="clip",

@@ -25,7 +25,7 @@ CONTROL = "control"
     clippable=True,
 )
 def scaffold(*, server_learning_rate: float | None = None, participation: float = 1.0) -> Algorithm:
-    """Average the clients' params and the changes of their control variates.
+    """Average the clients' params and the deltas of their control variates.
 
     A client keeps a control variate c_i, follows gradient - c_i + c, and after K steps sets c_i to
     c_i - c + (start - params) / (K learning rate). The server's c is the mean of all clients'; both

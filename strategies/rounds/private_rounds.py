@@ -1,4 +1,4 @@
-"""What differential privacy asks of rounds, beside the algorithm whose aggregates carry noise."""
+"""What differential privacy does in a round, beside adding noise to the aggregate."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ __all__ = ["PrivateRounds"]
 
 
 class PrivateRounds(Protocol):
-    """Draws cohorts as it is accounted for, and accounts for a release before it is made.
+    """Draws cohorts as the accounting assumes, and accounts for each release before it is made.
 
-    With one, nothing that clients report beside their params is kept, and they are not asked to
-    evaluate: metrics carry no noise.
+    Metrics carry no noise: those that clients report are discarded, and clients do not evaluate.
     """
 
     @property
     def ahead(self) -> bool:
-        """Whether a round is released by its clients: it is accounted for before they are asked."""
+        """Whether clients make the release: then it is accounted for before instructions are sent."""
 
     @property
     def by_sampling(self) -> bool:
-        """Whether cohorts are drawn by secret coins: then a round counts whoever was drawn, for what
-        it takes back was drawn, too."""
+        """Whether cohorts are drawn by secret Poisson sampling: then a round is
+        valid for any cohort that was drawn, also for an empty one."""
 
     def draw(self, round_number: int, present: Sequence[int]) -> list[int] | None:
-        """Return a round's cohort, None if it is drawn as without privacy."""
+        """Return a round's cohort, None if it is drawn as in a run without privacy."""
 
     def account(self, round_number: int) -> Mapping[str, Any]:
         """Account, durably, for what a round is about to release; return its row's "privacy".

@@ -46,7 +46,7 @@ def test_it_speaks_to_people(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--rounds", "10", "--noise-multiplier", "4", "--sampling", "fixed")
     code, text = run(capsys, *PLAN, *options, "--params", "250000")
     assert code == 0
-    assert "norm of the noise on all params: 4, 4 times the largest change" in text
+    assert "norm of the noise on all params: 4, 4 times the largest delta" in text
 
 
 def test_correlated_noise_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_the_noise_of_all_shares_is_printed(noise: str, capsys: pytest.CaptureFi
     found = json.loads(text)["noise_stddev"]
     assert found == pytest.approx(float(np.std(drawn)), rel=0.1)
     assert found > 1.15 * 2.0 * 0.5 / 10
-    assert "times what is accounted for" in run(capsys, "privacy", "plan", *options)[1]
+    assert "times the accounted noise" in run(capsys, "privacy", "plan", *options)[1]
 
 
 @pytest.mark.parametrize("noise", ["local_gaussian", "local_laplace"])

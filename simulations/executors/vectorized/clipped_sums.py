@@ -1,7 +1,7 @@
 """The clipped deltas of clients that trained in one tensor, added up in float64.
 
-Each delta exists: its norm is that of the very numbers that are added. Of matrix products over all
-clients at once nobody can say what one client's part is, up to float32 rounding of everybody's.
+Every delta is computed by itself, so that its norm is that of the numbers that are added. In a
+matrix product over all clients, the rounding of one client's part depends on the other clients.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ClippedSums:
 
     A param that the model has under two names counts under each, as it is sent.
 
-    Guarantees: a client's part of the sums has a norm of the clip at most, and who else is in the
-        cohort changes it by no more than the rounding of float64 sums.
+    Guarantees: a client's part of the sums has a norm of at most the clip norm, and the other
+        clients affect it by no more than the rounding of float64 sums.
     """
 
     def __init__(self, clipping: Clipping, stacked: StackedModule, sums: Tensors) -> None:
@@ -61,7 +61,7 @@ class ClippedSums:
 
     def add(self, trained: Trained, good: Sequence[int]) -> list[bool | None]:
         """Add the deltas of the clients `good` (rows, in ascending order); returns for each
-        whether it was within the clip, None if it has no norm: it adds nothing."""
+        whether it was within the clip norm; None if its norm is not finite: it adds nothing."""
         within: list[bool | None] = []
         while len(within) < len(good):
             low = good[len(within)]

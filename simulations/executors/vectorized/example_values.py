@@ -18,7 +18,7 @@ __all__ = ["ExampleValues", "Means", "Trained", "Weights"]
 Means = dict[str, NDArray[np.float64]]
 Tensors = dict[str, torch.Tensor]
 Weights = Callable[[str], torch.Tensor]
-"""What each client counts in the sum of changes, by the name of a param: (clients,)."""
+"""What each client counts in the sum of deltas, by the name of a param: (clients,)."""
 
 
 class Trained(Protocol):
@@ -35,7 +35,7 @@ class Trained(Protocol):
         `good` (None: of all); `weights` are theirs."""
 
     def each(self, low: int, high: int) -> Tensors:
-        """Return the changes of the clients `low` to `high`, each by its own steps alone, by name
+        """Return the deltas of the clients `low` to `high`, each by its own steps alone, by name
         of a floating-point param or buffer: (clients, ...)."""
 
     def of_client(self, row: int) -> Tensors:

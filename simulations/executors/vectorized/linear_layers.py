@@ -68,7 +68,7 @@ class ClientLinear(nn.Module):
         raise NotImplementedError
 
     def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of the weights' changes of the clients `good`, in ascending order
+        """Return the weighted sum of the weights' deltas of the clients `good`, in ascending order
         (None: all); what the others have need not be finite."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class ClientLinear(nn.Module):
         return weights.to(delta) @ rows_of(delta, good)
 
     def weight_deltas(self, low: int, high: int) -> torch.Tensor:
-        """Return the changes of the weight of the clients `low` to `high`."""
+        """Return the deltas of the weight of the clients `low` to `high`."""
         raise NotImplementedError
 
     def bias_deltas(self) -> torch.Tensor:

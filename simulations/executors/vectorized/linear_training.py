@@ -237,7 +237,7 @@ class LinearTrained:
         return made
 
     def each(self, low: int, high: int) -> Tensors:
-        """Return the changes of the clients `low` to `high`."""
+        """Return the deltas of the clients `low` to `high`."""
         made: Tensors = {}
         for weight, bias, layer in self._layers:
             made[weight] = layer.weight_deltas(low, high)

@@ -49,7 +49,7 @@ class StackedTrained:
         }
 
     def each(self, low: int, high: int) -> Tensors:
-        """Return the changes of the clients `low` to `high`."""
+        """Return the deltas of the clients `low` to `high`."""
         return {
             name: rows[low:high] - self.starts[name]
             for name, rows in self.rows.items()
