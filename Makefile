@@ -9,7 +9,7 @@ READY := .venv/ready
 SITE_READY := .venv/site-ready
 PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
-PATIENT_TESTS := tests/client tests/faults tests/simulations
+PATIENT_TESTS := tests/client tests/faults tests/interop tests/simulations
 
 .PHONY: help demo test fuzz soak check format bench proto docs site changelog clean
 .NOTPARALLEL:
