@@ -12,7 +12,7 @@ from study import Study, Verdict, last, two_layers
 ROUNDS = 60
 LAST = 10
 ALPHAS = (100.0, 1.0, 0.2, 0.05)
-RATES = (0.03, 0.1, 0.3)
+RATES = (0.03, 0.1, 0.3, 1.0)
 SERVERS = {
     "FedAvg": [{}],
     "FedAvgM": [{"server_momentum": 0.9, "server_learning_rate": rate} for rate in (0.1, 0.3, 1.0)],

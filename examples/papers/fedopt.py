@@ -12,13 +12,14 @@ from study import Study, Verdict, last, two_layers
 
 ROUNDS = 60
 LAST = 10
-CLIENT_RATES = (0.03, 0.1, 0.3)
+CLIENT_RATES = (0.03, 0.1, 0.3, 1.0)
 OPTIMIZERS = {
     "FedAvg": [{}],
     "FedAvgM": [{"server_momentum": 0.9, "server_learning_rate": rate} for rate in (0.3, 1.0)],
     **{
         f"Fed{name.capitalize()}": [
-            {"server_optimizer": name, "server_learning_rate": rate} for rate in (0.003, 0.01, 0.03)
+            {"server_optimizer": name, "server_learning_rate": rate}
+            for rate in (0.003, 0.01, 0.03, 0.1)
         ]
         for name in ("adagrad", "adam", "yogi")
     },

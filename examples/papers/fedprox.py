@@ -17,7 +17,7 @@ import meadow
 ROUNDS = 30
 LAST = 5
 CLIENTS, COHORT, EPOCHS = 100, 10, 20
-RATES = (0.01, 0.03, 0.1)
+RATES = (0.03, 0.1, 0.3)
 MUS = (0.01, 0.1, 1.0)
 """The paper's choices; it picks one for each data set."""
 SHARES = (0.0, 0.9)

@@ -13,7 +13,7 @@ from study import Study, Verdict, rounds_to, softmax
 TARGET = {"mnist": 0.8, "fashion": 0.65, "digits": 0.8}
 ROUNDS = 100
 EPOCHS = (1, 5, 10)
-RATES = (0.01, 0.03, 0.1, 0.3)
+RATES = (0.03, 0.1, 0.3, 1.0)
 PARTITIONS = {
     "sorted": {"partition": "shards", "classes_per_client": 1},
     "IID": {"partition": "iid"},

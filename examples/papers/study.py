@@ -209,12 +209,16 @@ class Study:
         """Return the arguments that are best with the tuning seed; the first ones in a trial.
 
         Between equals, as where none reaches a target, the mean accuracy of all rounds decides.
+        A run that fails, as by a rate with which it diverges, is the worst.
         """
         if self.quick:
             return choices[0]
 
         def score(arguments: Arguments) -> tuple[float, float]:
-            curve = self.curve(TUNING_SEED, arguments)
+            try:
+                curve = self.curve(TUNING_SEED, arguments)
+            except meadow.MeadowError:
+                return float("-inf"), 0.0
             return (-measure(curve) if least else measure(curve)), statistics.fmean(curve)
 
         return max(choices, key=score)

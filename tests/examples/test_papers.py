@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
+import meadow
+
 FOLDER = Path(__file__).parents[2] / "examples" / "papers"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "study")
 
@@ -92,10 +94,12 @@ def test_rates_are_chosen_by_another_seed_than_those_that_are_judged(
 
     def curve(seed: int, arguments: dict[str, str]) -> list[float]:
         seeds.add(seed)
+        if arguments["strategy"] == "diverges":
+            raise meadow.MeadowError("the training loss is nan")
         return curves[arguments["strategy"]]
 
     monkeypatch.setattr(asked, "curve", curve)
-    choices = [{"strategy": name} for name in curves]
+    choices = [{"strategy": name} for name in ("diverges", *curves)]
     assert asked.tuned(choices, study.last(1))["strategy"] == "fast"
     unreached = study.rounds_to(0.95, 2)
     assert asked.tuned(choices, unreached, least=True)["strategy"] == "fast"
