@@ -14,7 +14,7 @@ import sys
 import traceback
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -186,6 +186,24 @@ class App:
         reference = config.strategy.name
         where = str(config.source or self.folder)
         return OwnAlgorithm.of(self.load_object(reference), reference=reference, where=where)
+
+    def load_selection(self) -> Callable[..., Any] | None:
+        """Return the function that `selection.kind` names, None if that is one of Meadow's.
+
+        Raises:
+            AppError: the code does not load, or is no function.
+        """
+        if self.config is None or not self.config.selection.is_own:
+            return None
+        reference = self.config.selection.kind
+        found = self.load_object(reference)
+        if not callable(found):
+            raise AppError(
+                f"{self.folder}: selection.kind = {reference!r} is a {type(found).__name__}; name a "
+                "function that chooses a cohort"
+            )
+        chosen: Callable[..., Any] = found
+        return chosen
 
     def load_object(self, reference: str) -> Any:
         """Import "module:name" from the app's folder, or as this process imports it where the task

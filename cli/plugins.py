@@ -9,28 +9,24 @@ __all__ = ["plugins"]
 
 
 def plugins(format: FormatOption = Format.TEXT) -> None:
-    """List the algorithms that strategy.name takes: Meadow's, and those of installed packages."""
-    from ..config.schema.installed import STRATEGIES, installed_in
+    """List the names that strategy.name and selection.kind take, with the packages that bring them."""
+    from ..config.schema.installed import SELECTIONS, STRATEGIES, installed_in
     from ..strategies.algorithms.builders import BUILT_IN  # imports Flower; the help need not
+    from ..strategies.rounds.selection import KINDS
 
-    rows = [
-        {
-            "setting": "strategy.name",
-            "name": name,
-            "builder": f"meadow.{name}",
-            "package": f"meadow-fl {__version__}",
-        }
-        for name in BUILT_IN
-    ]
-    rows += [
-        {
-            "setting": "strategy.name",
-            "name": each.name,
-            "builder": each.reference,
-            "package": each.package,
-        }
-        for each in installed_in(STRATEGIES)
-        if each.name not in BUILT_IN
-    ]
-    columns = {"setting": "setting", "name": "name", "builder": "builder", "package": "package"}
+    ours = f"meadow-fl {__version__}"
+    rows = []
+    for setting, names, group in (
+        ("strategy.name", {name: f"meadow.{name}" for name in BUILT_IN}, STRATEGIES),
+        ("selection.kind", dict.fromkeys(KINDS, ""), SELECTIONS),
+    ):
+        found = [(name, stands_for, ours) for name, stands_for in names.items()]
+        found += [
+            (each.name, each.reference, each.package)
+            for each in installed_in(group)
+            if each.name not in names
+        ]
+        keys = "name", "stands_for", "package"
+        rows += [{"setting": setting, **dict(zip(keys, each, strict=True))} for each in found]
+    columns = {"setting": "setting", "name": "name", "stands_for": "is", "package": "package"}
     show_rows(format, rows, columns=columns, empty="there are none")

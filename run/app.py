@@ -22,6 +22,7 @@ from ..config.rules.builders import (
 from ..config.rules.privacy import build_privacy
 from ..config.rules.secure_aggregation import sum_sizes
 from ..config.sections.model import Config
+from ..errors import ConfigError
 from ..flower.messages import arrays_to_params, params_to_arrays
 from ..privacy.dp.plan import PrivacyPlan
 from ..privacy.dp.private_algorithm import private_algorithm
@@ -33,7 +34,7 @@ from ..strategies.rounds.adapter import FederatedStrategy, RunResult
 from ..strategies.rounds.plan import RoundPlan
 from ..strategies.rounds.progress import EarlyStopping
 from ..strategies.rounds.recorder import Recorder
-from ..strategies.rounds.selection import Selection
+from ..strategies.rounds.selection import Choose, Selection
 from .population_ledger import RunShare
 from .privacy_ledger import RunLedger
 from .private_run import PrivateRun
@@ -76,21 +77,31 @@ def run_rounds(
     *,
     recorder: Recorder | None = None,
     privacy: PrivateRun | None = None,
+    choose: Choose | None = None,
 ) -> RunResult:
     """Run a task's rounds on any Flower grid and return their result.
 
-    `privacy` is the ledger of a private run; without one, the ledger is kept in memory.
+    `privacy` is the ledger of a private run; without one, the ledger is kept in memory. `choose` is
+    the function that `selection.kind` names, if that is the app's own.
 
     Raises:
+        ConfigError: the selection is the app's own, and was not loaded.
         RunError: a round cannot be completed.
     """
+    if config.selection.is_own and choose is None:
+        raise ConfigError(
+            f"selection.kind {config.selection.kind!r} is a function of an app folder; run it with "
+            "`meadow simulate` or `meadow run submit`"
+        )
     algorithm = build_algorithm(config)
     of_model = algorithm.of_model
     initial = initial_arrays(task, config.run.seed) if of_model else params_to_arrays({})
     privacy = privacy or open_ledger(config)
     if privacy is not None:
         algorithm = private_algorithm(privacy.plan, algorithm)
-    strategy = FederatedStrategy(algorithm, _plan(config), recorder=recorder, privacy=privacy)
+    strategy = FederatedStrategy(
+        algorithm, _plan(config, choose), recorder=recorder, privacy=privacy
+    )
     if config.privacy.secure_aggregation.enabled:
         terms = _secure_terms(task, config, privacy)
         _require_room(config, terms, initial)
@@ -163,7 +174,7 @@ def initial_arrays(task: Task, seed: int) -> ArrayRecord:
     return params_to_arrays(params_of_module(build_module(task, seed)))
 
 
-def _plan(config: Config) -> RoundPlan:
+def _plan(config: Config, choose: Choose | None) -> RoundPlan:
     run, stopping, chosen = config.run, config.run.early_stopping, config.selection
     return RoundPlan(
         cohort=run.cohort,
@@ -183,6 +194,7 @@ def _plan(config: Config) -> RoundPlan:
             exploration=chosen.exploration,
             separation=chosen.min_separation,
             participations_max=chosen.participations_max,
+            choose=choose,
         ),
         asynchronous=build_asynchrony(config),
     )

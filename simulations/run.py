@@ -89,6 +89,7 @@ def simulate_app(
     app = app.with_algorithm()
     plan = ExecutorPlan.of(app, executor)
     client_app_of(app)  # before there is a folder: an app that does not load leaves none
+    app.load_selection()
     tagged_of(app.config)
     devices_of(app)  # and neither do files that cannot be read
     folder = Path(out) if out is not None else default_folder(app.name)

@@ -7,10 +7,12 @@ from importlib.metadata import entry_points
 
 from ...errors import ConfigError
 
-__all__ = ["STRATEGIES", "Installed", "installed_as", "installed_in"]
+__all__ = ["SELECTIONS", "STRATEGIES", "Installed", "installed_as", "installed_in"]
 
 STRATEGIES = "meadow.strategies"
 """The group of entry points whose names `strategy.name` takes; each is a builder, "module:function"."""
+SELECTIONS = "meadow.selections"
+"""That of `selection.kind`; each is a function that chooses a cohort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

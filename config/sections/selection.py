@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from ...strategies.algorithms.builders import REFERENCE
+from ..schema.installed import SELECTIONS
 from ..schema.settings import setting
 
 __all__ = ["SelectionConfig"]
@@ -14,13 +15,16 @@ __all__ = ["SelectionConfig"]
 class SelectionConfig:
     """[selection]: how a cohort is drawn among the clients that are there."""
 
-    kind: Literal["uniform", "examples", "power_of_choice", "utility", "least_often", "cyclic"] = (
-        setting(
-            "uniform",
-            "everybody alike; by the number of examples; the largest losses among some candidates; by "
-            "Oort's utility, of examples and loss (these three go by what clients reported); of those "
-            "that are there, who was drawn for the fewest rounds; or one after another, by number",
-        )
+    kind: str = setting(
+        "uniform",
+        "everybody alike; by the number of examples; the largest losses among some candidates; by "
+        "Oort's utility, of examples and loss (these three go by what clients reported); of those "
+        "that are there, who was drawn for the fewest rounds; or one after another, by number. "
+        '"module:function", or a name that an installed package registers, is one of your own: '
+        "docs/own-algorithms.md",
+        choices=("uniform", "examples", "power_of_choice", "utility", "least_often", "cyclic"),
+        or_like=("module:function", REFERENCE),
+        installed=SELECTIONS,
     )
     tags: tuple[str, ...] = setting(
         (),
@@ -49,3 +53,8 @@ class SelectionConfig:
     participations_max: int | None = setting(
         None, "so often a client is drawn in the run at most", at_least=1, at_most=10**6
     )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `kind` is a function of an app or of an installed package."""
+        return ":" in self.kind

@@ -12,9 +12,9 @@ institutions for medical imaging" (2018), cyclical transfer; Efraimidis, Spiraki
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,12 @@ from ...randomness.seeds import derive, spread
 from ..algorithms.bounds import require_choice, require_number, require_whole
 from ..algorithms.client_memory import ClientMemory, Known
 
-__all__ = ["KINDS", "TAG_FORM", "Selection", "is_tag", "select_cohort"]
+__all__ = ["KINDS", "TAG_FORM", "Choose", "Selection", "is_tag", "select_cohort"]
 
-Kind = Literal["uniform", "examples", "power_of_choice", "utility", "least_often", "cyclic"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS = ("uniform", "examples", "power_of_choice", "utility", "least_often", "cyclic")
+Choose = Callable[..., Any]
+"""A cohort selection of an app's own: choose(clients, known, *, size, round_number, generator) returns
+`size` of the clients. Shapes: `clients` (clients,), ascending int64; `known` has what they reported."""
 CUTOFF = 0.95
 """Oort's c: whose utility is at least this part of the last one that fits may be drawn."""
 CLIPPED = 0.95
@@ -46,22 +48,26 @@ class Selection:
             the largest losses. "utility": Oort's, by examples and loss, and by how long ago.
             "least_often": those of them that were drawn for the fewest rounds, so that who is there
             now and then is heard as often as others. "cyclic": one after another by their ids.
+            Another one is the name of `choose`.
         tags: only clients that have all of these are drawn from; the grid sees to it.
         candidates: how many are looked at, per client that is drawn, > 1.
         exploration: the part of a cohort that is drawn among clients that never trained.
         separation: a client that was drawn may be drawn again so many rounds later, not before.
         participations_max: so often a client may be drawn in a run; None is no limit.
+        choose: the selection of an app's own.
     """
 
-    kind: Kind = "uniform"
+    kind: str = "uniform"
     tags: tuple[str, ...] = ()
     candidates: float = 2.0
     exploration: float = 0.1
     separation: int = 1
     participations_max: int | None = None
+    choose: Choose | None = None
 
     def __post_init__(self) -> None:
-        require_choice("selection.kind", self.kind, KINDS)
+        if self.choose is None:
+            require_choice("selection.kind", self.kind, KINDS)
         if wrong := [tag for tag in self.tags if not is_tag(tag)]:
             raise ConfigError(f"selection.tags has {wrong[0]!r}; {TAG_FORM}")
         require_number("selection.candidates", self.candidates, at_least=1)
@@ -108,13 +114,19 @@ def select_cohort(
     A client of which nothing is known counts as the mean of the known ones by its examples, and
     has the largest loss of all.
 
-    Guarantees: depends on the set of clients, the memory and the seed alone.
+    Guarantees: depends on the set of clients, the memory and the seed alone, as far as `choose` does.
+    Raises:
+        ConfigError: `choose` returns anything but `size` different clients that are there.
     """
     require_whole("size", size, at_least=1)
     ids = np.unique(np.fromiter(present, np.int64))
     if size >= len(ids):
         return [int(client) for client in ids]
     known = memory.of(ids)
+    if selection.choose is not None:
+        generator = np.random.default_rng(derive(seed, "own cohort", round_number))
+        given = {"size": size, "round_number": round_number, "generator": generator}
+        return _checked(selection.choose(ids, known, **given), ids, size, selection.kind)
     draws = _uniform(derive(seed, "cohort", round_number), ids)
     weights = _examples(known)
     if selection.kind == "examples":
@@ -130,6 +142,23 @@ def select_cohort(
     else:
         rows = _lightest(draws, np.ones(len(ids)), size)
     return sorted(int(client) for client in ids[rows])
+
+
+def _checked(chosen: Any, ids: NDArray[np.int64], size: int, kind: str) -> list[int]:
+    """Return what an own selection has chosen, ascending."""
+    clients = np.asarray(chosen)
+    fault = ""
+    if clients.dtype.kind not in "iu" or clients.ndim != 1:
+        fault = f"{clients.dtype} {clients.shape}, not a list of clients"
+    elif strangers := set(clients.tolist()) - set(ids.tolist()):
+        fault = f"client {min(strangers)}, which is not there"
+    elif len(set(clients.tolist())) != size or len(clients) != size:
+        fault = f"{len(clients)} clients, {len(set(clients.tolist()))} different ones"
+    if fault:
+        raise ConfigError(
+            f"selection.kind {kind!r} returned {fault}; return {size} different ones of `clients`"
+        )
+    return sorted(clients.tolist())
 
 
 def _uniform(seed: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -116,10 +116,10 @@ def test_they_are_listed(packages: Path) -> None:
     assert rows["slow"] == {
         "setting": "strategy.name",
         "name": "slow",
-        "builder": "slow_averaging:slow",
+        "stands_for": "slow_averaging:slow",
         "package": "slow-averaging 1.2",
     }
     assert (
         rows["broken"]["package"] == "broken 1.2"
-        and rows["scaffold"]["builder"] == "meadow.scaffold"
+        and rows["scaffold"]["stands_for"] == "meadow.scaffold"
     )

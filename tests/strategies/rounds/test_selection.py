@@ -261,3 +261,60 @@ def test_cyclic_selection_goes_round() -> None:
     how = {"memory": ClientMemory.empty(), "selection": kind, "seed": 3}
     drawn = [select_cohort([4, 9, 7], 1, round_number=n, **how) for n in range(1, 7)]
     assert drawn == [[4], [7], [9], [4], [7], [9]]
+
+
+def largest(clients: Any, known: Any, *, size: int, round_number: int, generator: Any) -> Any:
+    """Return those with the largest losses."""
+    return clients[np.argsort(-np.nan_to_num(known.loss), kind="stable")[:size]]
+
+
+def own(choose: Any) -> Selection:
+    return Selection(kind="mine:choose", choose=choose)
+
+
+def test_a_selection_of_ones_own() -> None:
+    """It gets the clients that are there, what is known of them, and random numbers that repeat."""
+    memory = memory_of({1: 5, 2: 5, 4: 5}, {1: 0.5, 2: 3.0, 4: 2.0})
+    given = {"seed": 1, "round_number": 2}
+    assert select_cohort([4, 1, 2, 3], 2, memory, own(largest), **given) == [2, 4]
+
+    def anyhow(clients: Any, known: Any, *, size: int, generator: Any, **rest: Any) -> Any:
+        return generator.choice(clients, size, replace=False).tolist()
+
+    drawn = [
+        [
+            select_cohort(range(1, 50), 5, memory, own(anyhow), seed=seed, round_number=number)
+            for number in (1, 2)
+        ]
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2] and drawn[0][0] != drawn[0][1]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ([1], "1 clients, 1 different ones"),
+        ([1, 1], "2 clients, 1 different ones"),
+        ([1, 2, 3], "3 clients, 3 different ones"),
+        ([1, 99], "client 99, which is not there"),
+        ([0.0, 1.0], "float64 (2,), not a list of clients"),
+        ([[1, 2]], "int64 (1, 2), not a list of clients"),
+        (None, "object (), not a list of clients"),
+        ([], "float64 (0,), not a list of clients"),
+    ],
+)
+def test_what_an_own_selection_must_return(chosen: Any, says: str) -> None:
+    """So many different ones of the clients that are there."""
+    with pytest.raises(ConfigError) as caught:
+        select_cohort(
+            range(1, 6),
+            2,
+            ClientMemory.empty(),
+            own(lambda *_, **__: chosen),
+            seed=1,
+            round_number=1,
+        )
+    assert f"selection.kind 'mine:choose' returned {says}; return 2 different ones" in str(
+        caught.value
+    )
