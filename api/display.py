@@ -1,4 +1,4 @@
-"""How a run is followed: a live table in a terminal or a notebook, or nothing."""
+"""Shows a run's progress: a live table in a terminal or a notebook, or nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = ("train", "evaluate", "server")
 
 @contextmanager
 def shown(title: str, progress: Progress, on_event: OnEvent | None) -> Iterator[OnEvent]:
-    """Give the function that shows a run's events, and passes them on to `on_event`."""
+    """Yield the function that shows a run's events and passes them on to `on_event`."""
     views: list[OnEvent] = [] if on_event is None else [on_event]
     notebook = in_notebook()
     wanted = notebook or sys.stdout.isatty() if progress is None else progress
@@ -63,7 +63,7 @@ class NotebookView:
         self._handle = shell.display(self._html(self._draw()), display_id=True)
 
     def show(self, kind: str, detail: Mapping[str, Any]) -> None:
-        """Take note of an event; draw the table anew where it shows."""
+        """Process an event; redraw the table if the event changes it."""
         if kind == "ready":
             self._rounds = detail.get("rounds") or None
         elif kind == "round_started":

@@ -32,7 +32,7 @@ class Federation:
     Raises, in every call:
         UnreachableError: no server answers.
         IdentityError: the server refuses the certificate.
-        MeadowError: the server refuses what is asked, in its own words.
+        MeadowError: the server refuses the request; the message is the server's.
     """
 
     def __init__(self, *, admin: Path | None = None, folder: Path | None = None) -> None:
@@ -70,7 +70,7 @@ class Federation:
         return RemoteRun(self, number)
 
     def submit(self, app: Path | str, settings: Mapping[str, Any] | None = None) -> RemoteRun:
-        """Send an app folder to the server, which begins a run of it; returns the run at once.
+        """Submit an app folder to the server, which starts a run; returns the run without waiting.
 
         `settings` are dotted keys of meadow.toml: {"run.rounds": 20}.
 
@@ -146,12 +146,12 @@ class RemoteRun:
         return self
 
     def stop(self) -> None:
-        """End the run where it is; its last committed model stays."""
+        """Stop the run; its last committed model stays."""
         with self._federation._stub() as stub:
             stub.Stop(pb.RunId(id=self.number), timeout=CHANGE_S)
 
     def resume(self) -> RemoteRun:
-        """Let a run that failed or was stopped go on after its last committed round."""
+        """Resume a failed or stopped run after its last committed round."""
         with self._federation._stub() as stub:
             stub.Resume(pb.RunId(id=self.number), timeout=CHANGE_S)
         return self

@@ -79,10 +79,10 @@ def simulate(
         out: the run folder, new or empty; runs/NAME-DATE-TIME if absent.
         progress: True shows the rounds as they end, False nothing; by default they are shown in a
             terminal and in a notebook.
-        on_event: called with the kind and the detail of every event, beside what is shown.
+        on_event: called with the kind and the detail of every event, also of those that are shown.
 
-    An interrupt (Ctrl-C, or a notebook's stop button) ends the run after the round under way: the
-    returned run's status is "stopped", and `resume` goes on.
+    An interrupt (Ctrl-C, or a notebook's stop button) ends the run after the current round: the
+    returned run's status is "stopped", and `resume` continues it.
 
     Raises:
         ConfigError: a setting is wrong, or given twice.
@@ -142,13 +142,13 @@ def resume(
     progress: Progress = None,
     on_event: OnEvent | None = None,
 ) -> Run:
-    """Go on with a simulation that was interrupted or failed, after its last durable round.
+    """Resume a simulation that was interrupted or failed, after its last durable round.
 
     A run of a task that was made in Python needs `task` again (a `Run` of this process has it),
     and `strategy` if that was an algorithm of one's own that the run folder does not name.
 
     Raises:
-        ConfigError: the folder is none of a simulation, or belongs to another task or app.
+        ConfigError: the folder is not a simulation's, or belongs to another task or app.
         RunError: the run failed.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)

@@ -20,7 +20,7 @@ from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Enrol a client, run its agent, see how it does.")
+app = typer.Typer(no_args_is_help=True, help="Enrol a client, run its agent, inspect it.")
 
 app.add_typer(client_apps.app, name="apps")
 

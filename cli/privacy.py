@@ -120,7 +120,7 @@ def audit(
         list[str] | None, typer.Option("--set", help="a setting, as section.key=value")
     ] = None,
     trials: Annotated[
-        int, typer.Option(min=100, max=10**6, help="of somebody there, and as many of nobody")
+        int, typer.Option(min=100, max=10**6, help="with a client's update, and as many without")
     ] = 20_000,
     format: FormatOption = Format.TEXT,
 ) -> None:

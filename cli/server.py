@@ -107,7 +107,7 @@ def _log_to_stderr() -> None:
 def token(
     client: Annotated[str, typer.Argument(help="the client's name, e.g. hospital-a")],
     dir: ServerDir,
-    hours: Annotated[float, typer.Option(help="how long the token is good", min=0.01)] = 24.0,
+    hours: Annotated[float, typer.Option(help="how long the token is valid", min=0.01)] = 24.0,
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Make a one-time enrolment token for a client; an older one of the client's is void."""
@@ -176,7 +176,8 @@ def renew_admin(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
 def check(
     dir: ServerDir,
     repair: Annotated[
-        bool, typer.Option("--repair", help="make a new journal of what is intact in a damaged one")
+        bool,
+        typer.Option("--repair", help="write a new journal with the intact rows of a damaged one"),
     ] = False,
     format: FormatOption = Format.TEXT,
 ) -> None:

@@ -556,7 +556,7 @@ APP_LIMITS = (
 )
 
 BESIDES = {
-    "how a method works; another value gives another result, or none, and takes no more of anything": """
+    "a parameter of a method: its value affects the result, and no use of resources": """
         client.tools.batch_probe:BATCH_MAX client.tools.batch_probe:MEMORY_FILLED_MAX training.algorithms.algorithms:EXPONENT_MAX
         training.parallel.choice:FILLED_MAX compression.numbers:FINITE_MAX privacy.dp.mechanisms.adaptive:NORM_MAX
         privacy.dp.noise_terms:NUMBER_MAX privacy.dp.noise_terms:STEPS_MAX
@@ -566,10 +566,10 @@ BESIDES = {
         privacy.dp.correlated.toeplitz:PAIRS_KEPT privacy.dp.correlated.toeplitz:STEPS_MAX privacy.secagg.protocol.shamir:POINTS_MAX
         privacy.secagg.protocol.topology:COMPLETE_MAX privacy.secagg.protocol.topology:NEIGHBOURS_MAX
         run.tensorboard:FLOAT32_MAX""",
-    "a format has it": """
+    "set by a format": """
         transport.chunk_wire:_VARINT_BYTES_MAX transport.header:_EXTENT_BYTES_MAX
         transport.header:_MARKS_MAX transport.write_ahead_log:PAGE_BYTES_MAX""",
-    "how often or how patiently something of this side's own is done": """
+    "an interval or a timeout of work that this side does for itself": """
         client.agent.agent:RENEWAL_CHECK_S client.agent.agent:STEADY_S client.agent.assignments:CANCEL_GRACE_S
         client.agent.connection:ANSWER_WAIT_S training.device_meter:SAMPLE_S client.tools.enroll:ANSWER_WAIT_S
         client.tools.batch_probe:TRIALS_S_MAX training.parallel.group:ATTEMPTS_MAX training.parallel.group:REPORT_WAIT_S
@@ -580,7 +580,7 @@ BESIDES = {
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S
         server.remote.runs:CALL_S server.remote.runs:SUBMIT_S""",
-    "how much of one's own is done, sent, kept or shown; a peer that wants more of it gets no more": """
+    "how much this side does, sends, stores or shows by itself; a peer cannot increase it": """
         training.local.app:SITES_KEPT_MAX client.agent.connection:LOOKAHEAD_BYTES_MAX client.agent.delivery:DELIVERIES_MAX
         client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:BLOBS_KEPT client.agent.execution:CORRUPT_MAX
         client.agent.line:UPLOAD_CHUNK_BYTES_MAX training.mid_epoch:SIZE_BYTES_MAX training.mid_epoch:STEPS_KEPT
@@ -594,33 +594,33 @@ BESIDES = {
         server.daemon.threads:TOGETHER_MAX transport.chunk_reader:CHUNK_BYTES_MAX
         transport.database:PROBLEMS_MAX transport.identity:IDENTITIES_KEPT
         transport.packed:PACKED_BYTES_MAX transport.reach:CHAIN_MAX transport.writer:REMEMBERED_MAX""",
-    "a larger bound of gRPC's, below which another one of the table lies": """
+    "a bound of gRPC's that is larger than another bound in a table": """
         client.agent.connection:BLOB_BYTES_MAX client.agent.connection:MESSAGE_BYTES_MAX
         server.remote.connection:MESSAGE_BYTES_MAX""",
-    "it is told beside `FRUITLESS_BYTES_PER_S_MAX`": "server.daemon.daemon:FRUITLESS_BYTES_MAX",
+    "stated in the row of `FRUITLESS_BYTES_PER_S_MAX`": "server.daemon.daemon:FRUITLESS_BYTES_MAX",
 }
 """Constants that are named like limits and are not in a table, by the reason."""
 
 APPS = """\
 ## Apps that a server offers
 
-A run's instructions offer the app's files to a site that has not this version. The agent fetches them into
-`offers/`, where nothing is imported or run, and answers that its owner's approval is awaited. The owner looks
-(`meadow client apps show NAME`), and approves a name and a hash, or refuses.
+A run's instructions offer the app's files to a site that does not have this version. The agent fetches them into
+`offers/`, where nothing is imported or run, and replies that the owner's approval is pending. The owner reviews
+the version (`meadow client apps show NAME`), and approves a name and a hash, or refuses.
 
 | attack | result |
 |---|---|
 | an archive with `../`, absolute paths, links, hidden files, names with terminal control characters, or a bomb | refused as a whole; nothing of it stays |
 | files with another hash than the offered one, or an interrupted transfer | nothing of it stays |
-| another version between the look and the approval | the approval names the hash: it fails |
+| another version between the review and the approval | the approval names the hash: it fails |
 | files that change on the disk before or during the approval | hashed before and after they are moved; deleted |
 | an approved app that changes its own folder, and a server that then names that hash | it does not run: only the approved hash is valid, checked when an instruction comes and again by the process that loads the app |
 | an instruction that names another function, of the app or of any installed package, as its algorithm | it fails: a client executes only the builder that `strategy.name` in its own copy's meadow.toml names, with arguments of that builder's types and bounds |
-| text that shows otherwise than it runs (escape sequences, letters that turn the direction) | shown as `\\x1b`, `\\u202e` |
+| text that is displayed differently from what is executed (escape sequences, characters that change the direction) | shown as `\\x1b`, `\\u202e` |
 | an older version, approved once | only the last approved one is installed; an older one waits for the owner again |
 | a signature under another name, other content or another time | invalid: all three are signed |
-| an author's older signature, under a version with a known hole | is not installed by itself once a newer one was |
-| a flood of offers | a bounded number waits, and of each name only the last one |
+| an author's older signature, under a version with a known hole | not installed automatically once a newer one was |
+| a flood of offers | a bounded number waits, and only the last one of each name |
 
 Two risks remain: an owner who approves without a review, and a key in `apps.auto_approve`, whose holder can run
 anything on this data that the policy allows. The server cannot sign; give the key to no server.
@@ -662,7 +662,7 @@ def table(limits: tuple[Limit, ...]) -> str:
 
 
 def shown(name: str, value: float) -> str:
-    """Return a value as people read it; what it is counted in stands in the constant's name."""
+    """Return a value with its unit, which the constant's name contains."""
     if "BYTES" in name.split("_"):
         for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
             if value >= 1 << power:

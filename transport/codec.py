@@ -54,7 +54,7 @@ PLAIN_BYTES_MAX: Final = 256 << 20
 
 
 def encode(message: Message, blobs: BlobWriter) -> Envelope:
-    """Return `message` as an envelope; its arrays are in `blobs` then.
+    """Return `message` as an envelope, and write its large arrays to `blobs`.
 
     Guarantees: the names and the order of the records and of their values are kept, and a bool
         stays a bool. A record that was just written is not written again.

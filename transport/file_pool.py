@@ -1,7 +1,7 @@
 """Spare files: large files that are no longer needed are overwritten, not deleted and created anew.
 
 A new file's pages have to be found, cleared and accounted for, and on a virtual machine perhaps
-fetched from the host: writing 100 MB over a file of yesterday takes a third to a tenth of the time.
+fetched from the host: writing 100 MB over an old file takes a third to a tenth of the time.
 
 A reader of such a file holds a shared lock (`open_held`) as long as the file is open or mapped. A spare
 file is reused only under an exclusive lock, under a name of its own and without a second name: a

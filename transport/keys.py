@@ -40,11 +40,11 @@ class KeyPair:
 def create_request(name: str, key_path: Path) -> bytes:
     """Return a request, as PEM, for a certificate for the key in `key_path`.
 
-    If there is no such file a new key is put there, readable for its owner only: so a request
-    that is made again after a crash is for the same key.
+    If the file does not exist, a new key is written to it, readable only for its owner: a
+    request that is repeated after a crash is therefore for the same key.
 
     Raises:
-        IdentityError: the name is not possible, or the file holds no key of ours.
+        IdentityError: the name is invalid, or the file holds no ECDSA key on P-256.
         StoreError: the key cannot be read or written.
     """
     check_client_name(name)

@@ -1,6 +1,6 @@
 """A file beside a ledger that records the ledger's id and the number of its latest entry.
 
-A ledger that was deleted, emptied, replaced, or restored from an earlier day is detected the next time it
+A ledger that was deleted, emptied, replaced, or restored from an old copy is detected the next time it
 is opened, unless the mark was lost too.
 """
 

@@ -93,14 +93,14 @@ class Part:
         self._close()
 
     def drop(self) -> None:
-        """Delete it, and close it."""
+        """Delete the part, and close it."""
         if self.is_open:
             self._path.unlink(missing_ok=True)
             self.received_bytes = self.crc32 = 0
             self._close()
 
     def close(self) -> None:
-        """Close it; the next receiver resumes it."""
+        """Close the part; the next receiver resumes it."""
         if self.is_open:
             if self._is_over:
                 with suppress(OSError):  # its folder may be gone, and it with it

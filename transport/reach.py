@@ -147,7 +147,7 @@ def _is_named(host: str, names: list[str]) -> bool:
 
 
 def _no_tls(address: Address, error: Exception, timeout_s: float) -> str:
-    """Return a sentence about what listens there instead of a server."""
+    """Return a sentence about the listener at an address where no server answers."""
     if isinstance(error, TimeoutError):
         return f"{address} did not answer: it takes the connection and says nothing; {ANOTHER}"
     closed = isinstance(error, (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError))

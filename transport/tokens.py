@@ -19,7 +19,7 @@ def create_token() -> tuple[str, str]:
     """Return a new token for one client, and its hash for the server to store.
 
     Guarantees: 160 random bits, written as eight groups of four letters and digits that are
-        hard to confuse; a plain hash is enough to keep for so many.
+        hard to confuse. So many random bits need no slow hash.
     """
     letters = base64.b32encode(secrets.token_bytes(20)).decode().lower()
     text = "-".join(letters[start : start + 4] for start in range(0, len(letters), 4))

@@ -52,7 +52,7 @@ class BlobWriter:
         self._written: OrderedDict[tuple[tuple[str, int], ...], _Written] = OrderedDict()
 
     def put(self, record: ArrayRecord) -> Arrays:
-        """Return what is `record` on the wire; its blob, if it needs one, is in the folder then.
+        """Return `record` as it is sent; if it needs a blob, that is in the folder on return.
 
         A record that is exactly one file of tensors is linked, not copied, where the disk can.
 
@@ -74,7 +74,7 @@ class BlobWriter:
         return arrays
 
     def forget(self) -> None:
-        """Write everything anew from now on."""
+        """Forget all written records: each is written again."""
         self._written.clear()
 
     def _put(self, record: ArrayRecord) -> Arrays:
