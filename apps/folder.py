@@ -145,7 +145,7 @@ class App:
             return "task"
         made = self.config is not None and self.config.algorithm is not None
         if made and self.config is not None and not self.config.strategy.is_own:
-            return "algorithm" if self.config.algorithm.client is not None else ""
+            return "algorithm" if self.config.algorithm.client_is_an_object else ""
         return ""
 
     def with_algorithm(self) -> App:
@@ -176,7 +176,7 @@ class App:
         """Return the function that builds the client's half of the app's own algorithm, if it has one."""
         if config.strategy.is_own:
             return self._load_algorithm(config).named
-        if config.algorithm is not None and config.algorithm.client is not None:
+        if config.algorithm is not None and config.algorithm.client_is_an_object:
             return lambda reference, arguments: config.algorithm
         return None
 

@@ -58,6 +58,7 @@ def afl(*, mixture_learning_rate: float = 0.1) -> Algorithm:
         init=init,
         apply=apply,
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.algorithms:Afl",
         client_config={"algorithm": "afl", "mixture-learning-rate": rate},
         sent=lambda state: {**state.params, MIXTURE: state.slots[SLOT]["mean"]},
         auxiliary=("mixture",),

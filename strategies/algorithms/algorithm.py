@@ -129,8 +129,8 @@ class Algorithm:
     apply: Callable[[State, Aggregate], State]
     aggregator: Aggregator[Any]
     client: Any = None
-    """The client's half, a `LocalAlgorithm`; None for one of Meadow's own, which `client_config`
-    names, and for training along the gradient of the task's loss alone."""
+    """The client's half: a `LocalAlgorithm`, or "module:Class" of one that takes no arguments, which
+    only clients import; None for training along the gradient of the task's loss alone."""
     client_config: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     """Keys for the clients' ConfigRecord: the local objective, e.g. {"proximal-mu": 0.1}."""
     sent: Callable[[State], Params] = params_of
@@ -162,6 +162,11 @@ class Algorithm:
     `client_config` depends on that state."""
     recipe: Recipe | None = field(default=None, compare=False, repr=False)
     """How a builder made it; see `recipe_of`."""
+
+    @property
+    def client_is_an_object(self) -> bool:
+        """Whether the client's half exists only in the process that made the algorithm."""
+        return self.client is not None and not isinstance(self.client, str)
 
     def at(self, state: State) -> Algorithm:
         """Return the algorithm of the round that begins in this state."""

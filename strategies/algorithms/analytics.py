@@ -84,6 +84,7 @@ def analytics(
         init=lambda params: _begun(asked, bins, parts),
         apply=lambda state, aggregate: _answered(state, aggregate, asked, parts, rows_min),
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.column_statistics:ColumnStatistics",
         client_config={"algorithm": "analytics"},
         sent=_questions,
         evaluated=None,

@@ -142,11 +142,13 @@ def _algorithm(name: str, join: Join, config: Mapping[str, float | int | str]) -
         return State(params=aggregate.mean, round=state.round + 1)
 
     record = {"algorithm": name, **config}
+    grown = "GrowTrees" if name == "xgb_bagging" else "GrowWholeModel"
     return Algorithm(
         name=name,
         init=lambda params: State(params={TREES: np.zeros(0, np.uint8)}),
         apply=apply,
         aggregator=TreeAggregator(join=join),
+        client=f"meadow.training.algorithms.boosted_trees:{grown}",
         client_config=record,
         evaluate_config=record,
         linear=False,

@@ -100,6 +100,16 @@ class Entry:
         """How [strategy] names the builder: "module:function"."""
         return f"{self.builder.__module__}:{self.builder.__qualname__}"
 
+    def build_example(self) -> Any:
+        """Return the algorithm with the arguments of `example`, and defaults for the others."""
+        return self.builder(
+            **{
+                name: self.example[key]
+                for name, key in self.arguments.items()
+                if key in self.example
+            }
+        )
+
     def build(self, said: Mapping[str, Any]) -> Any:
         """Return the algorithm with its arguments from the keys of [strategy].
 

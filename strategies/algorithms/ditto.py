@@ -32,6 +32,7 @@ def ditto(*, ditto_lambda: float = 0.1) -> Algorithm:
     return replace(
         fedavg(),
         name="ditto",
+        client="meadow.training.algorithms.personalization:Ditto",
         client_config={"algorithm": "ditto", "ditto-lambda": pull},
         evaluate_config={"algorithm": "ditto"},
     )

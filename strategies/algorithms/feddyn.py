@@ -79,6 +79,7 @@ def feddyn(*, alpha: float = 0.01, participation: float = 1.0) -> Algorithm:
         init=lambda params: State(params=params, slots=step.init(params)),
         apply=apply,
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.algorithms:FedDyn",
         client_config={"algorithm": "feddyn", "dynamic-alpha": pull},
         sent=sent,
         auxiliary=(LEARNED,),

@@ -54,6 +54,7 @@ def fedlion(*, beta_1: float | None = None, beta_2: float | None = None) -> Algo
         init=lambda params: State(params=params, slots={MOMENTUM: zeros_like(params)}),
         apply=apply,
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.algorithms:FedLion",
         client_config={"algorithm": "fedlion", "optimizer": "lion", "beta-1": keep, "beta-2": hold},
         sent=sent,
         auxiliary=(MOMENTUM,),

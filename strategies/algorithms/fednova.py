@@ -57,6 +57,7 @@ def fednova(*, server_learning_rate: float | None = None) -> Algorithm:
         init=lambda params: State(params=params),
         apply=apply,
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.algorithms:FedNova",
         client_config={"algorithm": "fednova"},
         sent=sent,
         auxiliary=(STEPS,),

@@ -75,6 +75,7 @@ def sharing(
         name=name,
         init=init,
         apply=apply,
+        client="meadow.training.algorithms.personalization:Personalization",
         client_config=config,
         evaluate_config=config,
         sent=shared,

@@ -36,6 +36,7 @@ def fedrep(*, private: Sequence[str] = (), head_epochs: int = 1) -> Algorithm:
     return replace(
         fedper(private=private),
         name="fedrep",
+        client="meadow.training.algorithms.personalization:FedRep",
         client_config={"algorithm": "fedrep", "head-epochs": epochs},
         evaluate_config={"algorithm": "fedrep"},
     )

@@ -77,6 +77,7 @@ def ifca(*, clusters: int = 2, cluster_spread: float = 0.5, seed: int = 0) -> Al
         init=init,
         apply=apply,
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.personalization:Ifca",
         client_config={"algorithm": "ifca"},
         evaluate_config={"algorithm": "ifca"},
         sent=sent,

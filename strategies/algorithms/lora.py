@@ -63,6 +63,7 @@ def lora(*, adapters: Sequence[str] = ("*lora_*", "*modules_to_save*")) -> Algor
         fedavg(),
         name="lora",
         init=init,
+        client="meadow.training.algorithms.adapters:TrainAdapters",
         client_config={"algorithm": "lora"},
         evaluate_config={"algorithm": "lora"},
         params_config=lambda params: {BASE: base_checksum(params, matches)},

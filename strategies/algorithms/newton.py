@@ -78,6 +78,7 @@ def newton(*, ridge: float = 0.0, server_learning_rate: float | None = None) -> 
         init=init,
         apply=apply,
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.newton_sums:NewtonSums",
         client_config={"algorithm": "newton"},
         sent=sent,
         auxiliary=("newton",),

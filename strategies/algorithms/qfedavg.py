@@ -49,6 +49,7 @@ def qfedavg(*, q: float = 0.2) -> Algorithm:
         init=lambda params: State(params=params),
         apply=apply,
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.algorithms:QFedAvg",
         client_config={"algorithm": "qfedavg", "fairness-q": power},
         sent=lambda state: {**state.params, CURVATURE: np.zeros((), np.float64)},
         auxiliary=("curvature",),

@@ -60,6 +60,7 @@ def scaffold(*, server_learning_rate: float | None = None, participation: float 
         init=init,
         apply=apply,
         aggregator=MeanAggregator(),
+        client="meadow.training.algorithms.algorithms:Scaffold",
         client_config={"algorithm": "scaffold"},
         sent=sent,
         auxiliary=(CONTROL,),

@@ -14,10 +14,11 @@ from safetensors.numpy import load_file
 
 from meadow.simulations.run import simulate
 from meadow.strategies.algorithms.catalogue import CATALOGUE
-from meadow.training.algorithms.work import WORKS
 
 DEVICE = "strict:1"
-TRAINING = [name for name in CATALOGUE if name not in WORKS]
+TRAINING = [
+    name for name, entry in CATALOGUE.items() if entry.together and entry.optimizer != "none"
+]
 APPS = Path(__file__).parents[1] / "simulations" / "apps"
 TREES = ("app.task=task:trees", "strategy.tree_depth=3")
 OTHERS = {

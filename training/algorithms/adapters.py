@@ -12,15 +12,15 @@ from ...strategies.algorithms.lora import BASE, base_checksum
 from ..evaluation import evaluate
 from ..loop.trainer import train
 from ..module_params import params_of_module, to_array
+from .work_bench import LocalWork, WorkBench
 
 if TYPE_CHECKING:
     from ...task import Data
-    from .work_bench import WorkBench
 
 __all__ = ["TrainAdapters"]
 
 
-class TrainAdapters:
+class TrainAdapters(LocalWork):
     """Trains what was sent; all other params must be frozen, and equal to the server's."""
 
     def answer(self, bench: WorkBench, sent: Params) -> tuple[int, dict[str, float], Params]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 
-from ...errors import ProtocolError
 from ...strategies.algorithms.afl import MIXTURE
 from ...strategies.algorithms.auxiliary_names import auxiliary_name
 from ...strategies.algorithms.feddyn import LEARNED
@@ -27,10 +26,7 @@ from ..settings import TrainingSettings
 from .objective import TrainingStep
 from .training_bench import TrainingBench
 
-if TYPE_CHECKING:
-    from ...task import Task
-
-__all__ = ["CORRECTED", "LOCAL_ALGORITHMS", "LocalAlgorithm", "local_algorithm"]
+__all__ = ["LocalAlgorithm"]
 
 Tensor = torch.Tensor
 
@@ -242,39 +238,3 @@ class FedLion(LocalAlgorithm):
     def answer(self, end: LocalRound) -> Answer:
         sent = {auxiliary_name(MOMENTUM, name): end.momentum[name] for name in end.learned}
         return Answer(params=end.trained, auxiliary=sent)
-
-
-LOCAL_ALGORITHMS: dict[str, type[LocalAlgorithm]] = {
-    "plain": LocalAlgorithm,
-    "scaffold": Scaffold,
-    "fednova": FedNova,
-    "feddyn": FedDyn,
-    "qfedavg": QFedAvg,
-    "afl": Afl,
-    "fedlion": FedLion,
-}
-
-
-CORRECTED = frozenset(LOCAL_ALGORITHMS) - {"plain"}
-"""Those that have a part in a client's steps, or in what it answers."""
-
-
-def local_algorithm(settings: TrainingSettings, task: Task) -> LocalAlgorithm:
-    """Return the client's half of the algorithm that an instruction names: one of Meadow's, or that
-    of this process's own copy of the app.
-
-    Raises:
-        ProtocolError: there is none of that name.
-    """
-    name = settings.algorithm
-    if name in LOCAL_ALGORITHMS:
-        return LOCAL_ALGORITHMS[name]().bound(settings)
-    if task.algorithm is None:
-        raise ProtocolError(
-            f"algorithm {name!r} is none of Meadow's, and this app's meadow.toml names none of its "
-            "own in strategy.name"
-        )
-    half = task.algorithm(name, settings.algorithm_arguments).client
-    if not isinstance(half, LocalAlgorithm):
-        raise ProtocolError(f"algorithm {name!r} has no client's half, no meadow.LocalAlgorithm")
-    return half.bound(settings)

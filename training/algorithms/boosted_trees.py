@@ -12,23 +12,23 @@ from ...strategies.algorithms.algorithm import Params
 from ...strategies.algorithms.boosted_trees import TREES
 from ..batches import batches_of
 from ..evaluation import ExampleMeans
+from .work_bench import LocalWork, WorkBench
 
 if TYPE_CHECKING:
     from ...task import Data
-    from .work_bench import WorkBench
 
-__all__ = ["GrowTrees"]
+__all__ = ["GrowTrees", "GrowWholeModel"]
 
 BASE_SCORE = 0.5
 """What all models begin with: trees of sites that began elsewhere would not add up."""
 BATCH = 4096
 
 
-class GrowTrees:
-    """Grows trees on the model that was sent; answers with the `whole` model, or the new trees alone."""
+class GrowTrees(LocalWork):
+    """Grows trees on the model that was sent; answers with the new trees alone."""
 
-    def __init__(self, *, whole: bool) -> None:
-        self._whole = whole
+    whole = False
+    """Whether it answers with the trees that were sent too."""
 
     def answer(self, bench: WorkBench, sent: Params) -> tuple[int, dict[str, float], Params]:
         """Return the number of examples, the new model's metrics, and its bytes.
@@ -48,7 +48,7 @@ class GrowTrees:
                 num_boost_round=rounds,
                 xgb_model=before,
             )
-            grown = booster if self._whole else booster[booster.num_boosted_rounds() - rounds :]
+            grown = booster if self.whole else booster[booster.num_boosted_rounds() - rounds :]
             raw = grown.save_raw("json")
         except xgboost.core.XGBoostError as error:
             raise DataError(f"XGBoost: {str(error).splitlines()[0][:200]}") from None
@@ -60,6 +60,12 @@ class GrowTrees:
         xgboost, (inputs, targets) = _xgboost(), _table(data)
         booster = _booster(xgboost, sent)
         return len(targets), _metrics(bench, xgboost, booster, inputs, targets)
+
+
+class GrowWholeModel(GrowTrees):
+    """Answers with the whole model."""
+
+    whole = True
 
 
 def _xgboost() -> Any:

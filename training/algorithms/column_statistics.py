@@ -13,17 +13,17 @@ from ...strategies.algorithms.algorithm import Params
 from ...strategies.algorithms.analytics import BELOW, MOMENTS, POINTS
 from ...strategies.algorithms.auxiliary_names import auxiliary_name, of_kind
 from ...task import ClientData
+from .work_bench import LocalWork, WorkBench
 
 if TYPE_CHECKING:
     from ...task import Data, Task
-    from .work_bench import WorkBench
 
 __all__ = ["ColumnStatistics"]
 
 Reals = NDArray[np.float64]
 
 
-class ColumnStatistics:
+class ColumnStatistics(LocalWork):
     """Answers with parts of the site's rows, and means over them."""
 
     def answer(self, bench: WorkBench, sent: Params) -> tuple[int, dict[str, float], Params]:

@@ -15,17 +15,17 @@ from ...strategies.algorithms.newton import GRADIENT, HESSIAN
 from ..batches import batches_of, samples_in
 from ..evaluation import evaluate
 from ..module_params import to_array
+from .work_bench import LocalWork, WorkBench
 
 if TYPE_CHECKING:
     from ...task import Data
-    from .work_bench import WorkBench
 
 __all__ = ["NewtonSums"]
 
 BATCH = 256
 
 
-class NewtonSums:
+class NewtonSums(LocalWork):
     """Answers with the mean gradient and Hessian over the site's examples, in float64."""
 
     def answer(self, bench: WorkBench, sent: Params) -> tuple[int, dict[str, float], Params]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from ..warm_module import WarmModule
 if TYPE_CHECKING:
     from ...task import Data, Task
 
-__all__ = ["PERSONALIZATIONS", "Personalization", "PersonalizationBench", "evaluate_own"]
+__all__ = ["Personalization", "PersonalizationBench", "evaluate_own"]
 
 PERSONAL_STATE = "personal"
 """The record of a client's state that its own params are in."""
@@ -215,15 +215,6 @@ class _Near(_TaskLoss):
         for param, other in self._pairs:
             if param.grad is not None:
                 param.grad = proximal(param.grad, param.detach(), other, mu=self._mu)
-
-
-PERSONALIZATIONS: Mapping[str, Personalization] = {
-    "fedper": Personalization(),
-    "fedbn": Personalization(),
-    "fedrep": FedRep(),
-    "ditto": Ditto(),
-    "ifca": Ifca(),
-}
 
 
 def evaluate_own(

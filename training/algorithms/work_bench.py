@@ -1,4 +1,4 @@
-"""The inputs of a client's work under an algorithm that does not train by gradients."""
+"""What clients do under algorithms that do not train a whole model by gradients, and with what."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ProtocolError
+from ...strategies.algorithms.algorithm import Params
 from ..settings import TrainingSettings
 from ..warm_module import WarmModule
 
 if TYPE_CHECKING:
-    from ...task import ClientData, Task
+    from ...task import ClientData, Data, Task
 
-__all__ = ["WorkBench"]
+__all__ = ["LocalWork", "WorkBench"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +39,15 @@ class WorkBench:
         if type(value) is not kind:
             raise ProtocolError(f"{key} must be of type {kind.__name__}, got {value!r}")
         return value
+
+
+class LocalWork:
+    """A client's half of such an algorithm."""
+
+    def answer(self, bench: WorkBench, sent: Params) -> tuple[int, dict[str, float], Params]:
+        """Return the number of examples, the metrics, and what is sent back."""
+        raise NotImplementedError
+
+    def measure(self, bench: WorkBench, sent: Params, data: Data) -> tuple[int, dict[str, float]]:
+        """Return the number of examples, and the metrics of what was sent on these data."""
+        raise NotImplementedError

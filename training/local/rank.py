@@ -22,7 +22,8 @@ from ...errors import AppError, DataError, MeadowError
 from ...machine.process_limits import keep_freed_memory
 from ...privacy.dp.mechanisms.noise import generator_from
 from ...task import Site, Task
-from ..algorithms.algorithms import CORRECTED, local_algorithm
+from ..algorithms.algorithms import LocalAlgorithm
+from ..algorithms.client_half import client_half
 from ..algorithms.corrections import Corrections
 from ..loop.dp_sgd import train_dp_sgd
 from ..loop.trainer import train
@@ -125,8 +126,10 @@ class _Member:
             )
             return
         session = None
-        if instruction.settings.algorithm in CORRECTED:
-            session = Corrections.empty(local_algorithm(instruction.settings, self._task), module)
+        if instruction.settings.algorithm != "plain":
+            half = client_half(instruction.settings, self._task)
+            assert isinstance(half, LocalAlgorithm)  # rank 0 refuses others
+            session = Corrections.empty(half, module)
             send(session.tensors())
         train(
             self._task,

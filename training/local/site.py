@@ -45,7 +45,7 @@ class LocalSite:
         """
         config = _config(message)
         given = self._assignment(message, config, client, state)
-        work = work_for(given.settings.algorithm, ExampleTerms.of(config))
+        work = work_for(given.settings, self._task, ExampleTerms.of(config))
         clipping, noise = Clipping.of(config), NoiseTerms.of(config)
         try:
             examples, means, trained = work.train(given)
@@ -69,12 +69,12 @@ class LocalSite:
         training data, the metrics of those are there too, as "personal-loss".
         """
         config = _config(message)
-        algorithm, data = TrainingSettings.of(config).algorithm, self._data.loaded().test
+        data = self._data.loaded().test
         if data is None or not samples_in(data):
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
         given = self._assignment(message, config, client, state)
-        examples, means = work_for(algorithm).evaluate(given, data)
+        examples, means = work_for(given.settings, self._task).evaluate(given, data)
         metrics = metrics_record({"num-examples": examples, **means})
         return Message(record_dict({"metrics": metrics}), reply_to=message)
 

@@ -18,16 +18,15 @@ from ...privacy.dp.example_level import ExampleTerms
 from ...randomness.seeded import seeded
 from ...randomness.seeds import derive
 from ...task import Site, Task
-from ..algorithms.algorithms import LOCAL_ALGORITHMS, local_algorithm
+from ..algorithms.algorithms import LocalAlgorithm
+from ..algorithms.client_half import client_half
 from ..algorithms.corrections import Corrections
 from ..algorithms.personalization import (
-    PERSONALIZATIONS,
     Personalization,
     PersonalizationBench,
     evaluate_own,
 )
-from ..algorithms.work import WORKS, LocalWork
-from ..algorithms.work_bench import WorkBench
+from ..algorithms.work_bench import LocalWork, WorkBench
 from ..module_params import params_of_module
 from ..settings import TrainingSettings
 from ..site_data import SiteData
@@ -136,51 +135,61 @@ class PrivateTraining(Training):
 class CorrectedTraining(Training):
     """Steps that an algorithm corrects, by what was sent beside the params and what the client keeps."""
 
-    def train(self, given: Assignment) -> Trained:
-        """As `SiteWork.train`."""
-        settings, training = given.settings, given.training
-        training.require_whole(f"algorithm {settings.algorithm!r}", "corrects the steps")
-        algorithm, sessions = local_algorithm(settings, given.task), []
-        sent, loss = without_auxiliary(given.arrays, algorithm), 0.0
-        if algorithm.needs_losses:
-            loss = training.evaluate(given.round(arrays=sent), "train")[1]["loss"]
-
-        def begin(module: torch.nn.Module) -> Corrections:
-            sessions.append(LocalSession(algorithm, module, given.arrays, given.state))
-            return sessions[-1].corrections
-
-        try:
-            _, examples, means = training.train(given.round(arrays=sent, begin=begin))
-        finally:
-            for session in sessions:
-                session.corrections.close()
-        return examples, means, sessions[-1].finish(loss=loss, copy=given.copies)
-
-
-class OwnTraining(CorrectedTraining):
-    """Training by an algorithm of the app's own."""
+    def __init__(self, algorithm: LocalAlgorithm) -> None:
+        self._algorithm = algorithm
 
     def train(self, given: Assignment) -> Trained:
         """As `SiteWork.train`.
 
         Raises:
-            ProtocolError: the instruction names another algorithm than this copy of the app.
+            DataError: the algorithm's own loss needs one device, and there are several.
+        """
+        named, sessions = f"algorithm {given.settings.algorithm!r}", []
+        given.training.require_whole(named, "corrects the steps")
+        if self._algorithm.has_loss:
+            given.training.require_one_device(f"the loss of {named}")
+        sent, loss = self._begun(given)
+
+        def begin(module: torch.nn.Module) -> Corrections:
+            sessions.append(LocalSession(self._algorithm, module, given.arrays, given.state))
+            return sessions[-1].corrections
+
+        try:
+            _, examples, means = given.training.train(given.round(arrays=sent, begin=begin))
+        finally:
+            for session in sessions:
+                session.corrections.close()
+        return examples, means, sessions[-1].finish(loss=loss, copy=given.copies)
+
+    def _begun(self, given: Assignment) -> tuple[ArrayRecord, float]:
+        """Return the model's own arrays, and the loss before the round where it is needed."""
+        sent = without_auxiliary(given.arrays, self._algorithm)
+        if not self._algorithm.needs_losses:
+            return sent, 0.0
+        return sent, given.training.evaluate(given.round(arrays=sent), "train")[1]["loss"]
+
+
+class OwnTraining(CorrectedTraining):
+    """Training whose steps an algorithm makes itself."""
+
+    def train(self, given: Assignment) -> Trained:
+        """As `SiteWork.train`.
+
+        Raises:
+            DataError: there are several devices.
         """
         settings = given.training.alone(given.settings)
-        given.training.require_one_device(f"algorithm {settings.algorithm!r} of the app's own")
-        algorithm = local_algorithm(settings, given.task)
-        if not algorithm.trains_itself:
-            return super().train(given)
-        sent, loss = without_auxiliary(given.arrays, algorithm), 0.0
-        if algorithm.needs_losses:
-            loss = given.training.evaluate(given.round(arrays=sent), "train")[1]["loss"]
+        given.training.require_one_device(
+            f"algorithm {settings.algorithm!r}, which makes its steps,"
+        )
+        sent, loss = self._begun(given)
         module = given.module.with_params(sent, seed=settings.seed)
-        session = LocalSession(algorithm, module, given.arrays, given.state)
+        session = LocalSession(self._algorithm, module, given.arrays, given.state)
         device, data = given.training.device, given.data.loaded().train
         bench = session.bench(given.task, data, settings, client=given.client, device=device)
         stream = derive(settings.stream, settings.server_round, given.client, "training")
         with seeded(stream, device):
-            algorithm.train(bench)
+            self._algorithm.train(bench)
         session.corrections.steps = bench.steps
         return bench.examples, bench.means(), session.finish(loss=loss, copy=given.copies)
 
@@ -247,17 +256,20 @@ class OtherWork:
         )
 
 
-_BY_ALGORITHM: Mapping[str, SiteWork] = {
-    "plain": Training(),
-    **{name: OtherWork(work) for name, work in WORKS.items()},
-    **{name: PersonalizedTraining(each) for name, each in PERSONALIZATIONS.items()},
-}
-_CORRECTED, _OWN = CorrectedTraining(), OwnTraining()
+def work_for(settings: TrainingSettings, task: Task, terms: ExampleTerms | None = None) -> SiteWork:
+    """Return the work of the algorithm that an instruction names, or under example-level privacy
+    that of its `terms`.
 
-
-def work_for(algorithm: str, terms: ExampleTerms | None = None) -> SiteWork:
-    """Return the work of an algorithm, or under example-level privacy that of its `terms`."""
+    Raises:
+        ProtocolError: this process has no such algorithm.
+    """
     if terms is not None:
         return PrivateTraining(terms)
-    other = _CORRECTED if algorithm in LOCAL_ALGORITHMS else _OWN
-    return _BY_ALGORITHM.get(algorithm, other)
+    if settings.algorithm == "plain":
+        return Training()
+    half = client_half(settings, task)
+    if isinstance(half, Personalization):
+        return PersonalizedTraining(half)
+    if isinstance(half, LocalWork):
+        return OtherWork(half)
+    return OwnTraining(half) if half.trains_itself else CorrectedTraining(half)

@@ -20,9 +20,10 @@ from ....machine.accelerators import free_bytes, is_accelerator, widest_float
 from ....privacy.dp.example_level import ExampleTerms
 from ....strategies.rounds.broadcast import Broadcast
 from ....task import Task
-from ....training.algorithms.algorithms import LocalAlgorithm, local_algorithm
-from ....training.algorithms.personalization import PERSONALIZATIONS
-from ....training.algorithms.work import WORKS
+from ....training.algorithms.algorithms import LocalAlgorithm
+from ....training.algorithms.client_half import ClientHalf, client_half
+from ....training.algorithms.personalization import Personalization
+from ....training.algorithms.work_bench import LocalWork
 from ....training.local.session import shared_in, without_auxiliary
 from ....training.settings import TrainingSettings
 from ....training.warm_module import WarmModule
@@ -111,12 +112,8 @@ class VectorizedExecutor:
 
     def _train(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
-        why, algorithm = _personal(settings), None
-        if not why:
-            algorithm = local_algorithm(settings, self._task)
-            if algorithm.trains_itself:
-                why = f"under strategy {settings.algorithm!r} clients make their steps themselves"
-        if why or algorithm is None:
+        algorithm = client_half(settings, self._task)
+        if (why := _one_by_one(settings, algorithm)) or not isinstance(algorithm, LocalAlgorithm):
             self._emit(DataError(why))
             yield from self._other.execute(order)
             return
@@ -135,7 +132,7 @@ class VectorizedExecutor:
             try:
                 stacked = self._stacked_module(module, loaded, settings, algorithm, arrays)
                 chunk = loaded[: self._chunk_size(stacked, settings)]
-                yield from self._train_chunk(chunk, stacked, settings, replies)
+                yield from self._train_chunk(chunk, stacked, algorithm, settings, replies)
             except AgreementError:
                 raise
             except Exception as error:  # the task's code, or torch for want of a rule
@@ -148,6 +145,7 @@ class VectorizedExecutor:
         self,
         chunk: Loaded,
         stacked: StackedModule,
+        algorithm: LocalAlgorithm,
         settings: TrainingSettings,
         replies: CohortReplies,
     ) -> Iterator[Message]:
@@ -170,7 +168,7 @@ class VectorizedExecutor:
                 trained = self._train_linear(linear, stacked, data, settings, clients)
             if trained is None:
                 with undisturbed(stacked.module):
-                    session, losses = self._session_of(chunk, stacked, settings, replies)
+                    session, losses = self._session_of(chunk, stacked, algorithm, settings, replies)
                     trained = train_stacked(
                         self._task,
                         stacked,
@@ -234,13 +232,14 @@ class VectorizedExecutor:
         self,
         chunk: Loaded,
         stacked: StackedModule,
+        algorithm: LocalAlgorithm,
         settings: TrainingSettings,
         replies: CohortReplies,
     ) -> tuple[StackedSession | None, torch.Tensor | None]:
         """Return the algorithm's part of the round, and the losses before it, if it needs them."""
         if settings.algorithm == "plain":
             return None, None
-        algorithm, losses = local_algorithm(settings, self._task), None
+        losses = None
         clients = [client for client, _ in chunk]
         session = StackedSession(algorithm, stacked, replies.arrays, clients, self._clients)
         if algorithm.needs_losses:
@@ -305,7 +304,7 @@ class VectorizedExecutor:
 
     def _evaluate(self, order: Broadcast) -> Iterator[Message]:
         settings = TrainingSettings.of(cast(ConfigRecord, order.content["config"]))
-        if why := _personal(settings):
+        if why := _one_by_one(settings, client_half(settings, self._task)):
             self._emit(DataError(why))
             yield from self._other.execute(order)
             return
@@ -375,12 +374,14 @@ class VectorizedExecutor:
         return f"{self._sink.explain(error)}{where}"
 
 
-def _personal(settings: TrainingSettings) -> str:
+def _one_by_one(settings: TrainingSettings, half: ClientHalf) -> str:
     """Say why clients do not take training steps from the same params, where they do not."""
-    if settings.algorithm in PERSONALIZATIONS:
+    if isinstance(half, Personalization):
         return f"under strategy {settings.algorithm!r} clients have params of their own"
-    if settings.algorithm in WORKS:
+    if isinstance(half, LocalWork):
         return f"under strategy {settings.algorithm!r} clients work one by one"
+    if half.trains_itself:
+        return f"under strategy {settings.algorithm!r} clients make their steps themselves"
     if settings.tuning_epochs:
         return "evaluation.tuning_epochs > 0 trains every client's params anew"
     return ""

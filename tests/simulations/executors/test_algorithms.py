@@ -23,7 +23,6 @@ from meadow.strategies.algorithms.algorithm import Algorithm
 from meadow.strategies.algorithms.catalogue import CATALOGUE
 from meadow.strategies.rounds.adapter import FederatedStrategy
 from meadow.strategies.rounds.plan import RoundPlan
-from meadow.training.algorithms.work import WORKS
 from meadow.training.module_params import build_module, params_of_module
 
 identify_process(run_id=1, node_id=0)
@@ -33,7 +32,9 @@ SIZES = (23, 5, 14, 10, 30)
 """Unequal: with batches of 10 a client makes one to three steps an epoch."""
 ROUNDS = 3
 ATOL = 1e-4
-TRAINING = [name for name in CATALOGUE if name not in WORKS]
+TRAINING = [
+    name for name, entry in CATALOGUE.items() if entry.together and entry.optimizer != "none"
+]
 """Those whose clients train the whole model; test_other_work.py has the others."""
 PERSONAL = [name for name in TRAINING if CATALOGUE[name].personal]
 STACKED = [name for name in TRAINING if name not in PERSONAL]

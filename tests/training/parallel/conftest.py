@@ -31,6 +31,8 @@ class Bench:
         self.folder = folder
         app = folder / "app"
         shutil.copytree(SCANS, app)
+        with (app / "meadow.toml").open("a") as file:
+            file.write('[strategy]\nname = "own:pulled"\n')
         self.app = App.load(app, environ={})
         self.task = self.app.load_task()
         self.module: Any = sys.modules[self.task.loss.__module__]

@@ -86,13 +86,13 @@ def test_what_a_rank_raises_is_said(bench: Bench, pair: LocalTraining) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
-    [("scaffold", "control"), ("feddyn", "learned"), ("fedlion", "momentum")],
+    [("scaffold", "control"), ("feddyn", "learned"), ("fedlion", "momentum"), ("own:pulled", "")],
 )
 def test_corrected_steps_are_the_same_on_all_ranks(
     bench: Bench, pair: LocalTraining, algorithm: str, kind: str
 ) -> None:
     """Over two rounds the answers, auxiliary included, are those of one process; so is what the
-    client keeps."""
+    client keeps, also under an algorithm of the app's own."""
     said = {"batch-size": 8, "learning-rate": 0.05, "epochs": 2, "algorithm": algorithm}
     if algorithm == "fedlion":
         said |= {"optimizer": "lion", "learning-rate": 0.001}
@@ -105,7 +105,7 @@ def test_corrected_steps_are_the_same_on_all_ranks(
         )
         params = params_of_module(build_module(bench.task, 5))
         learned = [name for name, _ in build_module(bench.task, 5).named_parameters()]
-        for name in learned:
+        for name in learned if kind else ():
             begun = np.full_like(params[name], 0.01)
             count = np.zeros((), np.int8)
             params[auxiliary_name(kind, name)] = count if kind == "learned" else begun
