@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "privacy": {"differential_privacy": {"enabled": True, "noise_multiplier": 1.0}},
             "simulation": {"clients": 20},
         },
-        "whoever is fast takes part",
+        "the fastest clients take part",
     ),
     "cohort": ({"run": {"cohort": 3}}, "rounds.concurrency"),
     "stopping": ({"run": {"early_stopping": {}}}, "measured once, at the end"),
