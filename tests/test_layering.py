@@ -253,7 +253,6 @@ DOORS = {
     "strategies.algorithms.fedbn": "an algorithm",
     "strategies.algorithms.fedprox": "an algorithm",
     "strategies.rounds.private_rounds": "what rounds and privacy agree on",
-    "training.algorithms.work": "the list of clients' halves",
     "transport.protocol": "the number of the wire's protocol",
     "tracking.tracker": "what every tracker is asked",
 }

@@ -32,7 +32,7 @@ class Bench:
         app = folder / "app"
         shutil.copytree(SCANS, app)
         with (app / "meadow.toml").open("a") as file:
-            file.write('[strategy]\nname = "own:pulled"\n')
+            file.write('[strategy]\nname = "task:pulled"\n')
         self.app = App.load(app, environ={})
         self.task = self.app.load_task()
         self.module: Any = sys.modules[self.task.loss.__module__]

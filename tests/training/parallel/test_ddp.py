@@ -86,7 +86,7 @@ def test_what_a_rank_raises_is_said(bench: Bench, pair: LocalTraining) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
-    [("scaffold", "control"), ("feddyn", "learned"), ("fedlion", "momentum"), ("own:pulled", "")],
+    [("scaffold", "control"), ("feddyn", "learned"), ("fedlion", "momentum"), ("task:pulled", "")],
 )
 def test_corrected_steps_are_the_same_on_all_ranks(
     bench: Bench, pair: LocalTraining, algorithm: str, kind: str
