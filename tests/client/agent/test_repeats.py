@@ -18,15 +18,24 @@ from ..conftest import Client
 
 
 def sent_in_turn(client: Client, instructions: list[pb.Instruction]) -> list[pb.Reply]:
-    """Return the replies to instructions that are sent one after another."""
+    """Return the replies to instructions that are sent one after another. A reply may come twice,
+    if the line was cut before its acknowledgement."""
+    replies: list[pb.Reply] = []
 
     async def scenario() -> list[pb.Reply]:
         async with client.connected():
-            for count, instruction in enumerate(instructions, 1):
+            for instruction in instructions:
                 client.fleet.open.clear()
+                before = len(client.fleet.replies)
                 client.fleet.send(instruction)
-                await client.fleet.until(lambda count=count: len(client.fleet.replies) >= count)
-        return client.fleet.replies
+
+                def new(id_: str = instruction.id, before: int = before) -> list[pb.Reply]:
+                    later = client.fleet.replies[before:]
+                    return [reply for reply in later if reply.instruction_id == id_]
+
+                await client.fleet.until(new)
+                replies.append(new()[0])
+        return replies
 
     return asyncio.run(scenario())
 
