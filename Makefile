@@ -9,7 +9,7 @@ READY := .venv/ready
 SITE_READY := .venv/site-ready
 PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
-PATIENT_TESTS := tests/client tests/faults tests/interop tests/simulations
+PARTS := tests/federation tests/client+tests/faults tests/interop+tests/simulations
 
 .PHONY: help demo test fuzz soak check format bench proto docs site changelog clean
 .NOTPARALLEL:
@@ -35,11 +35,10 @@ help:
 demo: $(READY)
 	@$(BIN)/meadow demo$(if $(SECURE), --secure)
 
-test: $(READY) # in three parts at once, of the same length: many tests wait for processes
-	@$(PYTEST) --durations=5 tests/federation & federation=$$!; \
-	$(PYTEST) --durations=5 $(PATIENT_TESTS) & patient=$$!; \
-	$(PYTEST) --durations=5 $(patsubst %,--ignore=%,tests/federation $(PATIENT_TESTS)); others=$$?; \
-	wait $$federation || others=1; wait $$patient || others=1; exit $$others
+test: $(READY) # each of PARTS and the other tests in a process of its own, at once: many tests wait
+	@started=; failed=0; $(foreach part,$(PARTS),$(PYTEST) --durations=5 $(subst +, ,$(part)) & started="$$started $$!"; )\
+	$(PYTEST) --durations=5 $(patsubst %,--ignore=%,$(subst +, ,$(PARTS))) || failed=1; \
+	for process in $$started; do wait $$process || failed=1; done; exit $$failed
 
 soak: SECONDS ?= 600
 soak: SEED ?= 1
