@@ -202,6 +202,54 @@ def check(
 
 
 @app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="the file to write, outside the server's folder")],
+    dir: ServerDir,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Write the server's folder to one file, also while the daemon runs; it has the secret keys."""
+    from ..server.daemon.backup import back_up
+
+    made = back_up(ServerFolder(dir), file, now=datetime.now(UTC))
+    say(
+        format,
+        f"{file} has {made.files} files, {made.size_bytes / 1e6:.1f} MB, and the authority's secret key: "
+        "keep it under lock",
+        file=str(file),
+        files=made.files,
+        size_bytes=made.size_bytes,
+        abandoned=list(made.abandoned),
+    )
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="a file of `meadow server backup`")],
+    dir: Annotated[Path, typer.Option("--dir", help="the folder to make; it must not exist")],
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Make a server's folder of a backup; then check it, and start it as usual."""
+    from ..server.daemon.backup import restore as restored
+
+    found = restored(file, dir, now=datetime.now(UTC))
+    text = f"{dir} is the server of {moment(found.made_at.timestamp())}; since then:"
+    text += "\n- clients that were admitted are unknown: `meadow server token CLIENT` invites them again"
+    text += "\n- clients that were revoked are admitted again: `meadow site revoke CLIENT`"
+    text += "\n- releases of private runs are missing in privacy.sqlite: put the newest one in its place"
+    if found.abandoned:
+        ended = ", ".join(str(run_id) for run_id in found.abandoned)
+        text += f"\n- private runs have released more than is known here, and are over: {ended}"
+    say(
+        format,
+        text,
+        dir=str(dir),
+        made_at=found.made_at.isoformat(),
+        abandoned=list(found.abandoned),
+    )
+    check(dir, repair=False, format=format)
+
+
+@app.command()
 def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Show whether the daemon runs, the connected clients, and the runs under way."""
     server_folder = ServerFolder(dir)

@@ -590,6 +590,7 @@ BESIDES = {
         privacy.secagg.client.app:TTL_S client.owner.secure_certificate:CHECKED_MAX privacy.secagg.client.past:MODELS_MAX
         client.agent.transfer:UPLOAD_SETBACKS_MAX server.daemon.daemon:SENT_MESSAGE_BYTES_MAX
         run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
+        server.daemon.backup:MANIFEST_BYTES_MAX server.daemon.backup:TRIES_MAX
         server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX server.daemon.supervisor:PENDING_MAX
         server.daemon.threads:TOGETHER_MAX transport.chunk_reader:CHUNK_BYTES_MAX
         transport.database:PROBLEMS_MAX transport.identity:IDENTITIES_KEPT

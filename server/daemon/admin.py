@@ -38,7 +38,7 @@ APP_ZIP_BYTES_MAX = 64 << 20
 PULL_CHUNK_BYTES = 1 << 20
 APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RUN_ID_MAX = (1 << 63) - 1
-OVER = ("finished", "stopped", "failed")
+OVER = ("finished", "stopped", "failed", "abandoned")
 
 
 class AdminService(AdminServicer):

@@ -114,6 +114,30 @@ def test_everything_at_once(fleet: Federation, undisturbed: bytes) -> None:
     assert fleet.model(run) == undisturbed
 
 
+def test_a_restored_server_goes_on(fleet: Federation, undisturbed: bytes, tmp_path: Path) -> None:
+    """A backup that was made in the middle of a run replaces the server some rounds later: the agents
+    repeat those rounds, and the model is that of a run that nothing happened to."""
+    run = fleet.submit(*SETTINGS)
+    fleet.wait_for_round(run, 3)
+    meadow("server", "backup", str(tmp_path / "b.tar"), "--dir", str(fleet.server_dir))
+    fleet.wait_for_round(run, 6)
+    fleet.server.kill()
+    lost = fleet.rounds(run)
+    fleet.server_dir.rename(tmp_path / "lost")
+    said = meadow("server", "restore", str(tmp_path / "b.tar"), "--dir", str(fleet.server_dir))
+    assert "damaged" not in str(said)
+    assert 3 <= len(fleet.rounds(run)) < len(lost)
+    fleet.start_server()
+    assert fleet.wait_for_end(run)["status"] == "finished"
+    rows = fleet.rounds(run)
+    assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
+    assert all(row["clients"] == 3 and row["failures"] == 0 for row in rows), rows
+    assert fleet.model(run) == undisturbed
+    later = fleet.submit(*SETTINGS)
+    assert later > run + 999, "what clients keep of the lost server's runs is not met again"
+    assert fleet.wait_for_end(later)["status"] == "finished"
+
+
 LONGER = (*SETTINGS, "run.rounds=40", "training.epochs=1")
 
 
