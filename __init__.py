@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .strategies.algorithms.newton import newton
     from .strategies.algorithms.qfedavg import qfedavg
     from .strategies.algorithms.scaffold import scaffold
+    from .strategies.robust.geometry import Geometry
     from .strategies.rounds.adapter import FederatedStrategy
     from .task import ClientData, Site, Task
     from .training.algorithms.algorithms import LocalAlgorithm
@@ -80,6 +81,7 @@ __all__ = [
     "Evaluation",
     "FederatedStrategy",
     "Federation",
+    "Geometry",
     "LocalAlgorithm",
     "LocalRound",
     "MeadowError",
@@ -141,6 +143,7 @@ _HOMES = {
     "Answer": ".training.local_round",
     "TrainingBench": ".training.algorithms.training_bench",
     "TrainingStep": ".training.algorithms.objective",
+    "Geometry": ".strategies.robust.geometry",
     "LocalAlgorithm": ".training.algorithms.algorithms",
     "MeanAggregator": ".strategies.algorithms.mean",
     "builder": ".strategies.algorithms.builders",

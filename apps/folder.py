@@ -14,7 +14,7 @@ import sys
 import traceback
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -107,7 +107,7 @@ class App:
         """
         name = config.strategy.name if config.algorithm is None else config.algorithm.name
         app = cls(folder=Path.cwd(), name=name, sha256="", config=config, task=task)
-        app = app.with_algorithm()
+        app = app.with_own_code()
         assert app.config is not None
         content = f"{config_to_toml(app.config)}# {name}\n".encode()
         return replace(app, name=name.rpartition(":")[2], sha256=sha256(content).hexdigest())
@@ -148,24 +148,24 @@ class App:
             return "algorithm" if self.config.algorithm.client_is_an_object else ""
         return ""
 
-    def with_algorithm(self) -> App:
-        """Return the app with the algorithm of its own that [strategy] names, if it does: its
-        arguments are checked, and their defaults are in the configuration.
+    def with_own_code(self) -> App:
+        """Return the app with the algorithm and the functions of its own that its configuration names:
+        the builder's arguments are checked, and their defaults are in the configuration.
 
         Raises:
-            AppError: the code does not load, or is no builder.
+            AppError: the code does not load, or is no builder or function.
             ConfigError: an argument is wrong, or the algorithm does not go with another section.
         """
         config = self.config
         if config is not None and config.algorithm is not None:
             from ..config.own_algorithm import of_this_process
 
-            return replace(self, config=of_this_process(config))
+            return replace(self, config=of_this_process(config))._with_functions()
         if config is None or not config.strategy.is_own:
-            return self
+            return self._with_functions()
         own = self._load_algorithm(config)
         try:
-            return replace(self, config=own.resolved(config))
+            return replace(self, config=own.resolved(config))._with_functions()
         except MeadowError:
             raise
         except Exception as error:  # the app's own function
@@ -187,23 +187,21 @@ class App:
         where = str(config.source or self.folder)
         return OwnAlgorithm.of(self.load_object(reference), reference=reference, where=where)
 
-    def load_selection(self) -> Callable[..., Any] | None:
-        """Return the function that `selection.kind` names, None if that is one of Meadow's.
+    def _with_functions(self) -> App:
+        """Return the app with the functions of its own that settings name."""
+        from ..config.sections.own_functions import OWN_FUNCTIONS, references_in
 
-        Raises:
-            AppError: the code does not load, or is no function.
-        """
-        if self.config is None or not self.config.selection.is_own:
-            return None
-        reference = self.config.selection.kind
-        found = self.load_object(reference)
-        if not callable(found):
-            raise AppError(
-                f"{self.folder}: selection.kind = {reference!r} is a {type(found).__name__}; name a "
-                "function that chooses a cohort"
-            )
-        chosen: Callable[..., Any] = found
-        return chosen
+        if self.config is None:
+            return self
+        functions = {}
+        for key, reference in references_in(self.config).items():
+            functions[key] = found = self.load_object(reference)
+            if not callable(found):
+                raise AppError(
+                    f"{self.folder}: {key} = {reference!r} is a {type(found).__name__}; name a function "
+                    f"that {OWN_FUNCTIONS[key]}"
+                )
+        return replace(self, config=replace(self.config, functions=functions))
 
     def load_object(self, reference: str) -> Any:
         """Import "module:name" from the app's folder, or as this process imports it where the task

@@ -9,9 +9,10 @@ __all__ = ["plugins"]
 
 
 def plugins(format: FormatOption = Format.TEXT) -> None:
-    """List the names that strategy.name and selection.kind take, with the packages that bring them."""
-    from ..config.schema.installed import SELECTIONS, STRATEGIES, installed_in
+    """List the names that settings take for what a package may bring, and which package brings each."""
+    from ..config.schema.installed import RULES, SCHEDULES, SELECTIONS, STRATEGIES, installed_in
     from ..strategies.algorithms.builders import BUILT_IN  # imports Flower; the help need not
+    from ..strategies.robust.rules import AGGREGATIONS
     from ..strategies.rounds.selection import KINDS
 
     ours = f"meadow-fl {__version__}"
@@ -19,6 +20,8 @@ def plugins(format: FormatOption = Format.TEXT) -> None:
     for setting, names, group in (
         ("strategy.name", {name: f"meadow.{name}" for name in BUILT_IN}, STRATEGIES),
         ("selection.kind", dict.fromkeys(KINDS, ""), SELECTIONS),
+        ("robust.aggregation", dict.fromkeys(AGGREGATIONS, ""), RULES),
+        ("training.schedule", dict.fromkeys(("constant", "cosine", "step"), ""), SCHEDULES),
     ):
         found = [(name, stands_for, ours) for name, stands_for in names.items()]
         found += [

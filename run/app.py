@@ -22,7 +22,7 @@ from ..config.rules.builders import (
 from ..config.rules.privacy import build_privacy
 from ..config.rules.secure_aggregation import sum_sizes
 from ..config.sections.model import Config
-from ..errors import ConfigError
+from ..config.sections.own_functions import function_of
 from ..flower.messages import arrays_to_params, params_to_arrays
 from ..privacy.dp.plan import PrivacyPlan
 from ..privacy.dp.private_algorithm import private_algorithm
@@ -34,7 +34,8 @@ from ..strategies.rounds.adapter import FederatedStrategy, RunResult
 from ..strategies.rounds.plan import RoundPlan
 from ..strategies.rounds.progress import EarlyStopping
 from ..strategies.rounds.recorder import Recorder
-from ..strategies.rounds.selection import Choose, Selection
+from ..strategies.rounds.schedule import rate_of_round
+from ..strategies.rounds.selection import Selection
 from .population_ledger import RunShare
 from .privacy_ledger import RunLedger
 from .private_run import PrivateRun
@@ -77,31 +78,23 @@ def run_rounds(
     *,
     recorder: Recorder | None = None,
     privacy: PrivateRun | None = None,
-    choose: Choose | None = None,
 ) -> RunResult:
     """Run a task's rounds on any Flower grid and return their result.
 
-    `privacy` is the ledger of a private run; without one, the ledger is kept in memory. `choose` is
-    the function that `selection.kind` names, if that is the app's own.
+    `privacy` is the ledger of a private run; without one, the ledger is kept in memory.
 
     Raises:
-        ConfigError: the selection is the app's own, and was not loaded.
+        ConfigError: a function of the app's own was not loaded.
         RunError: a round cannot be completed.
     """
-    if config.selection.is_own and choose is None:
-        raise ConfigError(
-            f"selection.kind {config.selection.kind!r} is a function of an app folder; run it with "
-            "`meadow simulate` or `meadow run submit`"
-        )
+    plan = _plan(config)
     algorithm = build_algorithm(config)
     of_model = algorithm.of_model
     initial = initial_arrays(task, config.run.seed) if of_model else params_to_arrays({})
     privacy = privacy or open_ledger(config)
     if privacy is not None:
         algorithm = private_algorithm(privacy.plan, algorithm)
-    strategy = FederatedStrategy(
-        algorithm, _plan(config, choose), recorder=recorder, privacy=privacy
-    )
+    strategy = FederatedStrategy(algorithm, plan, recorder=recorder, privacy=privacy)
     if config.privacy.secure_aggregation.enabled:
         terms = _secure_terms(task, config, privacy)
         _require_room(config, terms, initial)
@@ -174,8 +167,9 @@ def initial_arrays(task: Task, seed: int) -> ArrayRecord:
     return params_to_arrays(params_of_module(build_module(task, seed)))
 
 
-def _plan(config: Config, choose: Choose | None) -> RoundPlan:
+def _plan(config: Config) -> RoundPlan:
     run, stopping, chosen = config.run, config.run.early_stopping, config.selection
+    schedule, rate = function_of(config, "training.schedule"), config.training.learning_rate
     return RoundPlan(
         cohort=run.cohort,
         min_clients=run.min_clients,
@@ -194,9 +188,12 @@ def _plan(config: Config, choose: Choose | None) -> RoundPlan:
             exploration=chosen.exploration,
             separation=chosen.min_separation,
             participations_max=chosen.participations_max,
-            choose=choose,
+            choose=function_of(config, "selection.kind"),
         ),
         asynchronous=build_asynchrony(config),
+        learning_rate=None
+        if schedule is None
+        else rate_of_round(schedule, rate=rate, rounds=run.rounds),
     )
 
 

@@ -76,14 +76,7 @@ def execute(
                 file = folder.folder / "privacy.sqlite"
                 ledger = open_ledger(app.config, file, sync=folder.durable, share=share)
                 task = app.load_task()
-                result = run_rounds(
-                    task,
-                    app.config,
-                    grid,
-                    recorder=folder,
-                    privacy=ledger,
-                    choose=app.load_selection(),
-                )
+                result = run_rounds(task, app.config, grid, recorder=folder, privacy=ledger)
                 status, cause = result.status, result.cause
             else:
                 if share is not None:

@@ -86,10 +86,9 @@ def simulate_app(
 ) -> dict[str, Any]:
     """Run an app that was loaded; arguments, result and errors as of `simulate`."""
     _refuse_places(node_config or {})
-    app = app.with_algorithm()
+    app = app.with_own_code()
     plan = ExecutorPlan.of(app, executor)
     client_app_of(app)  # before there is a folder: an app that does not load leaves none
-    app.load_selection()
     tagged_of(app.config)
     devices_of(app)  # and neither do files that cannot be read
     folder = Path(out) if out is not None else default_folder(app.name)
@@ -169,7 +168,7 @@ def resume(
             f"{folder} cannot be resumed: the app {app.folder} was changed since; "
             "undo the change, or simulate anew"
         )
-    app = app.with_algorithm()
+    app = app.with_own_code()
     plan = ExecutorPlan.of(app, origin["executor"])
     threads, workers = origin.get("threads", 1), origin.get("workers", plan.workers)
     plan = replace(plan, threads=threads, workers=workers)

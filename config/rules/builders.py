@@ -105,7 +105,7 @@ def training_record(config: Config) -> dict[str, int | float | str]:
         "beta-1": training.beta_1,
         "beta-2": training.beta_2,
         "epsilon": training.epsilon,
-        "schedule": training.schedule,
+        "schedule": "constant" if ":" in training.schedule else training.schedule,
         "schedule-rounds": config.run.rounds,
         "warmup-rounds": training.warmup_rounds,
         "step-rounds": training.step_rounds,

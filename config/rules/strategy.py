@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from ..schema.rules import Rule
 from ..sections.model import Config
+from ..sections.own_functions import function_of, references_in
 from ..sections.robust import RobustConfig
 
 if TYPE_CHECKING:
@@ -40,15 +41,21 @@ def build_algorithm(config: Config) -> Algorithm:
     algorithm = _strategy_algorithm(config)
     if config.robust is None:
         return algorithm
-    return robust(algorithm, rule=build_rule(config.robust))
+    return robust(algorithm, rule=build_rule(config))
 
 
-def build_rule(chosen: RobustConfig) -> AggregationRule:
-    """Return the rule that [robust] names."""
+def build_rule(config: Config) -> AggregationRule:
+    """Return the rule that [robust] names.
+
+    Raises:
+        ConfigError: its arguments do not fit, or it is an app's own and was not loaded.
+    """
     from ...strategies.robust.rules import robust_rule
 
+    chosen = config.robust or RobustConfig()
     return robust_rule(
         chosen.aggregation,
+        weigh=function_of(config, "robust.aggregation"),
         byzantine=chosen.byzantine,
         preaggregation=chosen.preaggregation,
         clip_norm=chosen.clip_norm,
@@ -101,13 +108,22 @@ def is_clippable(config: Config) -> bool:
 
 
 def with_stand_in(config: Config) -> Config:
-    """Return the config to be checked before an app's own algorithm is loaded: with one that goes
-    with everything in its place. Once it is loaded, the config is checked with itself."""
+    """Return the config to be checked before an app's own code is loaded: with an algorithm that goes
+    with everything in the place of its own, and functions that nobody calls. Once the algorithm is
+    loaded, the config is checked with itself."""
+    missing = references_in(config).keys() - config.functions.keys()
+    if missing:
+        stand_ins = dict.fromkeys(missing, _is_not_loaded)
+        config = replace(config, functions={**config.functions, **stand_ins})
     if config.algorithm is not None or not config.strategy.is_own:
         return config
     from ...strategies.algorithms.fedavg import fedavg
 
     return replace(config, algorithm=fedavg())
+
+
+def _is_not_loaded(*args: Any, **arguments: Any) -> Any:
+    raise AssertionError("a function of the app's own is called before the app is loaded")
 
 
 def _missing(key: str) -> Rule[Config]:
@@ -181,7 +197,7 @@ def _cannot_be_robust(config: Config) -> str | None:
 def _too_few_honest(config: Config) -> str | None:
     if config.robust is None:
         return None
-    secure, rule = config.privacy.secure_aggregation, build_rule(config.robust)
+    secure, rule = config.privacy.secure_aggregation, build_rule(config)
     needed = rule.clients_min * ((secure.group_size or 1) if secure.enabled else 1)
     return f"{needed} for {rule.name}" if config.run.min_clients < needed else None
 

@@ -7,12 +7,24 @@ from importlib.metadata import entry_points
 
 from ...errors import ConfigError
 
-__all__ = ["SELECTIONS", "STRATEGIES", "Installed", "installed_as", "installed_in"]
+__all__ = [
+    "RULES",
+    "SCHEDULES",
+    "SELECTIONS",
+    "STRATEGIES",
+    "Installed",
+    "installed_as",
+    "installed_in",
+]
 
 STRATEGIES = "meadow.strategies"
 """The group of entry points whose names `strategy.name` takes; each is a builder, "module:function"."""
 SELECTIONS = "meadow.selections"
 """That of `selection.kind`; each is a function that chooses a cohort."""
+RULES = "meadow.rules"
+"""That of `robust.aggregation`; each is a function that weighs a round's updates."""
+SCHEDULES = "meadow.schedules"
+"""That of `training.schedule`; each is a function of the round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

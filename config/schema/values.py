@@ -149,7 +149,8 @@ def _chosen(key: str, where: str, value: Any, rule: KeyRule) -> Any:
             known += [each.name for each in installed_in(rule.installed)]
         alike = get_close_matches(str(value), known, n=1)
         hint = f'; did you mean "{alike[0]}"?' if alike else ""
-        refuse(where, key, f"must be {_listed(rule.choices)}, got {_shown(value)}{hint}")
+        form = f", or as {rule.or_like[0]}" if rule.or_like else ""
+        refuse(where, key, f"must be {_listed(rule.choices)}{form}, got {_shown(value)}{hint}")
     return reference
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,3 +41,5 @@ class Config:
     """The file it was read from."""
     algorithm: Any = field(default=None, compare=False)
     """An `Algorithm` that was made in Python, in the place of the one that [strategy] names."""
+    functions: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The app's own functions, by the settings that name them; see `own_functions.py`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from ...strategies.algorithms.builders import REFERENCE
+from ..schema.installed import RULES
 from ..schema.settings import setting
 
 __all__ = ["RobustConfig"]
@@ -14,18 +15,25 @@ __all__ = ["RobustConfig"]
 class RobustConfig:
     """[robust]: naming this table at all turns it on; docs/robust-aggregation.md says more."""
 
-    aggregation: Literal[
-        "mean",
-        "median",
+    aggregation: str = setting(
         "trimmed_mean",
-        "geometric_median",
-        "centred_clipping",
-        "krum",
-        "multi_krum",
-        "bulyan",
-        "mda",
-        "fltrust",
-    ] = setting("trimmed_mean", "what is made of the updates; every client counts the same")
+        'what is made of the updates; every client counts the same. "module:function", or a name that '
+        "an installed package registers, is one of your own: docs/own-algorithms.md",
+        choices=(
+            "mean",
+            "median",
+            "trimmed_mean",
+            "geometric_median",
+            "centred_clipping",
+            "krum",
+            "multi_krum",
+            "bulyan",
+            "mda",
+            "fltrust",
+        ),
+        or_like=("module:function", REFERENCE),
+        installed=RULES,
+    )
     byzantine: int = setting(
         1,
         "f: so many of a round's clients may be adversaries; each rule needs a number of honest "

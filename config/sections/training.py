@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ...strategies.algorithms.builders import REFERENCE
+from ..schema.installed import SCHEDULES
 from ..schema.settings import setting
 
 __all__ = ["TORCH_OPTIMIZER", "TrainingConfig"]
@@ -52,9 +54,13 @@ class TrainingConfig:
         above=0,
         only={"optimizer": ("adam", "adamw")},
     )
-    schedule: Literal["constant", "cosine", "step"] = setting(
+    schedule: str = setting(
         "constant",
-        "how the learning rate changes from round to round",
+        'how the learning rate changes from round to round; "module:function", or a name that an '
+        "installed package registers, is one of your own: docs/own-algorithms.md",
+        choices=("constant", "cosine", "step"),
+        or_like=("module:function", REFERENCE),
+        installed=SCHEDULES,
     )
     warmup_rounds: int = setting(
         0, "the learning rate rises linearly over these first rounds", at_least=0, at_most=10**6

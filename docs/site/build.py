@@ -53,7 +53,7 @@ API: dict[str, tuple[str, ...]] = {
     ),
     "Write an algorithm": (
         "builder", "averaging", "Bounds", "Algorithm", "State", "Aggregate", "MeanAggregator", "LocalAlgorithm",
-        "LocalRound", "Answer", "TrainingStep", "TrainingBench",
+        "LocalRound", "Answer", "TrainingStep", "TrainingBench", "Geometry",
     ),
     "Settings": (
         "Training", "Evaluation", "Selection", "Robust", "Compression", "Privacy", "DifferentialPrivacy",

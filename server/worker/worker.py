@@ -51,7 +51,7 @@ def main(fd: int) -> int:
     try:
         app = App.load(Path(start.app_dir), overrides=list(start.settings), environ={})
         _require_same(app, start.sha256)
-        app = app.with_algorithm()
+        app = app.with_own_code()
         _introduce(channel, app)
         quiet = app.flower is None
         identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID, quiet=quiet)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ...errors import ConfigError
+import numpy as np
+
+from ...errors import ConfigError, RunError
 from ..algorithms.bounds import require_choice, require_number, require_whole
 from . import centres, coordinates, mixing, selection
 from .coordinates import Reduction
-from .geometry import Mixing
+from .geometry import Geometry, Mixing, Reals
 
-__all__ = ["AGGREGATIONS", "PREAGGREGATIONS", "AggregationRule", "robust_rule"]
+__all__ = ["AGGREGATIONS", "PREAGGREGATIONS", "AggregationRule", "Weigh", "robust_rule"]
 
 AGGREGATIONS = (
     "mean",
@@ -26,6 +29,9 @@ AGGREGATIONS = (
     "fltrust",
 )
 PREAGGREGATIONS = ("clip", "adaptive_clip", "nnm", "bucketing")
+Weigh = Callable[..., Any]
+"""A rule of an app's own: weigh(updates, byzantine=f) returns what each of the `Geometry`'s n updates is
+multiplied by, (n,); their sum is what is made of the updates."""
 MDA_BYZANTINE_MAX = 16
 """Its search doubles with each."""
 
@@ -53,6 +59,7 @@ def robust_rule(
     bucket_size: int = 2,
     iterations: int = 3,
     trusted: int | None = None,
+    weigh: Weigh | None = None,
 ) -> AggregationRule:
     """Return a rule by its name, after pre-aggregations by theirs, in their order.
 
@@ -72,12 +79,13 @@ def robust_rule(
     f is `byzantine`, so many clients may be adversaries. "clip" scales updates down to
     `clip_norm`, "adaptive_clip" to what most of them have, "nnm" mixes each with its nearest
     neighbours, and "bucketing" takes means of `bucket_size` of them, which multiplies the
-    clients needed.
+    clients needed. With `weigh` the aggregation is that function, and needs 2 f + 1 clients.
 
     Raises:
         ConfigError: a name is unknown, an argument is out of its bounds, or they do not fit.
     """
-    require_choice("aggregation", aggregation, AGGREGATIONS)
+    if weigh is None:
+        require_choice("aggregation", aggregation, AGGREGATIONS)
     for name in preaggregation:
         require_choice("preaggregation", name, PREAGGREGATIONS)
     f = require_whole("byzantine", byzantine, at_least=0)
@@ -109,6 +117,8 @@ def robust_rule(
         "mda": ([selection.minimum_diameter(f)], None, 2 * f + 1),
         "fltrust": ([centres.fltrust(trusted or 0)], None, 2),
     }
+    if weigh is not None:
+        rules[aggregation] = [_weighed(weigh, aggregation, f)], None, 2 * f + 1
     mixings, reduce, clients_min = rules[aggregation]
     before = {
         "clip": mixing.clipping(norm),
@@ -127,3 +137,23 @@ def robust_rule(
         reduce=reduce,
         clients_min=clients_min,
     )
+
+
+def _weighed(weigh: Weigh, name: str, byzantine: int) -> Mixing:
+    """Return the mixing that ends with the sum of the rows, weighted by a function of an app's own."""
+
+    def mix(rows: Geometry) -> Reals:
+        try:
+            found = np.asarray(weigh(rows, byzantine=byzantine))
+        except Exception as error:  # the app's own function
+            raise RunError(f"robust.aggregation {name!r} failed: {error!r}") from error
+        if found.dtype.kind not in "fiu" or found.shape != (rows.count,):
+            raise RunError(
+                f"robust.aggregation {name!r} returned {found.dtype} {found.shape}; return a number for "
+                f"each of the {rows.count} updates"
+            )
+        if not np.isfinite(found).all():
+            raise RunError(f"robust.aggregation {name!r} returned weights that are not finite")
+        return found.astype(np.float64)[None]
+
+    return mix

@@ -160,6 +160,7 @@ class AsynchronousRounds:
             arrays = run_state.arrays if base is run_state.state.params else params_to_arrays(base)
             params_config: Mapping[str, float | int | str | bool] = {
                 **run_state.algorithm.client_config,
+                **self._plan.instructed(instruction.version + 1),
                 "server-round": instruction.version + 1,
                 **({"repeat": instruction.repeat} if instruction.repeat else {}),
             }

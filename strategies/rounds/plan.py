@@ -8,6 +8,7 @@ from typing import Literal
 from ..algorithms.asynchrony import Asynchrony
 from ..algorithms.bounds import require_choice, require_number, require_whole
 from .progress import EarlyStopping
+from .schedule import RateOfRound
 from .selection import Selection
 
 __all__ = ["RoundPlan"]
@@ -35,6 +36,8 @@ class RoundPlan:
             first instruction, `deadline_s` is each client's own, and clients evaluate at the end.
         update_norm_policy: how a larger update is treated: "reject" refuses it, "clip"
             scales the delta down to the limit.
+        learning_rate: what clients train with in a round, by its number, if not with that of the
+            instruction's configuration and its schedule.
     """
 
     cohort: float | int = 1.0
@@ -47,6 +50,7 @@ class RoundPlan:
     update_norm_policy: Literal["reject", "clip"] = "reject"
     selection: Selection = field(default_factory=Selection)
     asynchronous: Asynchrony | None = None
+    learning_rate: RateOfRound | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.cohort, int):
@@ -60,6 +64,14 @@ class RoundPlan:
         if self.update_norm_max is not None:
             require_number("update_norm_max", self.update_norm_max, above=0)
         require_choice("update_norm_policy", self.update_norm_policy, ("reject", "clip"))
+
+    def instructed(self, round_number: int) -> dict[str, float]:
+        """Return the entries of a round's train instruction that differ from round to round."""
+        return (
+            {}
+            if self.learning_rate is None
+            else {"learning-rate": self.learning_rate(round_number)}
+        )
 
     def evaluates(self, round_number: int, *, last: int) -> bool:
         """Return whether a round's params are evaluated, in a run of `last` rounds."""

@@ -87,10 +87,12 @@ class SynchronousRounds:
             name_of=name_of(grid),
         )
         run_state.emit("round_started", {"round": server_round, "clients": len(cohort)})
-        content, extra = (
-            run_state.record_of(sent),
-            {**algorithm.client_config, **run_state.params_config},
-        )
+        content = run_state.record_of(sent)
+        extra = {
+            **algorithm.client_config,
+            **self._plan.instructed(server_round),
+            **run_state.params_config,
+        }
         return instruction_for_all(MessageType.TRAIN, server_round, cohort, content, config, extra)
 
     def aggregate_train(

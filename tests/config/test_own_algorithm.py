@@ -66,7 +66,7 @@ def app(tmp_path: Path) -> Path:
 def test_the_keys_are_the_builders_arguments(app: Path) -> None:
     """Defaults are filled in, text is converted, and the resolved file gives the same again."""
     overrides = ["strategy.steps=4", 'strategy.names=["u", "v"]', "strategy.rate=2"]
-    loaded = App.load(app, overrides=overrides, environ={}).with_algorithm()
+    loaded = App.load(app, overrides=overrides, environ={}).with_own_code()
     assert loaded.config is not None
     strategy = loaded.config.strategy
     assert strategy.name == "mine:mine"
@@ -78,7 +78,7 @@ def test_the_keys_are_the_builders_arguments(app: Path) -> None:
     assert algorithm.recipe.arguments["names"] == ("u", "v")
     assert algorithm.recipe.arguments["rate"] == 2.0
     (app / "meadow.toml").write_text(config_to_toml(loaded.config))
-    again = App.load(app, environ={}).with_algorithm()
+    again = App.load(app, environ={}).with_own_code()
     assert again.config is not None
     assert again.config.strategy == strategy
 
@@ -86,11 +86,11 @@ def test_the_keys_are_the_builders_arguments(app: Path) -> None:
 def test_what_only_a_type_checker_knows_is_passed_as_it_is(app: Path) -> None:
     """And arguments of any name are no keys."""
     set_ = ["strategy.name=mine:loose", "strategy.mu=[[1, 2]]"]
-    loaded = App.load(app, overrides=set_, environ={}).with_algorithm()
+    loaded = App.load(app, overrides=set_, environ={}).with_own_code()
     assert loaded.config is not None
     assert loaded.config.algorithm.recipe.arguments == {"mu": [[1, 2]]}
     with pytest.raises(ConfigError, match=r"strategy.others is not a keyword of mine:loose"):
-        App.load(app, overrides=[*set_, "strategy.others=1"], environ={}).with_algorithm()
+        App.load(app, overrides=[*set_, "strategy.others=1"], environ={}).with_own_code()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_only_a_type_checker_knows_is_passed_as_it_is(app: Path) -> None:
 def test_mistakes_name_module_builder_key_and_remedy(app: Path, override: str, says: str) -> None:
     """Whether they are found when the file is read, or when the code is loaded."""
     with pytest.raises(MeadowError, match=says):
-        App.load(app, overrides=[override], environ={}).with_algorithm()
+        App.load(app, overrides=[override], environ={}).with_own_code()
 
 
 def test_an_argument_without_a_default_must_be_said(app: Path) -> None:
@@ -133,8 +133,8 @@ def test_an_argument_without_a_default_must_be_said(app: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"strategy.proximal_mu is missing: mine:server_only needs"
     ):
-        App.load(app, environ={}).with_algorithm()
-    loaded = App.load(app, overrides=["strategy.proximal_mu=2"], environ={}).with_algorithm()
+        App.load(app, environ={}).with_own_code()
+    loaded = App.load(app, overrides=["strategy.proximal_mu=2"], environ={}).with_own_code()
     assert loaded.config is not None and loaded.config.algorithm.recipe.arguments == {
         "proximal_mu": 2.0
     }
@@ -144,7 +144,7 @@ def test_what_a_builder_makes_is_an_algorithm(app: Path) -> None:
     """Anything else is refused when it is built."""
     (app / "meadow.toml").write_text('[strategy]\nname = "mine:wrong"\n')
     with pytest.raises(AppError, match=r"made a int, not a"):
-        App.load(app, environ={}).with_algorithm()
+        App.load(app, environ={}).with_own_code()
 
 
 PRIVATE = (
@@ -177,10 +177,10 @@ def test_privacy_only_where_it_is_declared(
     )
     loaded = App.load(app, environ={})
     if says is None:
-        loaded.with_algorithm()
+        loaded.with_own_code()
         return
     with pytest.raises(ConfigError, match=says):
-        loaded.with_algorithm()
+        loaded.with_own_code()
 
 
 def test_a_peer_names_no_code(app: Path) -> None:
@@ -233,7 +233,7 @@ def test_meadows_own_come_through_the_same_door(name: str, app: Path) -> None:
     lines = "".join(f"{key} = {value!r}\n" for key, value in strategy.items())
     run = "[run]\nmin_clients = 1\ncohort = 1\n" if entry.single else "[run]\nmin_clients = 3\n"
     (app / "meadow.toml").write_text(f"[strategy]\n{lines}{run}")
-    loaded = App.load(app, environ={}).with_algorithm()
+    loaded = App.load(app, environ={}).with_own_code()
     assert loaded.config is not None
     assert build_algorithm(loaded.config).client_config == entry.builder(**{
         argument: entry.example[key] for argument, key in entry.arguments.items() if key in entry.example

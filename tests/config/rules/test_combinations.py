@@ -275,6 +275,7 @@ REFUSING = {
     "config/client_config.py": "the key among the apps of client.toml, and a damaged list of them",
     "config/own_algorithm.py": "an app's own algorithm, by the signature of its builder",
     "config/rules/strategy.py": "an app's own algorithm that nobody has loaded",
+    "config/sections/own_functions.py": "a function of the app's own that nobody has loaded",
     "config/schema/rules.py": "a declared rule",
     "config/schema/settings.py": "`refuse` itself",
     "config/schema/sources.py": "files, and keys that are not known",
