@@ -10,7 +10,6 @@ import time
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,13 +20,16 @@ from ..server.daemon.server_dir import ServerFolder
 from ..server.remote.connection import admin_stub
 from ..transport import fleet_pb2 as pb
 from ..transport.identity import check_client_name, fingerprint_of
+from . import role
+from .admin import ServerDir
+from .audit import audit
 from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Lay out a server, run its daemon, invite clients.")
-
-ServerDir = Annotated[Path, typer.Option("--dir", help="the server's folder")]
+app.add_typer(role.app, name="role")
+app.command("audit")(audit)
 
 ASKED_COLUMNS = {
     "run_id": "RUN",

@@ -35,7 +35,8 @@ WIRE = """\
 |---|---|---|---|
 | an attacker on the network | access to the line | cut, delay, throttle or drop connections | read, change or replay messages: all connections are TLS with the authority's certificates on both sides, and a client's first connection to a server is verified by the authority's fingerprint |
 | a stranger | both addresses | open connections, fail the handshake, guess tokens | call the fleet's methods without a certificate; hold memory, files or calls of the server beyond the limits below; prevent others from enrolling |
-| an enrolled client | a certificate | send any message that a client can send: false updates, incomplete messages, endless uploads, floods | speak for another client; read messages of another client; use more than its own share of memory and disk |
+| an enrolled client | a certificate | send any message that a client can send: false updates, incomplete messages, endless uploads, floods | speak for another client; read messages of another client; use more than its own share of memory and disk; make a call of those who administer the server |
+| a viewer, an operator | a certificate of that role | what the [table of roles](operating.md#roles) says, until it is revoked | make another call, also on a connection that was open before; have an action without a line in the audit log |
 | the server's operator, or an attacker that controls the server | the authority's key | choose cohorts, apps and settings; withhold answers | run code that the owner did not install or approve; bypass an owner's policy; see single updates within a secure sum |
 
 A message that exceeds its bound is refused as soon as its length is known, before it has arrived; a
@@ -602,6 +603,96 @@ BESIDES = {
 }
 """Constants that are named like limits and are not in a table, by the reason."""
 
+ROLES = """\
+## Roles and the audit log
+
+`server/daemon/routes.py` has every call and the roles that may make it. A call that is not in this table is
+refused to everybody, and a test fails. A certificate is valid while it has not expired, the authority has issued it,
+and the server's folder has its serial under its name (`ca/roles/`, `ca/admin-serial`), with the same role: two
+places that both have to say so. They are read at every call, before every message of a stream, every few
+seconds while a stream is silent, and again after the last message of a submission.
+
+An action is recorded before it begins, durably, and again when it has ended; if the first cannot be written, the action
+is not made. Reads (Status, Watch, Pull and the like) and refusals are recorded at a limited rate, with the number of those
+that have no line. A caller without a certificate of this authority ends in the handshake, below every call, and is in no log.
+Values of settings, tokens and keys are in no line.
+
+Each line has the SHA-256 of the line before, and `head` the hash of the last one. `meadow server audit --verify` names
+the first line that was changed, removed, inserted or moved, and a missing beginning or end.
+
+| not noticed by `--verify` alone | noticed by |
+|---|---|
+| the log written anew from some line on, with all hashes and `head`, by somebody who can write in the server's folder | `meadow server audit --head LINE:HASH`, with a head that was kept elsewhere |
+| the whole folder `audit/` deleted, or replaced by an older copy with its `head` | the same |
+| lines cut off the end together with a matching `head` | the same |
+| commands on the server's machine that write into its folder without Meadow | nothing |
+
+Keep heads where the server's operator cannot change them: a head vouches for all lines up to it.
+"""
+
+ROLES_LIMITS = (
+    Limit(
+        "server.journal.audit_log:FILE_BYTES_MAX",
+        "a file of the audit log; then the next begins",
+        "server/journal/test_audit_log.py::test_the_files_are_bounded",
+    ),
+    Limit(
+        "server.journal.audit_log:FILES_MAX",
+        "files of the audit log; the oldest is dropped, and a line says so",
+        "server/journal/test_audit_log.py::test_the_files_are_bounded",
+    ),
+    Limit(
+        "server.journal.audit_log:LINE_BYTES_MAX",
+        "a line of the audit log",
+        "server/journal/test_audit_log.py::test_what_a_line_holds_is_bounded",
+    ),
+    Limit(
+        "server.journal.audit_log:WHAT_BYTES_MAX",
+        "what a line says of the arguments",
+        "server/journal/test_audit_log.py::test_what_a_line_holds_is_bounded",
+    ),
+    Limit(
+        "server.journal.audit_log:TEXT_CHARS_MAX",
+        "a text in a line",
+        "server/journal/test_audit_log.py::test_what_a_line_holds_is_bounded",
+    ),
+    Limit(
+        "server.journal.audit_log:ITEMS_MAX",
+        "entries of the arguments in a line, and of each list in them",
+        "server/journal/test_audit_log.py::test_what_a_line_holds_is_bounded",
+    ),
+    Limit(
+        "server.daemon.audit_trail:SIMILAR_BURST",
+        "reads of one call by one caller, and refusals of one caller, that are recorded in a burst",
+        "server/daemon/test_routes.py::test_actions_and_their_ends",
+    ),
+    Limit(
+        "server.daemon.audit_trail:SIMILAR_EVERY_S",
+        "time until a further one of these is recorded; callers without a certificate count as one",
+        "server/daemon/test_routes.py::test_refusals_are_bounded",
+    ),
+    Limit(
+        "server.daemon.audit_trail:REFUSED_BURST",
+        "refusals of all callers that are recorded in a burst",
+        "server/daemon/test_routes.py::test_refusals_are_bounded",
+    ),
+    Limit(
+        "server.daemon.audit_trail:REFUSED_EVERY_S",
+        "time until a further refusal is recorded",
+        "server/daemon/test_routes.py::test_refusals_are_bounded",
+    ),
+    Limit(
+        "server.daemon.audit_trail:UNRECORDED_MAX",
+        "callers and calls whose reads without a line are counted",
+        "server/daemon/test_routes.py::test_reads_are_bounded",
+    ),
+    Limit(
+        "server.daemon.administration:ADMITTED_EVERY_S",
+        "time until a silent stream of somebody whose certificate was revoked ends",
+        "server/daemon/test_routes.py::test_revoked_while_a_call_is_open",
+    ),
+)
+
 APPS = """\
 ## Apps that a server offers
 
@@ -641,13 +732,21 @@ field of an instruction 2,000 malformed inputs each, and allows only an error of
 """
 
 
-GROUPS = (WIRE_LIMITS, DISK_LIMITS, WORDS_LIMITS, APP_LIMITS)
+GROUPS = (WIRE_LIMITS, DISK_LIMITS, WORDS_LIMITS, ROLES_LIMITS, APP_LIMITS)
 
 
 def page() -> str:
     """Return the whole page."""
     parts = [INTRODUCTION, WIRE, table(WIRE_LIMITS), DISK, table(DISK_LIMITS)]
-    parts += [WORDS, table(WORDS_LIMITS), APPS, table(APP_LIMITS), TESTS]
+    parts += [
+        WORDS,
+        table(WORDS_LIMITS),
+        ROLES,
+        table(ROLES_LIMITS),
+        APPS,
+        table(APP_LIMITS),
+        TESTS,
+    ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

@@ -93,7 +93,7 @@ class Authority:
             IdentityError: the name or the role is not possible, or the request is malformed, not
                 signed by its own key, or of another kind of key than P-256.
         """
-        if role not in ("client", "admin"):
+        if role == "server":
             raise IdentityError(f"a request cannot be answered with the role {role!r}")
         return self._issue(
             requested_key(request_pem),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -40,14 +40,14 @@ __all__ = [
 UNREADABLE = (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion)
 """What cryptography raises of certificates and requests that it cannot read or verify."""
 
-Role = Literal["client", "admin", "server"]
+Role = Literal["client", "admin", "operator", "viewer", "server"]
 
 PEM_BYTES_MAX: Final = 16_384
 IDENTITIES_KEPT: Final = 1024
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_ROLES: Final[tuple[Role, ...]] = ("client", "admin", "server")
+_ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class Identity:
 
 
 def check_client_name(name: str) -> str:
-    """Return `name` if it is valid for a client or an administrator.
+    """Return `name` if it is valid for a client, or who administers a server.
 
     Raises:
         IdentityError: it is not 1 to 63 of [a-z0-9._-], the first a letter or digit.

@@ -1,4 +1,7 @@
-"""The administrator's calls: sites and runs. Served on the fleet listener to admin identities."""
+"""The calls of those who administer the server: sites and runs.
+
+Who may make which, and what is recorded of it, is in `administration.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from .agent_registry import AgentRegistry
 from .dispatch import Dispatcher
 from .floods import Floods
 from .offer import OFFER_FOLDER
-from .peer_auth import REVOKED, Callers, Context
+from .peer_auth import REVOKED, Context
 from .supervisor import Supervisor
 from .threads import JournalThread
 
@@ -51,7 +54,6 @@ class AdminService(AdminServicer):
         agents: AgentRegistry,
         supervisor: Supervisor,
         dispatcher: Dispatcher,
-        callers: Callers,
         floods: Floods,
         *,
         clock: Callable[[], float],
@@ -61,14 +63,12 @@ class AdminService(AdminServicer):
         self._agents = agents
         self._supervisor = supervisor
         self._dispatcher = dispatcher
-        self._callers = callers
         self._floods = floods
         self._clock = clock
         self._started_at_s = clock()
 
     async def Status(self, request: pb.Empty, context: Context) -> pb.ServerStatus:
         """Return the server's version, its numbers of clients, and the runs that are under way."""
-        await self._callers.admin(context)
         runs = await self._thread(self._journal.runs.all, "queued", "running")
         return pb.ServerStatus(
             version=__version__,
@@ -82,13 +82,11 @@ class AdminService(AdminServicer):
 
     async def Sites(self, request: pb.Empty, context: Context) -> pb.SiteList:
         """List all sites."""
-        await self._callers.admin(context)
         sites = await self._thread(self._journal.sites.all)
         return pb.SiteList(sites=[self._site(site) for site in sites])
 
     async def Revoke(self, request: pb.SiteName, context: Context) -> pb.Site:
         """Revoke a site: disconnect it and refuse its later calls."""
-        await self._callers.admin(context)
         revoked = await self._thread(self._journal.sites.revoke, request.name, now_s=self._clock())
         site = await self._thread(self._journal.sites.get, request.name)
         if not revoked or site is None:
@@ -103,7 +101,6 @@ class AdminService(AdminServicer):
 
     async def Tag(self, request: pb.SiteTags, context: Context) -> pb.Site:
         """Replace a site's tags; runs under way use them from their next round."""
-        await self._callers.admin(context)
         if wrong := [tag for tag in request.tags if not is_tag(tag)]:
             text = f"{wrong[0][:50]!r} is not a tag; {TAG_FORM}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
@@ -136,7 +133,6 @@ class AdminService(AdminServicer):
 
     async def Submit(self, requests: AsyncIterator[pb.SubmitMessage], context: Context) -> pb.Run:
         """Receive an app and begin a run of it."""
-        await self._callers.admin(context)
         first = await anext(requests, None)
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a submission begins with open")
@@ -192,19 +188,16 @@ class AdminService(AdminServicer):
 
     async def Runs(self, request: pb.Empty, context: Context) -> pb.RunList:
         """List all runs."""
-        await self._callers.admin(context)
         return pb.RunList(runs=[_run(run) for run in await self._thread(self._journal.runs.all)])
 
     async def ShowRun(self, request: pb.RunId, context: Context) -> pb.RunDetail:
         """Show one run and its events."""
-        await self._callers.admin(context)
         run = await self._row(request.id, context)
         events = await self._thread(self._journal.events.after, request.id)
         return pb.RunDetail(run=_run(run), events=[_event(row) for row in events[-500:]])
 
     async def Watch(self, request: pb.RunId, context: Context) -> AsyncIterator[pb.RunEvent]:
         """Stream a run's events, past ones first, until it is over."""
-        await self._callers.admin(context)
         await self._row(request.id, context)
         changed = self._supervisor.watch(request.id)
         last = 0
@@ -223,7 +216,6 @@ class AdminService(AdminServicer):
 
     async def Stop(self, request: pb.RunId, context: Context) -> pb.Run:
         """End a run where it is; its last committed model stays."""
-        await self._callers.admin(context)
         run = await self._row(request.id, context)
         if run.status in OVER:
             text = f"run {run.id} is already {run.status}"
@@ -233,7 +225,6 @@ class AdminService(AdminServicer):
 
     async def Resume(self, request: pb.RunId, context: Context) -> pb.Run:
         """Resume a failed or stopped run after its last committed round."""
-        await self._callers.admin(context)
         run = await self._row(request.id, context)
         secure = pb.WorkerReady.FromString(run.ready or b"").secure_aggregation
         if (ending := self._supervisor.ending(run.id)) is not None:
@@ -258,7 +249,6 @@ class AdminService(AdminServicer):
         self, request: pb.PullRequest, context: Context
     ) -> AsyncIterator[pb.PullMessage]:
         """Send a run's folder without the app, the checkpoints and secret keys."""
-        await self._callers.admin(context)
         await self._row(request.run_id, context)
         folder = self._supervisor.run_dir(request.run_id)
         for path in await asyncio.to_thread(_results, folder):

@@ -1,10 +1,11 @@
-"""Records refused calls in the journal, at a limited rate, so that a flood cannot fill it."""
+"""Records refused calls in the journal and the audit log, at a limited rate, so that a flood cannot
+fill them."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 
 from ...errors import StoreError
 from ..journal.journal import Journal
@@ -21,20 +22,35 @@ class Denials:
     """Records which caller was refused, and why."""
 
     def __init__(
-        self, journal: Journal, thread: JournalThread, *, clock: Callable[[], float]
+        self,
+        journal: Journal,
+        thread: JournalThread,
+        audit: Callable[..., Awaitable[None]],
+        *,
+        clock: Callable[[], float],
     ) -> None:
+        """`audit` is `AuditTrail.refused`."""
         self._journal = journal
         self._thread = thread
+        self._audit = audit
         self._clock = clock
         self._allowance = Allowance(burst=BURST, every_s=1.0, clock=clock)
 
     async def record(
-        self, detail: Mapping[str, str | None], *, caller: str = "", kind: str = "access_denied"
+        self,
+        detail: Mapping[str, str | None],
+        *,
+        caller: str = "",
+        kind: str = "access_denied",
+        audited: Mapping[str, str] | None = None,
     ) -> bool:
         """Record a refusal unless the caller is over its rate; return whether it was recorded.
 
-        If the disk fails, the refusal still stands and is written to the log.
+        `audited` is who was refused which call, for the audit log, which has a rate of its own. If
+        the disk fails, the refusal still stands and is written to the log.
         """
+        if audited is not None:
+            await self._audit(what={"reason": detail.get("reason") or ""}, **audited)
         allowed = self._allowance.take((kind, caller))
         if allowed:
             text = json.dumps(detail)

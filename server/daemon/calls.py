@@ -8,14 +8,11 @@ the wire, and its handler reads the message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.message_factory import GetMessageClass
 
 from ...errors import ProtocolError, UnreachableError
 from .peer_auth import Context
@@ -27,7 +24,6 @@ __all__ = [
     "MESSAGE_WAIT_S",
     "FirstMessages",
     "parse",
-    "service_handlers",
     "unary_handler",
 ]
 
@@ -100,42 +96,6 @@ def unary_handler(
         return await answer(request, context)
 
     return grpc.stream_unary_rpc_method_handler(call, response_serializer=_serialized)
-
-
-def service_handlers(
-    methods: Iterable[MethodDescriptor],
-    servicer: object,
-    admit: Admit,
-    first_messages: FirstMessages,
-) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Return the handlers of a service's calls; each call is a method of `servicer`."""
-    return {
-        method.name: _handler(method, getattr(servicer, method.name), admit, first_messages)
-        for method in methods
-    }
-
-
-def _handler(
-    method: MethodDescriptor,
-    behaviour: Callable[..., Any],
-    admit: Admit,
-    first_messages: FirstMessages,
-) -> grpc.RpcMethodHandler[Any, Any]:
-    kind = GetMessageClass(method.input_type)
-    if method.client_streaming:  # it admits before it reads
-        return grpc.stream_unary_rpc_method_handler(
-            behaviour, request_deserializer=partial(parse, kind), response_serializer=_serialized
-        )
-    if not method.server_streaming:
-        return unary_handler(kind, behaviour, admit, first_messages)
-
-    async def stream(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
-        whose = await admit(context)
-        request = parse(kind, await first_messages.next(requests, whose))
-        async for answer in behaviour(request, context):
-            yield answer
-
-    return grpc.stream_stream_rpc_method_handler(stream, response_serializer=_serialized)
 
 
 def _serialized(message: Message) -> bytes:

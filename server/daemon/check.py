@@ -44,6 +44,8 @@ def check_server_folder(server_folder: ServerFolder) -> Iterator[FolderCheck]:
     unlock = server_folder.lock()
     try:
         yield _identity(server_folder)
+        if (server_folder.folder / "audit").is_dir():
+            yield _audit(server_folder)
         yield _journal(server_folder, _problems(server_folder.folder / "journal.sqlite"))
         runs = {str(row["id"]): RunRow(**row) for row in _salvaged(server_folder)["runs"].rows}
         folders = (path for path in (server_folder.folder / "runs").iterdir() if path.is_dir())
@@ -60,9 +62,20 @@ def _identity(server_folder: ServerFolder) -> FolderCheck:
         serial = verify_issued(admin.certificate_pem, ca_pem).serial
         if serial != server_folder.admin_serial():
             raise StoreError("admin.json was replaced; run `meadow server renew-admin`")
+        roles = len(list(server_folder.roles.entries()))
     except MeadowError as error:
         return FolderCheck(subject="identity", ok=False, text=str(error))
-    return FolderCheck(subject="identity", ok=True, text="the authority and admin.json can be read")
+    also = f", and {roles} more with a role" if roles else ""
+    text = f"the authority and admin.json can be read{also}"
+    return FolderCheck(subject="identity", ok=True, text=text)
+
+
+def _audit(server_folder: ServerFolder) -> FolderCheck:
+    found = server_folder.audit_log().verify()
+    whole = f"lines {found.first} to {found.head.n} are whole" if found.head else "no line yet"
+    return FolderCheck(
+        subject="audit", ok=not found.problem, text=found.problem or found.note or whole
+    )
 
 
 def _journal(server_folder: ServerFolder, problems: list[str]) -> FolderCheck:

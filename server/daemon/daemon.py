@@ -17,17 +17,18 @@ import grpc.aio
 
 from ...errors import UnreachableError
 from ...machine.process_limits import give_back_freed_memory
-from ...transport import fleet_pb2 as pb
 from ...transport.address import Address
 from ...transport.blobs import CHUNK_BYTES
 from ...transport.keys import KeyPair
 from ...transport.tls import server_credentials
 from ..journal.journal import Journal
 from .admin import AdminService
+from .administration import Administration
 from .agent_registry import AgentRegistry
 from .audit_limiter import Denials
+from .audit_trail import AuditTrail
 from .blob_service import BulkService
-from .calls import FirstMessages, service_handlers
+from .calls import FirstMessages
 from .dispatch import Dispatcher
 from .enrollment import CertificateIssuer, EnrollmentService
 from .failures import service_of
@@ -94,7 +95,8 @@ class Daemon:
         self._pair = server_folder.server_pair(self._now())
         self._pair_at_s = clock()
         self._floods = Floods()
-        self._denials = Denials(self._journal, self._thread, clock=clock)
+        self._audit = AuditTrail(server_folder.audit_log(clock), clock=clock)
+        self._denials = Denials(self._journal, self._thread, self._audit.refused, clock=clock)
         self._stop = asyncio.Event()
 
     def _now(self) -> datetime:
@@ -123,6 +125,9 @@ class Daemon:
                 loop.add_signal_handler(number, self._stop.set)
             interrupted = await self._supervisor.restore()
             fleet, enroll, addresses = await self._listen()
+            await self._audit.done(
+                who="daemon", role="local", call="server start", what=addresses, outcome="ok"
+            )
             self._server_folder.announce(addresses)
             for run_id in interrupted:
                 self._supervisor.begin(run_id)
@@ -151,26 +156,23 @@ class Daemon:
         config = self._server_folder.config
         fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
         denials = self._denials
-        callers = Callers(
-            self._agents, denials, admin_serial=self._server_folder.admin_serial, clock=self._clock
-        )
+        callers = Callers(self._agents, self._server_folder.roles, denials, clock=self._clock)
         first_messages = FirstMessages()
         service = FleetService(
             self._journal, self._thread, self._agents, self._dispatcher, self._issuer, callers,
             first_messages, self._floods, lease_s=config.lease_s, clock=self._clock,
         )  # fmt: skip
         admin = AdminService(
-            self._journal, self._thread, self._agents, self._supervisor, self._dispatcher, callers,
+            self._journal, self._thread, self._agents, self._supervisor, self._dispatcher,
             self._floods, clock=self._clock,
         )  # fmt: skip
         bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
         handlers = {**service.handlers(), **bulk.handlers()}
-        methods = pb.DESCRIPTOR.services_by_name["Admin"].methods
-        administration = service_handlers(methods, admin, callers.admin, first_messages)
+        administration = Administration(admin, callers, first_messages, self._audit).handlers()
         fleet.add_generic_rpc_handlers(
             (
-                service_of("Fleet", handlers),
-                service_of("Admin", administration, for_admin=True),
+                service_of("Fleet", handlers, callers.admit),
+                service_of("Admin", administration, callers.admit, for_admin=True),
             )
         )
         enroll = grpc.aio.server(
@@ -181,8 +183,10 @@ class Daemon:
                 ("grpc.max_allowed_incoming_connections", ENROLL_CONNECTIONS_MAX),
             ]
         )
-        enrollment = EnrollmentService(self._issuer, denials)
-        enroll.add_generic_rpc_handlers((service_of("Enrollment", enrollment.handlers()),))
+        enrollment = EnrollmentService(self._issuer, denials, self._audit)
+        enroll.add_generic_rpc_handlers(
+            (service_of("Enrollment", enrollment.handlers(), callers.admit),)
+        )
         ca_pem = self._server_folder.authority.certificate_pem
         mutual = server_credentials(self._server_pair, ca_pem=ca_pem)
         one_way = server_credentials(self._server_pair, ca_pem=None)

@@ -22,6 +22,7 @@ from ..journal.journal import Journal
 from ..journal.site_table import SiteRow
 from .agent_registry import AgentRegistry
 from .audit_limiter import Denials
+from .audit_trail import AuditTrail
 from .calls import FirstMessages, parse
 from .peer_auth import Context
 from .threads import JournalThread
@@ -120,9 +121,10 @@ class EnrollmentService:
     wait, the oldest of the address with the most is ended. An honest request arrives at once.
     """
 
-    def __init__(self, issuer: CertificateIssuer, denials: Denials) -> None:
+    def __init__(self, issuer: CertificateIssuer, denials: Denials, audit: AuditTrail) -> None:
         self._issuer = issuer
         self._denials = denials
+        self._audit = audit
         self._strangers = FirstMessages(STRANGERS_MAX, STRANGERS_MAX)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -143,11 +145,18 @@ class EnrollmentService:
         self, request: pb.EnrollRequest, address: str, context: Context
     ) -> pb.Certificate:
         requested_key(request.csr_pem)  # its error is reported in full; a token's is not
+        caller = {"role": "client", "call": "Enrollment.Enroll", "address": address}
         try:
-            return await self._issuer.enroll(request.token, request.csr_pem)
+            issued = await self._issuer.enroll(request.token, request.csr_pem)
+            node = {"node": issued.node_id}
+            await self._audit.done(who=issued.client, what=node, outcome="ok", **caller)
+            return issued
         except IdentityError as error:
             detail = {"address": address, "reason": str(error)}
-            if not await self._denials.record(detail, caller=address, kind="enrollment_refused"):
+            audited = {**caller, "who": "", "role": ""}
+            if not await self._denials.record(
+                detail, caller=address, kind="enrollment_refused", audited=audited
+            ):
                 await asyncio.sleep(GUESS_S)
             text = "the token is not valid: unknown, used or expired; ask for a new one"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)

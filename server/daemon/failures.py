@@ -10,7 +10,7 @@ import errno
 import inspect
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
@@ -35,6 +35,8 @@ LOG = logging.getLogger("meadow.server")
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Service: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"
 Answer = tuple[grpc.StatusCode, str]
+Admit = Callable[[Context, str], Awaitable[None]]
+"""Aborts the call of somebody who may not make it."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _SERVERS_DISK: Final = "the server cannot use its disk at present; try again later"
@@ -51,12 +53,15 @@ _CODES: Final[dict[type[MeadowError], grpc.StatusCode]] = {
 """The first class that an error is an instance of decides."""
 
 
-def service_of(name: str, handlers: Mapping[str, Handler], *, for_admin: bool = False) -> Service:
-    """Return a service whose failed calls end with a status and a sentence."""
+def service_of(
+    name: str, handlers: Mapping[str, Handler], admit: Admit, *, for_admin: bool = False
+) -> Service:
+    """Return a service whose calls begin with `admit`, and end with a status and a sentence if they
+    fail."""
     return grpc.method_handlers_generic_handler(
         f"meadow.v1.{name}",
         {
-            call: _answering(handler, f"{name}.{call}", for_admin)
+            call: _answering(handler, f"{name}.{call}", admit, for_admin)
             for call, handler in handlers.items()
         },
     )
@@ -103,8 +108,8 @@ def _is_full(error: BaseException | None) -> bool:
     return False
 
 
-def _answering(handler: Any, call: str, for_admin: bool) -> Handler:
-    """Return a handler that answers the errors of its behaviour with `answer_of`."""
+def _answering(handler: Any, call: str, admit: Admit, for_admin: bool) -> Handler:
+    """Return a handler that admits its caller, and answers errors with `answer_of`."""
     assert handler.request_streaming, f"{call} would let gRPC wait for its message"
     kind = "stream_stream" if handler.response_streaming else "stream_unary"
     behaviour = getattr(handler, kind)
@@ -117,12 +122,14 @@ def _answering(handler: Any, call: str, for_admin: bool) -> Handler:
 
     async def one(requests: AsyncIterator[Any], context: Context) -> Any:
         try:
+            await admit(context, call)
             return await behaviour(requests, context)
         except Exception as error:
             await end(error, context)
 
     async def many(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
         try:
+            await admit(context, call)
             async for answer in behaviour(requests, context):
                 yield answer
         except Exception as error:

@@ -1,26 +1,31 @@
-"""Authenticates and admits callers by the certificates that the TLS handshake has verified."""
+"""Authenticates and admits callers by the certificates that the TLS handshake has verified.
+
+Who may make which call is in `routes.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from ...errors import IdentityError, StoreError
+from ...transport.address import caller_of
 from ...transport.identity import Identity, Role, peer_identity
 from ..journal.site_table import SiteRow
 from .agent_registry import AgentRegistry
 from .audit_limiter import Denials
+from .roles import ROLE_WORDS, RoleFolder
+from .routes import ENROLMENT, ROUTES, Route
 
 __all__ = ["REVOKED", "Callers", "Context", "caller"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 REVOKED = "this client was revoked; ask the server's operator for a new token"
-REPLACED = (
-    "this administrator's certificate was replaced; use the admin.json of the server's folder"
-)
 
 
 def caller(context: Context, *, role: Role) -> Identity:
@@ -36,23 +41,34 @@ def caller(context: Context, *, role: Role) -> Identity:
 
 
 class Callers:
-    """Admits enrolled clients and the administrator, and records refused callers."""
+    """Admits callers to the calls of the table of routes, and records refused ones."""
 
     def __init__(
         self,
         agents: AgentRegistry,
+        roles: RoleFolder,
         denials: Denials,
         *,
-        admin_serial: Callable[[], str],
         clock: Callable[[], float],
     ) -> None:
-        """`admin_serial` returns the serial of the administrator's valid certificate."""
         self._agents = agents
+        self._roles = roles
         self._denials = denials
-        self._admin_serial = admin_serial
         self._clock = clock
 
-    async def site(self, context: Context, *, claimed: str | None = None) -> SiteRow:
+    async def admit(self, context: Context, call: str) -> None:
+        """Abort a call whose caller may not make it; a call without a route, whoever makes it."""
+        route = ROUTES.get(call)
+        if route is ENROLMENT:  # its listener asks for no certificate; a token is checked instead
+            return
+        if route is not None and route.roles == ("client",):
+            await self.site(context, call=call)
+        else:
+            await self.admin(context, call)
+
+    async def site(
+        self, context: Context, *, claimed: str | None = None, call: str = "Fleet"
+    ) -> SiteRow:
         """Return the caller's site; abort the call if it is not admitted.
 
         A connection may outlive its certificate, so every call is checked.
@@ -60,27 +76,53 @@ class Callers:
         try:
             identity = caller(context, role="client")
         except IdentityError as error:
-            await self._denials.record({"call": "fleet", "reason": str(error)})
+            refused = {"call": "fleet", "reason": str(error)}
+            await self._denials.record(refused, audited=_audited(context, call))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         site = self._agents.site(identity.name)
         problem = _problem(site, identity, claimed, self._clock())
         if site is None or problem:
             name = None if claimed is None else claimed[:80]
             detail = {"client": identity.name, "claimed": name, "reason": problem}
-            await self._denials.record(detail, caller=identity.name)
+            audited = _audited(context, call)
+            await self._denials.record(detail, caller=identity.name, audited=audited)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem or "unknown client")
         return site
 
-    async def admin(self, context: Context) -> str:
-        """Return the serial of the administrator's certificate; abort the call of anybody else."""
+    async def admin(self, context: Context, call: str) -> Identity:
+        """Return who administers the server by this call; abort the call of anybody else.
+
+        A certificate may be revoked while its connection lasts, so every call is checked.
+        """
+        route = ROUTES.get(call, Route(()))
         try:
-            identity = caller(context, role="admin")
-            if identity.serial != self._admin_serial():
-                raise IdentityError(REPLACED)
+            identity = peer_identity(context.auth_context())
+            if identity.role in ROLE_WORDS.values():
+                self._roles.check(identity, datetime.fromtimestamp(self._clock(), UTC))
+            if identity.role not in route.roles:
+                text = f"{identity.name} has the role {identity.role!r}, {_not_of(route, call)}"
+                raise IdentityError(text)
         except (IdentityError, StoreError) as error:
-            await self._denials.record({"call": "admin", "reason": str(error)})
+            detail = {"call": "admin", "reason": str(error)}
+            await self._denials.record(detail, audited=_audited(context, call))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        return identity.serial
+        return identity
+
+
+def _audited(context: Context, call: str) -> dict[str, str]:
+    """Return what the audit log says of a caller that was refused."""
+    who = role = ""
+    with suppress(IdentityError):
+        identity = peer_identity(context.auth_context())
+        who, role = identity.name, identity.role
+    return {"who": who, "role": role, "call": call, "address": caller_of(context.peer())}
+
+
+def _not_of(route: Route, call: str) -> str:
+    roles = [repr(role) for role in route.roles]
+    if not roles:
+        return f"and {call} is for nobody"
+    return f"not {' or '.join(filter(None, [', '.join(roles[:-1]), roles[-1]]))}, for {call}"
 
 
 def _problem(

@@ -2,7 +2,8 @@
 
 server.toml      ports, limits, lifetimes            ca/            the authority (secret key)
 admin.json       the administrator's identity        journal.sqlite the server's durable state
-ca/admin-serial  the serial of its valid certificate
+ca/admin-serial  the serial of its valid certificate ca/roles/      whose certificates are valid, too
+audit/           who did what (`audit_log.py`)
 spool/           tensors in transit                  runs/<id>/     the folder of a run
 privacy.sqlite   the privacy ledger of all runs      ledger         which ledger that is
 listening.json   the addresses in use while running  server.lock    one daemon at a time
@@ -13,9 +14,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import sqlite3
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -29,23 +32,32 @@ from ...config.server_config import (
 from ...errors import ConfigError, IdentityError, StoreError
 from ...transport.authority import Authority
 from ...transport.durable import make_folder, write_file
-from ...transport.identity import identity_of, read_certificate, verify_authority
+from ...transport.identity import (
+    Role,
+    fingerprint_of,
+    identity_of,
+    read_certificate,
+    verify_authority,
+)
 from ...transport.keys import KeyPair, create_request, read_key, write_key
 from ...transport.tokens import create_token
+from ..journal.audit_log import AuditLog
 from ..journal.journal import Journal
 from ..journal.site_table import TokenRow
+from .roles import ADMIN_NAME, ROLE_WORDS, RoleFolder
 
-__all__ = ["AdminIdentity", "ServerFolder"]
+__all__ = ["ROLE_DAYS", "AdminIdentity", "ServerFolder"]
 
 ADMIN_DAYS = 3650.0
 ADMIN_SERIAL = "ca/admin-serial"
+ROLE_DAYS = 365.0
 SERVER_DAYS = 90.0
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminIdentity:
-    """A server's address, and the certificate and key of its administrator."""
+    """A server's address, and the certificate and key of somebody who administers it."""
 
     address: str
     ca_pem: bytes
@@ -70,6 +82,20 @@ class AdminIdentity:
             ) from None
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise IdentityError(f"{path} is not an admin file: {error}") from None
+
+    def write(self, path: Path) -> None:
+        """Write the file, readable only for its owner.
+
+        Raises:
+            StoreError: the disk is full, or the folder does not take the file.
+        """
+        fields = {
+            "address": self.address,
+            "ca_pem": self.ca_pem.decode(),
+            "certificate_pem": self.certificate_pem.decode(),
+            "key_pem": self.key_pem.decode(),
+        }
+        write_file(path, json.dumps(fields, indent=1).encode(), mode=0o600)
 
 
 class ServerFolder:
@@ -105,6 +131,7 @@ class ServerFolder:
                 "has no identity: restore them from a backup"
             ) from None
         self._require_authority()
+        self.roles = RoleFolder(self.folder)
 
     @classmethod
     def create(cls, folder: Path, *, host: str, now: datetime) -> ServerFolder:
@@ -151,25 +178,61 @@ class ServerFolder:
 
     def renew_admin(self, now: datetime) -> Path:
         """Write an admin file with a new key, which replaces the old one; return its path."""
-        path = _make_admin(self.folder, self.authority, self.config, now)
-        with closing(Journal(self.folder / "journal.sqlite")) as journal:
-            journal.events.record(0, "admin_renewed", "{}", now_s=now.timestamp())
+        with self._audited("server renew-admin"):
+            path = _make_admin(self.folder, self.authority, self.config, now)
+            with closing(Journal(self.folder / "journal.sqlite")) as journal:
+                journal.events.record(0, "admin_renewed", "{}", now_s=now.timestamp())
         return path
 
-    def admin_serial(self) -> str:
-        """Return the serial number of the administrator's valid certificate.
+    def add_role(self, name: str, word: str, path: Path, *, days: float, now: datetime) -> Path:
+        """Write a file like admin.json for somebody with a role, with a new key; return its path.
 
         Raises:
-            StoreError: the file is missing or cannot be read.
+            ConfigError: the name has a role already, or the file exists.
+            IdentityError: it cannot be a name.
         """
-        path = self.folder / ADMIN_SERIAL
-        try:
-            return path.read_text()
-        except OSError as error:
-            raise StoreError(
-                f"{path} cannot be read ({error.strerror}); `meadow server renew-admin` writes it "
-                "and admin.json again"
-            ) from error
+        self.roles.require_free(name)
+        if path.exists():
+            raise ConfigError(f"{path} exists; give another file with --out")
+        role, listening = ROLE_WORDS[word], self.listening()
+        address = self.config.fleet_advertised(self.config.fleet_port)
+        if "fleet" in listening and not self.config.fleet_address:
+            address = listening["fleet"]
+        with self._audited("server role add", name=name, given=word, days=int(days)):
+            identity = _issue(
+                self.authority,
+                self.folder / "ca",
+                address,
+                name=name,
+                role=role,
+                days=days,
+                now=now,
+            )
+            identity.write(path)
+            self.roles.add(identity_of(identity.certificate_pem))
+        return path
+
+    def revoke_role(self, name: str) -> None:
+        """Make the certificate of somebody with a role invalid, at once.
+
+        Raises:
+            MeadowError: nobody of this name has one, or it is the folder's own administrator.
+        """
+        with self._audited("server role revoke", name=name):
+            self.roles.revoke(name)
+
+    def admin_serial(self) -> str:
+        """See `RoleFolder.admin_serial`."""
+        return self.roles.admin_serial()
+
+    def audit_log(self, clock: Callable[[], float] = time.time) -> AuditLog:
+        """Return the log of all actions."""
+        genesis = fingerprint_of(self.authority.certificate_pem)
+        return AuditLog(self.folder / "audit", genesis=genesis, clock=clock)
+
+    def _audited(self, call: str, **what: object) -> AbstractContextManager[None]:
+        """Record an action of a command that was called on the server's machine."""
+        return self.audit_log().action(who=_user(), role="local", call=call, what=what)
 
     def invite(self, client: str, *, hours: float, now_s: float) -> tuple[str, int]:
         """Create a one-time token for a client; return it and the client's node id.
@@ -177,7 +240,8 @@ class ServerFolder:
         The client's older tokens become void.
         """
         token, token_hash = create_token()
-        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+        audited = self._audited("server token", client=client, hours=f"{hours:g}")
+        with audited, closing(Journal(self.folder / "journal.sqlite")) as journal:
             node_id = journal.sites.invite(
                 client, token_hash, now_s=now_s, expires_at_s=now_s + hours * 3600.0
             )
@@ -190,7 +254,8 @@ class ServerFolder:
 
     def revoke_token(self, client: str, *, now_s: float) -> bool:
         """Revoke a client's token. False if it has none."""
-        with closing(Journal(self.folder / "journal.sqlite")) as journal:
+        audited = self._audited("server revoke-token", client=client)
+        with audited, closing(Journal(self.folder / "journal.sqlite")) as journal:
             return journal.sites.revoke_token(client, now_s=now_s)
 
     def events(self) -> list[sqlite3.Row]:
@@ -246,17 +311,41 @@ class ServerFolder:
 
 
 def _make_admin(folder: Path, authority: Authority, config: ServerConfig, now: datetime) -> Path:
-    key_path, path = folder / "admin-key.pem", folder / "admin.json"
-    key_path.unlink(missing_ok=True)  # left by a killed attempt
-    request = create_request("admin", key_path)
-    pem = authority.issue_client(request, name="admin", role="admin", now=now, days=ADMIN_DAYS)
-    fields = {
-        "address": config.fleet_advertised(config.fleet_port),
-        "ca_pem": authority.certificate_pem.decode(),
-        "certificate_pem": pem.decode(),
-        "key_pem": key_path.read_text(),
-    }
-    write_file(path, json.dumps(fields, indent=1).encode(), mode=0o600)
-    key_path.unlink()
-    write_file(folder / ADMIN_SERIAL, identity_of(pem).serial.encode())
+    address, path = config.fleet_advertised(config.fleet_port), folder / "admin.json"
+    identity = _issue(
+        authority, folder, address, name=ADMIN_NAME, role="admin", days=ADMIN_DAYS, now=now
+    )
+    identity.write(path)
+    serial = identity_of(identity.certificate_pem).serial
+    write_file(folder / ADMIN_SERIAL, serial.encode())
     return path
+
+
+def _issue(
+    authority: Authority,
+    folder: Path,
+    address: str,
+    *,
+    name: str,
+    role: Role,
+    days: float,
+    now: datetime,
+) -> AdminIdentity:
+    """Return a new key and its certificate; the key is in no file afterwards."""
+    key_path = folder / f"{name}-key.pem"
+    key_path.unlink(missing_ok=True)  # left by a killed attempt
+    request = create_request(name, key_path)
+    key_pem = key_path.read_bytes()
+    key_path.unlink()
+    pem = authority.issue_client(request, name=name, role=role, now=now, days=days)
+    return AdminIdentity(
+        address=address, ca_pem=authority.certificate_pem, certificate_pem=pem, key_pem=key_pem
+    )
+
+
+def _user() -> str:
+    """Return the name of this process's user at the system."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

@@ -62,8 +62,11 @@ def test_refusals_of_a_flood(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     thread = JournalThread(journal)
 
+    async def audit(**_: object) -> None:
+        raise AssertionError("nobody was refused a call")
+
     async def refuse() -> list[bool]:
-        denied = Denials(journal, thread, clock=lambda: 0.0)
+        denied = Denials(journal, thread, audit, clock=lambda: 0.0)
         callers = ["a"] * (2 * denials.BURST) + ["b"]
         return [await denied.record({"why": "no"}, caller=caller) for caller in callers]
 

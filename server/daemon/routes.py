@@ -1,0 +1,46 @@
+"""The table of all calls: who may make them. A call that is not in it is refused to everybody."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ...transport.identity import Role
+
+__all__ = ["ENROLMENT", "ROUTES", "Route"]
+
+
+class Route(NamedTuple):
+    """Who may make a call, and how the audit log has it."""
+
+    roles: tuple[Role, ...]
+    changes: bool = False
+    """An action: recorded before it begins and when it has ended. Reads are recorded at a limited
+    rate, and the calls of agents only when they are refused."""
+
+
+_SITES: Final = Route(("client",))
+_READ: Final = Route(("admin", "operator", "viewer"))
+_RESULTS: Final = Route(("admin", "operator"))
+_RUNS: Final = Route(("admin", "operator"), changes=True)
+_ADMIN: Final = Route(("admin",), changes=True)
+ENROLMENT: Final = Route((), changes=True)
+"""Needs a token instead of a certificate, on a listener of its own."""
+
+ROUTES: Final[dict[str, Route]] = {
+    "Enrollment.Enroll": ENROLMENT,
+    "Fleet.Connect": _SITES,
+    "Fleet.Download": _SITES,
+    "Fleet.Upload": _SITES,
+    "Fleet.Renew": _SITES,
+    "Admin.Status": _READ,
+    "Admin.Sites": _READ,
+    "Admin.Runs": _READ,
+    "Admin.ShowRun": _READ,
+    "Admin.Watch": _READ,
+    "Admin.Pull": _RESULTS,
+    "Admin.Submit": _RUNS,
+    "Admin.Stop": _RUNS,
+    "Admin.Resume": _RUNS,
+    "Admin.Tag": _RUNS,
+    "Admin.Revoke": _ADMIN,
+}
