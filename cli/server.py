@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -237,6 +238,7 @@ def restore(
     text = f"{dir} is the server of {moment(found.made_at.timestamp())}; since then:"
     text += "\n- clients that were admitted are unknown: `meadow server token CLIENT` invites them again"
     text += "\n- clients that were revoked are admitted again: `meadow site revoke CLIENT`"
+    text += "\n- so are roles that were revoked, and a replaced admin.json: `meadow server role revoke NAME`, renew-admin"
     text += "\n- releases of private runs are missing in privacy.sqlite: put the newest one in its place"
     if found.abandoned:
         ended = ", ".join(str(run_id) for run_id in found.abandoned)

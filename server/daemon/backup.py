@@ -78,7 +78,8 @@ def back_up(server_folder: ServerFolder, file: Path, *, now: datetime) -> Backup
     folder = server_folder.folder
     if file.resolve().is_relative_to(folder):
         raise ConfigError(f"{file} is in the server's own folder, and would be lost with it")
-    with _staging(folder) as staged, replacing(file, fsync=True, mode=0o600) as fd:
+    recorded = server_folder.audited("server backup", file=str(file))
+    with recorded, _staging(folder) as staged, replacing(file, fsync=True, mode=0o600) as fd:
         abandoned = _stage(folder, staged)
         written: dict[str, Any] = {}
         links: dict[str, str] = {}
@@ -139,7 +140,8 @@ def restore(file: Path, folder: Path, *, now: datetime) -> Backup:
         manifest = _unpacked(file, partial)
         for name in ("spool", "runs", "ca"):
             make_folder(partial / name)
-        _settle(partial, manifest, now)
+        with ServerFolder(partial).audited("server restore", made_at=manifest["made_at"]):
+            _settle(partial, manifest, now)
         for path, _, _ in os.walk(partial):
             sync_folder(Path(path))
         if folder.exists():

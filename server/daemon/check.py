@@ -134,21 +134,26 @@ def repair_journal(server_folder: ServerFolder) -> dict[str, Salvage]:
     try:
         if not _problems(path):
             raise StoreError(f"{path} is not damaged; nothing was changed")
-        found, new = _salvaged(server_folder), server_folder.folder / "journal.new.sqlite"
-        for file in _files(new):
-            file.unlink(missing_ok=True)
-        folders = [each.name for each in (server_folder.folder / "runs").iterdir()]
-        numbers = [int(name) for name in folders if name.isdecimal()]
-        with closing(Journal(new)) as journal:
-            for table, saved in found.items():
-                journal.take_over(table, saved, numbers=numbers if table == "runs" else ())
-        for old, aside in zip(_files(path), _files(damaged), strict=True):
-            if old.exists():
-                os.rename(old, aside)
-        os.rename(new, path)
-        sync_folder(server_folder.folder)
+        with server_folder.audited("server check --repair"):
+            return _repaired(server_folder, path, damaged)
     finally:
         unlock()
+
+
+def _repaired(server_folder: ServerFolder, path: Path, damaged: Path) -> dict[str, Salvage]:
+    found, new = _salvaged(server_folder), server_folder.folder / "journal.new.sqlite"
+    for file in _files(new):
+        file.unlink(missing_ok=True)
+    folders = [each.name for each in (server_folder.folder / "runs").iterdir()]
+    numbers = [int(name) for name in folders if name.isdecimal()]
+    with closing(Journal(new)) as journal:
+        for table, saved in found.items():
+            journal.take_over(table, saved, numbers=numbers if table == "runs" else ())
+    for old, aside in zip(_files(path), _files(damaged), strict=True):
+        if old.exists():
+            os.rename(old, aside)
+    os.rename(new, path)
+    sync_folder(server_folder.folder)
     return found
 
 

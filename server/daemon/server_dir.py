@@ -178,7 +178,7 @@ class ServerFolder:
 
     def renew_admin(self, now: datetime) -> Path:
         """Write an admin file with a new key, which replaces the old one; return its path."""
-        with self._audited("server renew-admin"):
+        with self.audited("server renew-admin"):
             path = _make_admin(self.folder, self.authority, self.config, now)
             with closing(Journal(self.folder / "journal.sqlite")) as journal:
                 journal.events.record(0, "admin_renewed", "{}", now_s=now.timestamp())
@@ -198,7 +198,7 @@ class ServerFolder:
         address = self.config.fleet_advertised(self.config.fleet_port)
         if "fleet" in listening and not self.config.fleet_address:
             address = listening["fleet"]
-        with self._audited("server role add", name=name, given=word, days=int(days)):
+        with self.audited("server role add", name=name, given=word, days=int(days)):
             identity = _issue(
                 self.authority,
                 self.folder / "ca",
@@ -218,7 +218,7 @@ class ServerFolder:
         Raises:
             MeadowError: nobody of this name has one, or it is the folder's own administrator.
         """
-        with self._audited("server role revoke", name=name):
+        with self.audited("server role revoke", name=name):
             self.roles.revoke(name)
 
     def admin_serial(self) -> str:
@@ -230,7 +230,7 @@ class ServerFolder:
         genesis = fingerprint_of(self.authority.certificate_pem)
         return AuditLog(self.folder / "audit", genesis=genesis, clock=clock)
 
-    def _audited(self, call: str, **what: object) -> AbstractContextManager[None]:
+    def audited(self, call: str, **what: object) -> AbstractContextManager[None]:
         """Record an action of a command that was called on the server's machine."""
         return self.audit_log().action(who=_user(), role="local", call=call, what=what)
 
@@ -240,8 +240,8 @@ class ServerFolder:
         The client's older tokens become void.
         """
         token, token_hash = create_token()
-        audited = self._audited("server token", client=client, hours=f"{hours:g}")
-        with audited, closing(Journal(self.folder / "journal.sqlite")) as journal:
+        recorded = self.audited("server token", client=client, hours=f"{hours:g}")
+        with recorded, closing(Journal(self.folder / "journal.sqlite")) as journal:
             node_id = journal.sites.invite(
                 client, token_hash, now_s=now_s, expires_at_s=now_s + hours * 3600.0
             )
@@ -254,8 +254,8 @@ class ServerFolder:
 
     def revoke_token(self, client: str, *, now_s: float) -> bool:
         """Revoke a client's token. False if it has none."""
-        audited = self._audited("server revoke-token", client=client)
-        with audited, closing(Journal(self.folder / "journal.sqlite")) as journal:
+        recorded = self.audited("server revoke-token", client=client)
+        with recorded, closing(Journal(self.folder / "journal.sqlite")) as journal:
             return journal.sites.revoke_token(client, now_s=now_s)
 
     def events(self) -> list[sqlite3.Row]:

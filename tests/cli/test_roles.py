@@ -108,3 +108,19 @@ def test_a_folder_from_before_roles(meadow: Meadow, folder: Path) -> None:
     identity = identity_of(home.admin().certificate_pem)
     home.roles.check(identity, datetime.now(UTC))
     assert meadow("server", "check", "--dir", str(folder)).code == 0
+
+
+def test_a_restored_log_goes_on(meadow: Meadow, folder: Path, tmp_path: Path) -> None:
+    """A backup has the log and the roles; restoring is an action, and a later head shows it."""
+    at = ("--dir", str(folder))
+    out = str(tmp_path / "ann.json")
+    assert meadow("server", "role", "add", "ann", "--role", "viewer", "--out", out, *at).code == 0
+    assert meadow("server", "backup", str(tmp_path / "b.tar"), *at).code == 0
+    assert meadow("server", "role", "revoke", "ann", *at).code == 0
+    later = ServerFolder(folder).audit_log().verify().head
+    said = meadow("server", "restore", str(tmp_path / "b.tar"), "--dir", str(tmp_path / "new"))
+    assert said.code == 0 and "role revoke" in said.out
+    home = ServerFolder(tmp_path / "new")
+    assert [entry.name for entry in home.roles.entries()] == ["ann"]
+    assert [line["call"] for line in home.audit_log().lines(2)] == ["server restore"] * 2
+    assert not home.audit_log().verify().problem and home.audit_log().verify(later).problem

@@ -75,11 +75,15 @@ def home(tmp_path: Path) -> ServerFolder:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder but its databases and what is made anew."""
+    """Return the files of a folder but its databases, what is made anew, and the audit log, in which
+    both commands have written."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and ".sqlite" not in path.name and path.name != "server.lock"
+        if path.is_file()
+        and ".sqlite" not in path.name
+        and path.name != "server.lock"
+        and path.parent.name != "audit"
     }
 
 
