@@ -613,7 +613,7 @@ places that both have to say so. They are read at every call, before every messa
 seconds while a stream is silent, and again after the last message of a submission.
 
 An action is recorded before it begins, durably, and again when it has ended; if the first cannot be written, the action
-is not made. Reads (Status, Watch, Pull and the like) and refusals are recorded at a limited rate, with the number of those
+is not made. Reads (Status, Watch and the like) and refusals are recorded at a limited rate, with the number of those
 that have no line. A caller without a certificate of this authority ends in the handshake, below every call, and is in no log.
 Values of settings, tokens and keys are in no line.
 
@@ -673,12 +673,12 @@ ROLES_LIMITS = (
     ),
     Limit(
         "server.daemon.audit_trail:REFUSED_BURST",
-        "refusals of all callers that are recorded in a burst",
+        "refusals of all clients and strangers that are recorded in a burst",
         "server/daemon/test_routes.py::test_refusals_are_bounded",
     ),
     Limit(
         "server.daemon.audit_trail:REFUSED_EVERY_S",
-        "time until a further refusal is recorded",
+        "time until a further one of these is recorded",
         "server/daemon/test_routes.py::test_refusals_are_bounded",
     ),
     Limit(

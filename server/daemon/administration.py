@@ -106,7 +106,7 @@ class Administration:
             "what": summary_of(request),
             "address": caller_of(context.peer()),
         }
-        if not ROUTES[call].changes:
+        if not ROUTES[call].is_action:
             await self._audit.read(**fields)
             yield lambda result: None
             return

@@ -30,7 +30,7 @@ SIMILAR_EVERY_S = 60.0
 """After `SIMILAR_BURST` similar lines, one in this time."""
 REFUSED_BURST = 100
 REFUSED_EVERY_S = 10.0
-"""After `REFUSED_BURST` refusals of all callers, one line in this time."""
+"""After `REFUSED_BURST` refusals of clients and strangers together, one line in this time."""
 UNRECORDED_MAX = 10_000
 Ended = Callable[[Mapping[str, Any]], None]
 
@@ -100,8 +100,14 @@ class AuditTrail:
     async def refused(
         self, *, who: str, role: str, call: str, what: Mapping[str, Any], address: str = ""
     ) -> None:
-        """Record a refusal, at a limited rate; all callers without a certificate share theirs."""
-        if self._similar.take(("refused", who, role)) and self._refused.take(None):
+        """Record a refusal, at a limited rate; all callers without a certificate share theirs.
+
+        All clients share a further one, so that none of theirs can hide one of somebody with a role.
+        """
+        is_client = role in ("", "client")
+        if self._similar.take(("refused", who, role)) and not (
+            is_client and not self._refused.take(None)
+        ):
             await self._append(
                 "refused",
                 who=who, role=role, call=call, what=what, outcome="refused", address=address,

@@ -13,17 +13,16 @@ class Route(NamedTuple):
     """Who may make a call, and how the audit log has it."""
 
     roles: tuple[Role, ...]
-    changes: bool = False
-    """An action: recorded before it begins and when it has ended. Reads are recorded at a limited
-    rate, and the calls of agents only when they are refused."""
+    is_action: bool = False
+    """Changes something, or takes models away: recorded before it begins and when it has ended. Other
+    calls are recorded at a limited rate, and those of agents only when they are refused."""
 
 
 _SITES: Final = Route(("client",))
 _READ: Final = Route(("admin", "operator", "viewer"))
-_RESULTS: Final = Route(("admin", "operator"))
-_RUNS: Final = Route(("admin", "operator"), changes=True)
-_ADMIN: Final = Route(("admin",), changes=True)
-ENROLMENT: Final = Route((), changes=True)
+_RUNS: Final = Route(("admin", "operator"), is_action=True)
+_ADMIN: Final = Route(("admin",), is_action=True)
+ENROLMENT: Final = Route(())
 """Needs a token instead of a certificate, on a listener of its own."""
 
 ROUTES: Final[dict[str, Route]] = {
@@ -37,7 +36,7 @@ ROUTES: Final[dict[str, Route]] = {
     "Admin.Runs": _READ,
     "Admin.ShowRun": _READ,
     "Admin.Watch": _READ,
-    "Admin.Pull": _RESULTS,
+    "Admin.Pull": _RUNS,
     "Admin.Submit": _RUNS,
     "Admin.Stop": _RUNS,
     "Admin.Resume": _RUNS,

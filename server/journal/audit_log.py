@@ -31,7 +31,7 @@ FILE_BYTES_MAX: Final = 8 << 20
 FILES_MAX: Final = 32
 LINE_BYTES_MAX: Final = 16 << 10
 WHAT_BYTES_MAX: Final = 4096
-TEXT_CHARS_MAX: Final = 80
+TEXT_CHARS_MAX: Final = 160
 ITEMS_MAX: Final = 16
 """Entries of a line's `what`, and of each list in it."""
 DROPPED: Final = "audit.dropped"
@@ -127,7 +127,9 @@ class AuditLog:
             "address": _short(address),
         }
         try:
-            make_folder(self._folder, mode=0o700)
+            if not self._folder.is_dir():
+                make_folder(self._folder, mode=0o700)
+                self._hand_over(self._folder)
             with self._locked():
                 path, size, head = self._end()
                 if size >= FILE_BYTES_MAX:
@@ -247,10 +249,18 @@ class AuditLog:
         finally:
             os.close(fd)
         if not size:
+            self._hand_over(path)
             sync_folder(self._folder)
         write_file(self._folder / HEAD, f"{head}\n".encode(), mode=0o600)
+        self._hand_over(self._folder / HEAD)
         self._known = path, size + len(data), head
         return head.n
+
+    def _hand_over(self, path: Path) -> None:
+        """Give what root has made to the owner of the server's folder, whose daemon appends, too."""
+        owner = self._folder.parent.stat()
+        if os.geteuid() == 0 != owner.st_uid:
+            os.chown(path, owner.st_uid, owner.st_gid)
 
 
 class _Chain:

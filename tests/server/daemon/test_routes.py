@@ -22,7 +22,7 @@ from google.protobuf.message_factory import GetMessageClass
 from meadow.server.daemon import administration, audit_trail
 from meadow.server.daemon.daemon import Daemon
 from meadow.server.daemon.roles import ROLE_WORDS
-from meadow.server.daemon.routes import ROUTES
+from meadow.server.daemon.routes import ENROLMENT, ROUTES
 from meadow.server.daemon.server_dir import AdminIdentity
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.authority import Authority
@@ -120,6 +120,7 @@ def test_every_call_has_a_route() -> None:
     """A new call is not served to anybody before it is decided who may make it."""
     names = {f"{method.containing_service.name}.{method.name}" for method in METHODS}
     assert set(ROUTES) == names and {method.name for method in METHODS} == set(ALLOWED)
+    assert [name for name, route in ROUTES.items() if route is ENROLMENT] == ["Enrollment.Enroll"]
     users = set(ROLE_WORDS.values())
     for name, route in ROUTES.items():
         apart = (
@@ -347,13 +348,15 @@ def test_refusals_are_bounded() -> None:
         for number in range(3000):
             await trail.refused(who=f"x{number}", role="client", call="x", what={})
         assert log.lines == audit_trail.REFUSED_BURST
+        await trail.refused(who="vera", role="viewer", call="x", what={})
+        assert log.lines == audit_trail.REFUSED_BURST + 1, "clients hide nobody with a role"
         now[0] += 10 * audit_trail.REFUSED_EVERY_S
         for _ in range(3000):
             await trail.refused(who="", role="", call="x", what={})
-        assert log.lines == audit_trail.REFUSED_BURST + audit_trail.SIMILAR_BURST
+        assert log.lines == audit_trail.REFUSED_BURST + 1 + audit_trail.SIMILAR_BURST
         now[0] += 2 * audit_trail.SIMILAR_EVERY_S
         await trail.refused(who="", role="", call="x", what={})
-        assert log.counted == 6001
+        assert log.counted == 6002
 
     asyncio.run(flood())
 

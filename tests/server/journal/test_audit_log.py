@@ -204,6 +204,27 @@ def test_what_a_line_holds_is_bounded(tmp_path: Path) -> None:
     assert all(json.dumps(line, ensure_ascii=False).isprintable() for line in log.lines(9))
 
 
+def test_commands_of_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they write belongs to the folder's owner, as whom the daemon runs and appends."""
+    given: dict[str, tuple[int, int]] = {}
+
+    status = list(tmp_path.stat())
+    status[4:6] = [1234, 1234]
+    strangers = os.stat_result(status)
+
+    def chown(path: Path, user: int, group: int) -> None:
+        given[path.name] = (user, group)
+
+    real = Path.stat
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", chown)
+    monkeypatch.setattr(
+        Path, "stat", lambda path, **more: strangers if path == tmp_path else real(path, **more)
+    )
+    write(tmp_path, 1)
+    assert given == dict.fromkeys(("audit", "000001.jsonl", "head"), (1234, 1234))
+
+
 APPENDING = """
 import sys
 from pathlib import Path
