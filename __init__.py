@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from .strategies.algorithms.scaffold import scaffold
     from .strategies.robust.geometry import Geometry
     from .strategies.rounds.adapter import FederatedStrategy
-    from .task import ClientData, Site, Task
+    from .task import AdditiveMetric, ClientData, Site, Task
+    from .training.additive_metrics import auroc, calibration_error, f1
     from .training.algorithms.algorithms import LocalAlgorithm
     from .training.algorithms.objective import TrainingStep
     from .training.algorithms.training_bench import TrainingBench
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 install()
 
 __all__ = [
+    "AdditiveMetric",
     "Aggregate",
     "Algorithm",
     "Answer",
@@ -103,14 +105,17 @@ __all__ = [
     "accuracy",
     "afl",
     "analytics",
+    "auroc",
     "averaging",
     "builder",
+    "calibration_error",
     "client_app",
     "compare",
     "connect",
     "cross_entropy",
     "datasets",
     "ditto",
+    "f1",
     "fedasync",
     "fedavg",
     "fedbn",
@@ -138,6 +143,9 @@ __all__ = [
 ]
 
 _HOMES = {
+    "auroc": ".training.additive_metrics",
+    "calibration_error": ".training.additive_metrics",
+    "f1": ".training.additive_metrics",
     "averaging": ".strategies.algorithms.fedavg",
     "LocalRound": ".training.local_round",
     "Answer": ".training.local_round",
@@ -150,6 +158,7 @@ _HOMES = {
     "Bounds": ".strategies.algorithms.bounds",
     "State": ".strategies.algorithms.algorithm",
     "Algorithm": ".strategies.algorithms.algorithm",
+    "AdditiveMetric": ".task",
     "Aggregate": ".strategies.algorithms.algorithm",
     "ClientData": ".task",
     "Comparison": ".api.run",

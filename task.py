@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import AppError
+from .errors import AppError, ConfigError
 from .partitioning.memory import share_of
 from .partitioning.partition import Partition
 from .partitioning.shift import shifted
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
     Data = tuple[torch.Tensor, torch.Tensor] | Dataset[Any] | DataLoader[Any]
+    Metric: TypeAlias = "Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | AdditiveMetric"
 
-__all__ = ["AlgorithmNamed", "ClientData", "Site", "Task"]
+__all__ = ["STATISTICS_MAX", "AdditiveMetric", "AlgorithmNamed", "ClientData", "Site", "Task"]
 
 AlgorithmNamed = Callable[[str, str], Any]
 Inputs = TypeVar("Inputs", "torch.Tensor", NDArray[Any])
@@ -99,6 +100,31 @@ def _no_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     raise AppError("the task has no loss, and this strategy needs one: say Task(loss=...)")
 
 
+class AdditiveMetric:
+    """A metric that is no mean of examples, computed from means that are: the area under an ROC curve
+    from a histogram, F1 from counts. A subclass says which, and what follows from them.
+
+    Clients report the means alone; the server averages them by examples, and computes the value of
+    the averages: that of all clients' examples together, not the mean of the clients' values.
+
+    Attributes:
+        size: how many numbers an example gives, at most `STATISTICS_MAX`.
+    """
+
+    size: int
+
+    def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return what is averaged over examples: (batch, size)."""
+        raise NotImplementedError
+
+    def value(self, means: Sequence[float]) -> float:
+        """Return the metric of examples with these means; NaN where it has none."""
+        raise NotImplementedError
+
+
+STATISTICS_MAX = 512
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What is learned, from what.
@@ -108,7 +134,7 @@ class Task:
         loss: (outputs, targets) -> per-example losses, shape (batch,); `meadow.cross_entropy`, for
             instance.
         metrics: name -> (outputs, targets) -> per-example values, shape (batch,);
-            `meadow.accuracy`, for instance.
+            `meadow.accuracy`, for instance. Or an `AdditiveMetric`, as `meadow.auroc()`.
         client_data: loads one site's data; called once per site and process.
         server_data: loads data for central evaluation, if the server has any.
         columns: a site's data as named columns of numbers, one value a row, NaN where there is
@@ -123,10 +149,18 @@ class Task:
     client_data: Callable[[Site], ClientData]
     model: Callable[[], torch.nn.Module] = _no_model
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = _no_loss
-    metrics: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = field(
-        default_factory=dict
-    )
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     server_data: Callable[[], Data] | None = None
     columns: Callable[[ClientData], Mapping[str, ArrayLike | torch.Tensor]] | None = None
     stages: Callable[[torch.nn.Module], Sequence[torch.nn.Module]] | None = None
     algorithm: AlgorithmNamed | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, metric in self.metrics.items():
+            if isinstance(metric, AdditiveMetric):
+                size = getattr(metric, "size", None)
+                if type(size) is not int or not 1 <= size <= STATISTICS_MAX:
+                    raise ConfigError(
+                        f"metric {name!r}: size must be a whole number from 1 to {STATISTICS_MAX}, "
+                        f"got {size!r:.80}"
+                    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ from ..privacy.secagg.server.grid import SecureAggregationGrid
 from ..privacy.secagg.terms.terms import SecureTerms
 from ..privacy.secagg.terms.vector import VectorLayout
 from ..strategies.algorithms.algorithm import Algorithm
+from ..strategies.algorithms.metrics import computed
 from ..strategies.rounds.adapter import FederatedStrategy, RunResult
 from ..strategies.rounds.plan import RoundPlan
 from ..strategies.rounds.progress import EarlyStopping
@@ -87,7 +89,7 @@ def run_rounds(
         ConfigError: a function of the app's own was not loaded.
         RunError: a round cannot be completed.
     """
-    plan = _plan(config)
+    plan = _plan(config, task)
     algorithm = build_algorithm(config)
     of_model = algorithm.of_model
     initial = initial_arrays(task, config.run.seed) if of_model else params_to_arrays({})
@@ -139,7 +141,9 @@ def open_ledger(
 
 def _secure_terms(task: Task, config: Config, privacy: PrivateRun | None) -> SecureTerms:
     """Return the terms of the secure sum: its metrics, and the noise that clients add."""
-    metrics = ["loss", *task.metrics]
+    from ..training.additive_metrics import value_names  # imports torch
+
+    metrics = list(value_names(task))
     if config.evaluation.tuning_epochs or build_algorithm(config).evaluate_config:
         metrics += [f"personal-{name}" for name in metrics]
     plan = None if privacy is None else privacy.plan
@@ -167,7 +171,9 @@ def initial_arrays(task: Task, seed: int) -> ArrayRecord:
     return params_to_arrays(params_of_module(build_module(task, seed)))
 
 
-def _plan(config: Config) -> RoundPlan:
+def _plan(config: Config, task: Task) -> RoundPlan:
+    from ..training.additive_metrics import additive_metrics_of  # imports torch
+
     run, stopping, chosen = config.run, config.run.early_stopping, config.selection
     schedule, rate = function_of(config, "training.schedule"), config.training.learning_rate
     return RoundPlan(
@@ -191,6 +197,7 @@ def _plan(config: Config) -> RoundPlan:
             choose=function_of(config, "selection.kind"),
         ),
         asynchronous=build_asynchrony(config),
+        additive_metrics=additive_metrics_of(task),
         learning_rate=None
         if schedule is None
         else rate_of_round(schedule, rate=rate, rounds=run.rounds),
@@ -208,6 +215,7 @@ class CentralEvaluation:
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Return the metrics of `arrays`; None if the task has no `server_data`."""
+        from ..training.additive_metrics import additive_metrics_of
         from ..training.evaluation import evaluate
         from ..training.module_params import build_module, load_some
 
@@ -218,4 +226,5 @@ class CentralEvaluation:
         module, data = self._loaded
         load_some(module, arrays_to_params(arrays))
         _, means = evaluate(self._task, module, data, batch_size=self._batch_size)
-        return MetricRecord(dict(means))
+        found = computed(means, additive_metrics_of(self._task))
+        return MetricRecord({n: math.nan if each is None else each for n, each in found.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,14 @@ import torch
 
 from ..errors import DataError
 from ..randomness.seeded import seeded
+from ..task import AdditiveMetric
+from .additive_metrics import value_names
 from .batches import Batch, batches_of
 
 if TYPE_CHECKING:
     from ..task import Data, Task
 
-__all__ = ["EVALUATION_BATCH_MIN", "ExampleMeans", "evaluate", "measured"]
+__all__ = ["EVALUATION_BATCH_MIN", "ExampleMeans", "evaluate", "measured", "require_values"]
 
 EVALUATION_BATCH_MIN = 256
 
@@ -60,7 +63,7 @@ class ExampleMeans:
     """Averages the loss and a task's metrics over examples, in float64."""
 
     def __init__(self, task: Task) -> None:
-        self._metrics = task.metrics
+        self._metrics, self._names = task.metrics, value_names(task)
         self._values: dict[str, list[torch.Tensor]] = {"loss": [], **{n: [] for n in task.metrics}}
         self.examples = 0
 
@@ -75,16 +78,21 @@ class ExampleMeans:
         if self._metrics:
             outputs = outputs.detach()
             for name, metric in self._metrics.items():
-                self._take(name, metric(outputs, targets), count)
+                if isinstance(metric, AdditiveMetric):
+                    self._take(name, metric.statistics(outputs, targets), count, metric.size)
+                else:
+                    self._take(name, metric(outputs, targets), count)
         self.examples += count
 
     def means(self) -> dict[str, float]:
         """Return the means of all examples so far; NaN for a value without examples."""
-        return {name: _mean(values, self.examples) for name, values in self._values.items()}
+        count = self.examples
+        sums = [each / count if count else math.nan for each in self.sums()]
+        return dict(zip(self._names, sums, strict=True))
 
     def sums(self) -> list[float]:
-        """Return the sums of all examples so far: of the loss, then of each metric."""
-        return [_sum(values) for values in self._values.values()]
+        """Return the sums of all examples so far, as `value_names` names them."""
+        return [each for name, values in self._values.items() for each in self._sums(name, values)]
 
     def mark(self) -> tuple[int, int]:
         """Return the present number of batches, for `back_to`."""
@@ -106,19 +114,29 @@ class ExampleMeans:
         """Return each example's values so far, by name: (examples,)."""
         return {name: torch.cat(values) for name, values in self._values.items() if values}
 
-    def _take(self, name: str, values: torch.Tensor, count: int) -> None:
-        if not isinstance(values, torch.Tensor) or values.shape != (count,):
-            got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
-            remedy = '; for torch\'s losses say reduction="none"' if name == "loss" else ""
-            raise DataError(
-                f"{name} must give one value per example, shape ({count},), got {got}{remedy}"
-            )
-        self._values[name].append(values.detach())
+    def _take(self, name: str, values: torch.Tensor, count: int, size: int = 0) -> None:
+        self._values[name].append(require_values(name, values, count, size).detach())
+
+    def _sums(self, name: str, values: list[torch.Tensor]) -> list[float]:
+        metric = self._metrics.get(name)
+        size = metric.size if isinstance(metric, AdditiveMetric) else 0
+        if not values:
+            return [0.0] * max(1, size)
+        sums = torch.cat(values).cpu().double().sum(0)
+        return [float(sums)] if not size else list(sums.tolist())
 
 
-def _mean(values: list[torch.Tensor], examples: int) -> float:
-    return _sum(values) / examples if examples else float("nan")
+def require_values(name: str, values: object, count: int, size: int = 0) -> torch.Tensor:
+    """Return what a loss or a metric gives if it is a value an example, (count,), or `size` of them,
+    (count, size).
 
-
-def _sum(values: list[torch.Tensor]) -> float:
-    return float(torch.cat(values).cpu().double().sum()) if values else 0.0
+    Raises:
+        DataError: it is not.
+    """
+    shape = (count, size) if size else (count,)
+    if not isinstance(values, torch.Tensor) or values.shape != shape:
+        got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
+        what = f"{size} values per example" if size else "one value per example"
+        remedy = '; for torch\'s losses say reduction="none"' if name == "loss" else ""
+        raise DataError(f"{name} must give {what}, shape {shape}, got {got}{remedy}")
+    return values

@@ -46,7 +46,8 @@ API: dict[str, tuple[str, ...]] = {
     "Run": (
         "simulate", "resume", "load_run", "compare", "sweep", "connect", "Run", "Comparison", "Federation", "RemoteRun",
     ),
-    "Describe a task": ("Task", "Site", "ClientData", "cross_entropy", "accuracy", "datasets"),
+    "Describe a task": ("Task", "Site", "ClientData", "cross_entropy", "accuracy", "auroc", "f1", "calibration_error",
+        "AdditiveMetric", "datasets"),
     "Choose an algorithm": (
         "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedlion", "newton", "qfedavg", "afl", "fedbuff",
         "fedasync", "fedbn", "fedper", "fedrep", "ditto", "ifca", "lora", "xgb_bagging", "xgb_cyclic", "analytics",

@@ -68,14 +68,16 @@ def require_number(
     return float(value)
 
 
-def require_whole(name: str, value: object, *, at_least: int) -> int:
-    """Return `value` if it is a whole number of at least that much.
+def require_whole(name: str, value: object, *, at_least: int, at_most: int | None = None) -> int:
+    """Return `value` if it is a whole number within the bounds.
 
     Raises:
         ConfigError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ConfigError(f"{name} must be a whole number >= {at_least}, got {value!r:.80}")
+    if at_most is not None and value > at_most:
+        raise ConfigError(f"{name} must be a whole number <= {at_most}, got {value!r:.80}")
     return value
 
 

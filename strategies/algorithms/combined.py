@@ -15,7 +15,7 @@ from typing import cast
 from flwr.app import Message, MetricRecord
 
 from ...flower.messages import records_in
-from .metrics import Metrics
+from .metrics import MetricOfMeans, Metrics, computed
 
 __all__ = ["CLIENTS_KEY", "EXAMPLES_KEY", "ClientTable", "clients_of", "columns_in"]
 
@@ -50,6 +50,15 @@ class ClientTable:
         for column in self.metrics.values():
             column.extend([None] * (len(self.clients) - len(column)))
         return self
+
+    def compute(self, additive: Mapping[str, MetricOfMeans]) -> None:
+        """Put each client's value of an additive metric in the place of its means."""
+        if not self.closed().metrics:
+            return
+        names = list(self.metrics)
+        rows = zip(*self.metrics.values(), strict=True)
+        made = [computed(dict(zip(names, row, strict=True)), additive) for row in rows]
+        self.metrics = {name: [row[name] for row in made] for name in (made[0] if made else ())}
 
     def in_order(self) -> ClientTable:
         """Return the table with its rows in the canonical order of the clients."""

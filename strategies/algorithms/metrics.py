@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-__all__ = ["MetricMeans", "Metrics", "scalars_of"]
+from ...errors import RunError
+
+__all__ = ["MetricMeans", "MetricOfMeans", "Metrics", "computed", "scalars_of", "statistics_of"]
 
 Metrics = dict[str, float | None]
 """Metrics by name; None is a value that is not finite."""
+
+MetricOfMeans = tuple[int, Callable[[Sequence[float]], float]]
+"""How many means a metric is computed from, and how."""
 
 VALUE_MAX = 1e290
 """Larger values are taken for infinite: their weighted sum would be."""
@@ -50,3 +56,32 @@ def _mean(terms: list[tuple[float, float]]) -> float | None:
     if not terms:
         return None
     return math.fsum(term for _, term in terms) / math.fsum(weight for weight, _ in terms)
+
+
+def statistics_of(name: str, size: int) -> list[str]:
+    """Return the names of the means that a metric is computed from."""
+    return [f"{name}[{place}]" for place in range(size)]
+
+
+def computed(metrics: Mapping[str, Any], additive: Mapping[str, MetricOfMeans]) -> dict[str, Any]:
+    """Return metrics with the value of each additive one in the place of its means; None if a mean is
+    missing, or it has no value.
+
+    Raises:
+        RunError: the app's own function fails.
+    """
+    made = dict(metrics)
+    for name, (size, value_of) in additive.items():
+        parts = statistics_of(name, size)
+        if not any(part in made for part in parts):
+            continue
+        means = [made.pop(part, None) for part in parts]
+        made[name] = None
+        if any(mean is None for mean in means):
+            continue
+        try:
+            value = float(value_of([float(mean) for mean in means if mean is not None]))
+        except Exception as error:  # the app's own function
+            raise RunError(f"metric {name!r} cannot be computed: {error!r}") from error
+        made[name] = value if math.isfinite(value) else None
+    return made

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..algorithms.asynchrony import Asynchrony
 from ..algorithms.bounds import require_choice, require_number, require_whole
+from ..algorithms.metrics import MetricOfMeans
 from .progress import EarlyStopping
 from .schedule import RateOfRound
 from .selection import Selection
@@ -38,6 +40,7 @@ class RoundPlan:
             scales the delta down to the limit.
         learning_rate: what clients train with in a round, by its number, if not with that of the
             instruction's configuration and its schedule.
+        additive_metrics: the metrics that are computed from means that clients report.
     """
 
     cohort: float | int = 1.0
@@ -51,6 +54,7 @@ class RoundPlan:
     selection: Selection = field(default_factory=Selection)
     asynchronous: Asynchrony | None = None
     learning_rate: RateOfRound | None = None
+    additive_metrics: Mapping[str, MetricOfMeans] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.cohort, int):

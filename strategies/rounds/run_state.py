@@ -16,7 +16,7 @@ from ...errors import ConfigError, RunError
 from ...flower.messages import arrays_to_params, params_to_arrays, tensors_of
 from ..algorithms.algorithm import Aggregate, Algorithm, Params, State
 from ..algorithms.auxiliary_names import refuse_clashes
-from ..algorithms.metrics import Metrics, scalars_of
+from ..algorithms.metrics import Metrics, computed, scalars_of
 from .checks import fault_in
 from .grids import traffic_bytes
 from .plan import RoundPlan
@@ -119,6 +119,10 @@ class RunState:
 
         `kept` is the state with what the rounds keep beside.
         """
+        if additive := self.plan.additive_metrics:
+            row = {**row, **{part: computed(row[part], additive) for part in ("train", "evaluate")}}
+            table.train.compute(additive)
+            table.evaluate.compute(additive)
         progress = self._progress.after(row, self.plan.early_stopping)
         history = [*self.history, row]
         if self._recorder is not None:

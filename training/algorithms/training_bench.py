@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...errors import DataError, NothingLearnedError
+from ..additive_metrics import value_names
 from ..batches import Batch, batches_of
 from ..evaluation import ExampleMeans
 from ..local_round import Tensors
@@ -100,7 +101,7 @@ class TrainingBench:
             NothingLearnedError: none counted, or the loss is not finite.
         """
         count = self._means.examples
-        names = ("loss", *self._task.metrics)
+        names = value_names(self._task)
         found = (
             {n: s / count for n, s in zip(names, self._means.sums(), strict=True)} if count else {}
         )

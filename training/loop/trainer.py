@@ -14,6 +14,7 @@ import torch
 from ...errors import DataError, NothingLearnedError
 from ...randomness.seeded import seeded
 from ...randomness.seeds import derive, spread_one
+from ..additive_metrics import value_names
 from ..batches import Batch, batches_of, samples_in
 from ..device_use import DeviceUse
 from ..evaluation import ExampleMeans
@@ -196,7 +197,7 @@ class _Local:
         return place.samples, means
 
     def _names(self) -> tuple[str, ...]:
-        return "loss", *self._task.metrics
+        return value_names(self._task)
 
     def _step(self, group: list[Batch], sizes: Sequence[int]) -> None:
         """Make one optimizer step from the mean gradient over all examples of these batches."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...task import Task
+from ..additive_metrics import value_names
 from ..batches import Batch, batches_of, samples_in
 from ..evaluation import EVALUATION_BATCH_MIN, measured
 from .divided import send_params
@@ -39,7 +40,7 @@ def evaluate_together(
     size = max(batch_size, EVALUATION_BATCH_MIN)
     means = measured(task, module, _shares(data, size, parallelism), device=device)
     examples, *sums = parallelism.totals([means.examples, *means.sums()])
-    names = ("loss", *task.metrics)
+    names = value_names(task)
     return int(examples), {n: total / examples for n, total in zip(names, sums, strict=True)}
 
 

@@ -58,7 +58,7 @@ GRINDING_BITS = 64
 """The ring is chosen to be safe against a server that tries 2^64 rings and takes the best. A server
 can try rings only between the last introduction that it receives and its announcement."""
 
-METRICS_COUNT_MAX = 64
+METRICS_COUNT_MAX = 2048
 METRIC_CHARS_MAX = 128
 CLIENTS_MAX = 10_000
 """The largest cohort: every client gets the keys of all others."""

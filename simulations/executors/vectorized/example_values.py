@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....errors import DataError
-from ....task import Task
+from ....strategies.algorithms.metrics import statistics_of
+from ....task import AdditiveMetric, Task
+from ....training.evaluation import require_values
 from .cohort_data import BatchLayout, Step
 
 __all__ = ["ExampleValues", "Means", "Trained", "Weights"]
@@ -86,9 +87,11 @@ class ExampleValues:
             outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
             for name, metric in self._task.metrics.items():
                 if name in self._mixing:
-                    made[name] = self._by_batch(name)
+                    values = self._by_batch(name)
                 else:
-                    made[name] = _one_an_example(name, metric(outputs, targets), len(targets))
+                    values = _values_of(name, metric, outputs, targets)
+                names = statistics_of(name, values.shape[1]) if values.ndim > 1 else [name]
+                made |= zip(names, values.reshape(len(targets), -1).T, strict=True)
         values = torch.stack([each.float() for each in made.values()])
         sums = self._layout.sums(self._steps, values).cpu().numpy()
         means = sums / self._layout.sizes.sum(axis=1)
@@ -100,16 +103,20 @@ class ExampleValues:
         for (step, low, rows, batch), outputs, targets in zip(
             self._steps, self._outputs, self._targets, strict=True
         ):
-            values = outputs.new_zeros(rows, batch, dtype=torch.float32)
-            for row, size in enumerate(self._layout.sizes[low : low + rows, step].tolist()):
-                own = slice(row * batch, row * batch + size)
-                values[row, :size] = _one_an_example(name, metric(outputs[own], targets[own]), size)
-            made.append(values.flatten())
+            size = (metric.size,) if isinstance(metric, AdditiveMetric) else ()
+            values = outputs.new_zeros(rows, batch, *size, dtype=torch.float32)
+            for row, count in enumerate(self._layout.sizes[low : low + rows, step].tolist()):
+                own = slice(row * batch, row * batch + count)
+                values[row, :count] = _values_of(name, metric, outputs[own], targets[own])
+            made.append(values.flatten(0, 1))
         return torch.cat(made)
 
 
-def _one_an_example(name: str, values: object, count: int) -> torch.Tensor:
-    if not isinstance(values, torch.Tensor) or values.shape != (count,):
-        got = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
-        raise DataError(f"{name} must give one value per example, shape ({count},), got {got}")
-    return values
+def _values_of(
+    name: str, metric: Any, outputs: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return what a metric gives for each example, (examples,), or (examples, size) of an additive one."""
+    if isinstance(metric, AdditiveMetric):
+        found = metric.statistics(outputs, targets)
+        return require_values(name, found, len(targets), metric.size)
+    return require_values(name, metric(outputs, targets), len(targets))

@@ -24,13 +24,17 @@ from torch import nn
 from torch.nn import functional
 
 from ....randomness.seeded import seeded
+from ....task import AdditiveMetric
+from ....training.additive_metrics import AUROC, F1, CalibrationError
 from ....training.classification import accuracy, cross_entropy
 from ....training.module_state import PythonState
 
-__all__ = ["is_reshaping", "rowwise_function", "rowwise_graph"]
+__all__ = ["function_of_examples", "is_reshaping", "rowwise_function", "rowwise_graph"]
 
 KNOWN = (accuracy, cross_entropy)
 """Functions of (outputs, targets) that look at their arguments' dtypes, which a trace cannot."""
+
+KNOWN_METRICS = (AUROC, F1, CalibrationError)
 
 _ELEMENTWISE_LAYERS = (
     nn.Identity,
@@ -121,7 +125,7 @@ def rowwise_function(
 
     Shapes: at least three rows each.
     """
-    if function in KNOWN:
+    if function in KNOWN or type(getattr(function, "__self__", None)) in KNOWN_METRICS:
         return True
 
     class ProbedInput(nn.Module):
@@ -139,6 +143,14 @@ def rowwise_function(
         if graph is None or not _proven(graph, sizes, vectors=True):
             return False
         return _differentiated_alike(asked, graph, outputs[:2], targets[:2])
+
+
+def function_of_examples(metric: Any) -> Callable[..., torch.Tensor]:
+    """Return the function of (outputs, targets) that gives a metric's value, or values, of each example."""
+    found: Callable[..., torch.Tensor] = (
+        metric.statistics if isinstance(metric, AdditiveMetric) else metric
+    )
+    return found
 
 
 def is_reshaping(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ....strategies.algorithms.metrics import statistics_of
 from ....task import Task
 from ....training.evaluation import ExampleMeans, evaluate
 from ..site_data import Samples
 from .cohort_data import CohortData
-from .rowwise import rowwise_function, rowwise_graph
+from .rowwise import function_of_examples, rowwise_function, rowwise_graph
 
 __all__ = ["StackedEvaluation"]
 
@@ -63,7 +64,7 @@ class StackedEvaluation:
         graph = rowwise_graph(module, inputs)
         if graph is None:
             return None
-        functions = (self._task.loss, *self._task.metrics.values())
+        functions = (self._task.loss, *map(function_of_examples, self._task.metrics.values()))
         outputs = graph(inputs)
         return graph if all(rowwise_function(f, outputs, targets) for f in functions) else None
 
@@ -78,10 +79,12 @@ class StackedEvaluation:
             outputs = graph(inputs)
             means.add(outputs, targets, self._task.loss(outputs, targets))
         starts = np.cumsum([0, *data.counts[:-1]])
-        by_client = {
-            name: np.add.reduceat(values.cpu().double().numpy(), starts) / data.counts
-            for name, values in means.values().items()
-        }
+        by_client: dict[str, NDArray[np.float64]] = {}
+        for name, values in means.values().items():
+            rows_of = values.cpu().double().numpy().reshape(len(values), -1)
+            names = statistics_of(name, rows_of.shape[1]) if values.ndim > 1 else [name]
+            found = np.add.reduceat(rows_of, starts) / data.counts[:, None]
+            by_client |= zip(names, found.T, strict=True)
         return data.counts.tolist(), by_client
 
     def _one_by_one(

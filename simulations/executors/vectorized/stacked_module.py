@@ -19,7 +19,7 @@ from ....training.algorithms.algorithms import LocalAlgorithm
 from ....training.algorithms.corrections import zero_client_state
 from ....training.algorithms.objective import TrainingStep, features_of
 from ....training.module_params import owners_of
-from .rowwise import rowwise_function, rowwise_graph
+from .rowwise import function_of_examples, rowwise_function, rowwise_graph
 from .step_trace import StepTrace, trace_step
 
 __all__ = ["StackedModule", "StepResult", "Tensors"]
@@ -92,7 +92,10 @@ class StackedModule:
         unproven = trace.draws or algorithm is not None
         self.graph = None if unproven else rowwise_graph(module, self.probe)
         outputs = trace.outputs
-        functions = {"": task.loss, **task.metrics}
+        functions = {
+            "": task.loss,
+            **{name: function_of_examples(metric) for name, metric in task.metrics.items()},
+        }
         mixing = {n for n, f in functions.items() if not rowwise_function(f, outputs, targets)}
         self.in_rows = self.graph is not None and "" not in mixing
         self.mixing_metrics = frozenset(mixing - {""})

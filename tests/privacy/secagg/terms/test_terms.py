@@ -13,7 +13,12 @@ from flwr.app import ConfigRecord, RecordDict
 from meadow.errors import ConfigError, SecureAggregationError
 from meadow.flower.messages import params_to_arrays
 from meadow.privacy.secagg.terms.announcement import CERTIFICATE_BYTES_MAX, Announcement, bind
-from meadow.privacy.secagg.terms.terms import CLIENTS_MAX, METRIC_CHARS_MAX, SecureTerms
+from meadow.privacy.secagg.terms.terms import (
+    CLIENTS_MAX,
+    METRIC_CHARS_MAX,
+    METRICS_COUNT_MAX,
+    SecureTerms,
+)
 
 TERMS = SecureTerms(value_bound=0.25, weight_max=100, metrics=("accuracy", "loss"))
 KEYS = {node: bytes([place]) * 32 for place, node in enumerate((3, 7, 2**64 - 1))}
@@ -105,7 +110,7 @@ def test_weights_have_as_much_room_as_there_is(clients: int) -> None:
         {"metrics_max": 1e30},
         {"metrics": "ab"},
         {"metrics": (1,)},
-        {"metrics": tuple(map(str, range(65)))},
+        {"metrics": tuple(map(str, range(METRICS_COUNT_MAX + 1)))},
         {"bits": 33},
         {"bits": True},
         {"value_bits": 1.5},
