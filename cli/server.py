@@ -85,6 +85,7 @@ def start(
 
     def ready(addresses: dict[str, str]) -> None:
         text = f"listening: fleet {addresses['fleet']}, enrolment {addresses['enroll']}"
+        text += f", metrics {addresses['metrics']}" if "metrics" in addresses else ""
         say(format, text, event="listening", **addresses)
 
     async def serve() -> None:

@@ -73,6 +73,11 @@ class ServerConfig:
     lease_s: float = setting(
         60.0, "a client that shows no progress for this time is given up", at_least=1, at_most=86400
     )
+    metrics_address: str | None = setting(
+        None,
+        "HOST:PORT where Prometheus reads /metrics, as 127.0.0.1:9464; whoever reaches it reads names of "
+        "clients and progress of runs. It is not there if absent",
+    )
     epsilon_max: float | None = setting(
         None,
         "refuse a run that would make the epsilon of a client which takes part in all runs of this "
@@ -161,6 +166,7 @@ def _with_addresses(config: ServerConfig, where: str) -> ServerConfig:
         listen=host("listen", config.listen),
         fleet_address=address("fleet_address"),
         enroll_address=address("enroll_address"),
+        metrics_address=address("metrics_address"),
     )
 
 

@@ -57,6 +57,21 @@ WIRE_LIMITS = (
         "faults/test_oversize.py::test_requests_for_certificates",
     ),
     Limit(
+        "transport.metrics_listener:CONNECTIONS_MAX",
+        "connections to /metrics that are answered at once; others wait",
+        "transport/test_metrics_listener.py::test_who_says_nothing_is_hung_up_on",
+    ),
+    Limit(
+        "transport.metrics_listener:REQUEST_BYTES_MAX",
+        "a request to /metrics",
+        "transport/test_metrics_listener.py::test_one_page",
+    ),
+    Limit(
+        "transport.metrics_listener:REQUEST_S_MAX",
+        "the time of a request to /metrics, and of the answer",
+        "transport/test_metrics_listener.py::test_who_says_nothing_is_hung_up_on",
+    ),
+    Limit(
         "server.daemon.daemon:STREAMS_PER_CONNECTION_MAX",
         "calls at once on one connection",
         "faults/test_half_messages.py::test_with_a_certificate",

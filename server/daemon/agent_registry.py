@@ -69,6 +69,14 @@ class AgentRegistry:
         """Return a site's row, None if there is no such site."""
         return self._sites.get(name)
 
+    def sites(self) -> list[SiteRow]:
+        """Return all sites' rows."""
+        return list(self._sites.values())
+
+    def links(self) -> list[AgentLink]:
+        """Return the streams of the agents that are connected now."""
+        return list(self._links.values())
+
     @property
     def enrolled(self) -> int:
         """The number of sites that have a certificate and are not revoked."""

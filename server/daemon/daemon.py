@@ -20,6 +20,7 @@ from ...machine.process_limits import give_back_freed_memory
 from ...transport.address import Address
 from ...transport.blobs import CHUNK_BYTES
 from ...transport.keys import KeyPair
+from ...transport.metrics_listener import MetricsListener
 from ...transport.tls import server_credentials
 from ..journal.journal import Journal
 from .admin import AdminService
@@ -97,6 +98,7 @@ class Daemon:
         self._floods = Floods()
         self._audit = AuditTrail(server_folder.audit_log(clock), clock=clock)
         self._denials = Denials(self._journal, self._thread, self._audit.refused, clock=clock)
+        self._listener: MetricsListener | None = None
         self._stop = asyncio.Event()
 
     def _now(self) -> datetime:
@@ -125,6 +127,7 @@ class Daemon:
                 loop.add_signal_handler(number, self._stop.set)
             interrupted = await self._supervisor.restore()
             fleet, enroll, addresses = await self._listen()
+            await self._listen_for_metrics(addresses)
             await self._audit.done(
                 who="daemon", role="local", call="server start", what=addresses, outcome="ok"
             )
@@ -202,15 +205,33 @@ class Daemon:
         }
         return fleet, enroll, addresses
 
+    async def _listen_for_metrics(self, addresses: dict[str, str]) -> None:
+        """Listen for Prometheus, where server.toml says so; its address is added."""
+        asked = self._server_folder.config.metrics_address
+        if asked is None:
+            return
+        from .monitoring import Monitoring  # imports the client of Prometheus
+
+        monitoring = Monitoring(
+            self._server_folder, self._journal, self._thread, self._agents,
+            server_certificate=lambda: self._server_pair().certificate_pem,
+        )  # fmt: skip
+        self._supervisor.observe = monitoring.observe
+        self._listener, address = MetricsListener(monitoring.scraped), Address.parse(asked)
+        await self._listener.start(address)
+        addresses["metrics"] = str(Address(address.host, self._listener.port))
+
     async def _drain(self, fleet: grpc.aio.Server, enroll: grpc.aio.Server) -> None:
         """Finish the calls under way, then end; runs are resumed at the next start."""
         await self._record("stopping", {})
         self._agents.close_all("the server is stopping")
+        if self._listener is not None:
+            await self._listener.close()
         await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
 
     async def _end_floods(self, addresses: Mapping[str, str]) -> None:
         """End, every few seconds, the connections that flood the server, and record them."""
-        listeners = {int(address.rpartition(":")[2]): name for name, address in addresses.items()}
+        listeners = {int(addresses[name].rpartition(":")[2]): name for name in FRUITLESS_BYTES_MAX}
         bounds = {port: FRUITLESS_BYTES_MAX[name] for port, name in listeners.items()}
         while True:
             await asyncio.sleep(FLOODS_EVERY_S)

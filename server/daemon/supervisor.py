@@ -38,6 +38,7 @@ PENDING_MAX = 64
 """Bound of a worker's messages that are not yet in the journal."""
 LOG = logging.getLogger("meadow.server")
 
+Observe = Callable[[int, str, str], None]
 WorkerPipe = AsyncPipe[pb.WorkerMessage, pb.DaemonMessage]
 
 
@@ -68,6 +69,8 @@ class Supervisor:
         self._stopping: set[int] = set()
         self._watchers: dict[int, set[asyncio.Event]] = {}
         self._ending: dict[int, str] = {}
+        self.observe: Observe = lambda run_id, kind, detail: None
+        """Called with every event of a run that was recorded: kind, and detail as JSON."""
         self._failures: dict[int, MeadowError] = {}
         """By run: the error that ends it, reported from outside its own task."""
         dispatcher.observer = self
@@ -180,6 +183,7 @@ class Supervisor:
         await self._thread.patiently(
             self._journal.events.record, run_id, kind, detail, now_s=self._clock(), round=round_
         )
+        self.observe(run_id, kind, detail)
         self._wake(run_id)
 
     async def _status(self, run_id: int, status: str, cause: str = "") -> None:
@@ -192,6 +196,7 @@ class Supervisor:
             self._journal.events.record(run_id, "status", detail, now_s=now_s)
 
         await self._thread(write)
+        self.observe(run_id, "status", detail)
         self._wake(run_id)
 
     def _wake(self, run_id: int) -> None:

@@ -82,6 +82,11 @@ class StepTable:
         """Return the rows of a run's steps that are not over."""
         return self._db.sealed("steps", "WHERE run_id = ? AND ended = 0", (run_id,))
 
+    def pending(self) -> int:
+        """Return how many instructions of all runs wait for an answer."""
+        (row,) = self._db.rows("SELECT count(*) FROM instructions WHERE state = 'pending'")
+        return int(row[0])
+
     def cohorts(self, run_id: int) -> dict[str, list[int]]:
         """Return the cohorts of the rounds that are not committed yet, by group."""
         rows = self._db.rows(
