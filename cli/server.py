@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from ..errors import MeadowError
+from ..machine.json_log import JsonFormatter
 from ..machine.process_limits import allow_many_files, keep_freed_memory
 from ..server.daemon.server_dir import ServerFolder
 from ..server.remote.connection import admin_stub
@@ -75,12 +76,13 @@ def start(
     ] = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Run the daemon in the foreground; SIGTERM or Ctrl-C drains and stops it."""
+    """Run the daemon in the foreground; SIGTERM or Ctrl-C drains and stops it. Its log goes to stderr,
+    with --format json as lines of JSON."""
     from ..server.daemon.daemon import Daemon  # imports grpc's server side
 
     keep_freed_memory()
     allow_many_files()
-    _log_to_stderr()
+    _log_to_stderr(format)
     server_folder = ServerFolder(dir, fleet_port=fleet_port, enroll_port=enroll_port)
 
     def ready(addresses: dict[str, str]) -> None:
@@ -95,12 +97,12 @@ def start(
     say(format, "stopped; runs go on at the next start", event="stopped")
 
 
-def _log_to_stderr() -> None:
-    """Log every event to stderr, as a line with its time, level, run and round."""
+def _log_to_stderr(format: Format) -> None:
+    """Log every event to stderr, as a line with its time, level, run and round, or as one of JSON."""
     handler = logging.StreamHandler()
     formatter = logging.Formatter("%(asctime)sZ %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
     formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
+    handler.setFormatter(JsonFormatter() if format is Format.JSON else formatter)
     log = logging.getLogger("meadow.server")
     log.addHandler(handler)
     log.setLevel(logging.INFO)

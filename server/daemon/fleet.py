@@ -12,6 +12,7 @@ import grpc.aio
 
 from ... import __version__
 from ...errors import MeadowError
+from ...machine.json_log import fields_of
 from ...transport import fleet_pb2 as pb
 from ...transport.fields import check_fields
 from ...transport.protocol import PROTOCOL_VERSION
@@ -112,7 +113,12 @@ class FleetService:
                 )
             )
         )
-        LOG.info("%s (node %d) is connected", site.name, site.node_id)
+        LOG.info(
+            "%s (node %d) is connected",
+            site.name,
+            site.node_id,
+            extra=fields_of("connected", client=site.name, node=site.node_id),
+        )
         self._agents.add(link)
         self._dispatcher.connected(link)
         reading = asyncio.create_task(self._read(requests, link, context.peer()))
@@ -124,7 +130,12 @@ class FleetService:
             reading.cancel()
             because = link.closed_because or "the connection was lost"
             shown = "".join(mark if mark.isprintable() else "?" for mark in because[:300])
-            LOG.info("%s is away: %s", site.name, shown)
+            LOG.info(
+                "%s is away: %s",
+                site.name,
+                shown,
+                extra=fields_of("disconnected", client=site.name, node=site.node_id),
+            )
             if self._agents.remove(link):
                 await self._thread(
                     self._journal.sites.seen, site.node_id, connected=False, now_s=self._clock()

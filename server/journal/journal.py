@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from ...machine.json_log import fields_of
 from ...transport.database import Salvage
 from .database import JournalDatabase
 from .run_table import RunTable
@@ -127,6 +128,9 @@ def _log(run_id: int, kind: str, json: str, round: int) -> None:
     detail = json_module.loads(json)
     detail = detail if isinstance(detail, dict) else {}
     number = detail.pop("round", None) or round
+    about = {"run": run_id} if run_id else {}
+    about |= {"round": number} if number and run_id else {}
+    fields = fields_of(kind, **about, detail=dict(detail))
     where = "".join(
         [f"run {run_id}, " if run_id else "", f"round {number}, " if number and run_id else ""]
     )
@@ -136,7 +140,7 @@ def _log(run_id: int, kind: str, json: str, round: int) -> None:
     text = f"{where.removesuffix(', ')}{': ' if where else ''}{kind.replace('_', ' ')}"
     text = f"{text}: {', '.join(words)}" if words else text
     shown = "".join(mark if mark.isprintable() else "?" for mark in text[:TEXT_CHARS_MAX])
-    LOG.log(level, "%s", shown)
+    LOG.log(level, "%s", shown, extra=fields)
 
 
 def _is_shown(value: object) -> bool:
