@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,7 +86,10 @@ class LiveServer:
 
     def deleted_files(self) -> list[str]:
         """Return the files of the spool that the daemon has open though they were deleted."""
-        links = [os.readlink(fd) for fd in Path(f"/proc/{self._process.pid}/fd").iterdir()]
+        links = []
+        for fd in Path(f"/proc/{self._process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it was closed meanwhile
+                links.append(os.readlink(fd))
         return [link for link in links if "/spool/" in link and link.endswith("(deleted)")]
 
     # ------------------------------------------------------------------ ways in

@@ -24,6 +24,8 @@ from .live_server import CALL_S, LiveServer, refused
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 GOOD = {"meadow.toml": b"", "task.py": b"task = None"}
+REWRITTEN = ("journal.sqlite", ".head.")
+"""Files that come and go while the daemon writes its journal, and the head of its audit log."""
 MEMORY_BYTES_MAX = 200 << 20
 """An archive of 64 MiB may be held twice, and unpacked file by file."""
 
@@ -112,7 +114,7 @@ def files_of(server: LiveServer) -> set[Path]:
     beside = (
         path
         for path in server.folder.parent.rglob("*")
-        if path.is_file() and not path.name.startswith("journal.sqlite")
+        if path.is_file() and not path.name.startswith(REWRITTEN)
     )
     return {*beside, *Path("/tmp").glob("evil.py")}
 
