@@ -15,8 +15,9 @@ import typer
 
 from ..errors import ConfigError
 from ..machine.process_limits import keep_freed_memory
+from ..reports.sentences import moment
 from . import client_apps
-from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
+from .output import Format, FormatOption, epsilon_text, say, show_rows
 
 __all__ = ["app"]
 

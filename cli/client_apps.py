@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
-from .output import Format, FormatOption, moment, plain, say, show_rows
+from ..reports.sentences import moment
+from .output import Format, FormatOption, plain, say, show_rows
 
 __all__ = ["app"]
 

@@ -26,10 +26,10 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from ..reports.sentences import amount, sentence_of
 from .output import Format, plain
-from .sentences import sentence_of
 
-__all__ = ["RunView", "amount"]
+__all__ = ["RunView"]
 
 ROWS_SHOWN = 12
 WIDE_COLUMNS = 100
@@ -216,12 +216,3 @@ def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 100 else f"{value:.4g}"
-
-
-def amount(size_bytes: float) -> str:
-    """Return a size in bytes as people say it: 12.3 kB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000 or unit == "GB":
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1000
-    raise AssertionError("unreachable")

@@ -7,7 +7,6 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -23,7 +22,6 @@ __all__ = [
     "FormatOption",
     "epsilon_text",
     "fail",
-    "moment",
     "plain",
     "say",
     "show_renamings",
@@ -95,8 +93,3 @@ def plain(text: str) -> str:
 def epsilon_text(epsilon: float | None) -> str:
     """Return an epsilon, rounded up, for people; None is that of rounds without noise."""
     return "unbounded" if epsilon is None else f"{math.ceil(epsilon * 1e4 - 1e-9) / 1e4:.4g}"
-
-
-def moment(at_s: float) -> str:
-    """Return a moment as text, "-" for never."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_s else "-"

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import ConfigError
 from ..reports.page import write_report
-from .live import amount
+from ..reports.sentences import amount
 from .output import Format, FormatOption, say
 
 __all__ = ["report"]

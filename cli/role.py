@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from ..reports.sentences import moment
 from ..server.daemon.roles import ADMIN_NAME, ROLE_WORDS
 from ..server.daemon.server_dir import ROLE_DAYS, ServerFolder
 from .admin import ServerDir
-from .output import Format, FormatOption, moment, say, show_rows
+from .output import Format, FormatOption, say, show_rows
 
 __all__ = ["app"]
 

@@ -10,6 +10,7 @@ import typer
 
 from ..apps.folder import App
 from ..errors import MeadowError
+from ..reports.sentences import moment, sentence_of
 from ..server.remote.connection import admin_stub
 from ..server.remote.runs import events_of, named, site_names
 from ..server.remote.runs import pull as pull_folder
@@ -17,8 +18,7 @@ from ..server.remote.runs import submit as submit_app
 from ..transport import fleet_pb2 as pb
 from .admin import AdminOption, DirOption
 from .live import RunView
-from .output import Format, FormatOption, moment, say, show_rows
-from .sentences import sentence_of
+from .output import Format, FormatOption, say, show_rows
 
 __all__ = ["app"]
 

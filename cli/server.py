@@ -18,6 +18,7 @@ import typer
 from ..errors import MeadowError
 from ..machine.json_log import JsonFormatter
 from ..machine.process_limits import allow_many_files, keep_freed_memory
+from ..reports.sentences import moment
 from ..server.daemon.server_dir import ServerFolder
 from ..server.remote.connection import admin_stub
 from ..transport import fleet_pb2 as pb
@@ -25,13 +26,15 @@ from ..transport.identity import check_client_name, fingerprint_of
 from . import role
 from .admin import ServerDir
 from .audit import audit
-from .output import Format, FormatOption, epsilon_text, moment, say, show_rows
+from .output import Format, FormatOption, epsilon_text, say, show_rows
+from .page import page
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Lay out a server, run its daemon, invite clients.")
 app.add_typer(role.app, name="role")
 app.command("audit")(audit)
+app.command("page")(page)
 
 ASKED_COLUMNS = {
     "run_id": "RUN",

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import MeadowError
+from ..reports.sentences import moment
 from ..server.remote.connection import admin_stub
 from ..transport import fleet_pb2 as pb
 from .admin import AdminOption, DirOption
-from .output import Format, FormatOption, moment, say, show_rows
+from .output import Format, FormatOption, say, show_rows
 
 __all__ = ["app"]
 

@@ -72,6 +72,36 @@ WIRE_LIMITS = (
         "transport/test_metrics_listener.py::test_who_says_nothing_is_hung_up_on",
     ),
     Limit(
+        "server.pages.sessions:SESSIONS_MAX",
+        "browsers that are signed in to one `meadow server page`; the one that was used least recently is signed out",
+        "server/pages/test_web.py::test_sessions_end",
+    ),
+    Limit(
+        "server.pages.sessions:SESSION_IDLE_S",
+        "a browser that asks for nothing for so long is signed out",
+        "server/pages/test_web.py::test_sessions_end",
+    ),
+    Limit(
+        "server.pages.web:FORM_BYTES_MAX",
+        "a form of the pages",
+        "server/pages/test_web.py::test_nothing_is_done_by_a_foreign_page",
+    ),
+    Limit(
+        "server.pages.serve:REQUEST_BYTES_MAX",
+        "the head of a request to the pages",
+        "server/pages/test_serve.py::test_a_page_is_renewed",
+    ),
+    Limit(
+        "server.pages.serve:CONNECTIONS_MAX",
+        "connections of browsers to the pages; further ones are answered 503",
+        "server/pages/test_serve.py::test_a_page_is_renewed",
+    ),
+    Limit(
+        "server.daemon.admin:INVITATION_HOURS_MAX",
+        "how long a token is valid that is made over the network",
+        "server/pages/test_web.py::test_actions",
+    ),
+    Limit(
         "server.daemon.daemon:STREAMS_PER_CONNECTION_MAX",
         "calls at once on one connection",
         "faults/test_half_messages.py::test_with_a_certificate",
@@ -595,8 +625,13 @@ BESIDES = {
         server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S
-        server.remote.runs:CALL_S server.remote.runs:SUBMIT_S""",
+        server.remote.runs:CALL_S server.remote.runs:SUBMIT_S
+        server.pages.followed_run:CLOSE_S server.pages.remote_server:CALL_S server.pages.remote_server:FIRST_ROUNDS_S
+        server.pages.remote_server:STOP_S server.pages.serve:DRAIN_S server.pages.web:RENEWED_EVERY_S
+        server.pages.web:SILENCE_S""",
     "how much this side does, sends, stores or shows by itself; a peer cannot increase it": """
+        server.daemon.admin:EVENTS_SENT_MAX server.pages.curves:POINTS_MAX server.pages.followed_run:EVENTS_KEPT_MAX
+        server.pages.followed_run:ROUNDS_KEPT_MAX server.pages.remote_server:RUNS_FOLLOWED_MAX server.pages.views:CURVES_MAX
         training.local.app:SITES_KEPT_MAX client.agent.connection:LOOKAHEAD_BYTES_MAX client.agent.delivery:DELIVERIES_MAX
         client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:BLOBS_KEPT client.agent.execution:CORRUPT_MAX
         client.agent.line:UPLOAD_CHUNK_BYTES_MAX training.mid_epoch:SIZE_BYTES_MAX training.mid_epoch:STEPS_KEPT

@@ -7,7 +7,7 @@ from html import escape
 
 __all__ = ["Html", "element", "fragment", "table"]
 
-VOID = frozenset({"meta"})
+VOID = frozenset({"input", "link", "meta"})
 
 
 class Html(str):
@@ -22,7 +22,7 @@ def element(tag: str, *children: str, **attributes: str) -> Html:
     An attribute that is a word of Python has an underscore after it: `class_="wide"`.
     """
     said = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(value, quote=True)}"'
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_plain(value), quote=True)}"'
         for name, value in attributes.items()
     )
     if tag in VOID:

@@ -452,6 +452,32 @@ class RunEvent(_message.Message):
     json: str
     def __init__(self, at_s: _Optional[float] = ..., kind: _Optional[str] = ..., json: _Optional[str] = ...) -> None: ...
 
+class EventList(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[RunEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[RunEvent, _Mapping]]] = ...) -> None: ...
+
+class InviteRequest(_message.Message):
+    __slots__ = ("name", "hours")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    hours: float
+    def __init__(self, name: _Optional[str] = ..., hours: _Optional[float] = ...) -> None: ...
+
+class Invitation(_message.Message):
+    __slots__ = ("token", "expires_at_s", "ca_fingerprint", "enroll_address")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_S_FIELD_NUMBER: _ClassVar[int]
+    CA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    ENROLL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    expires_at_s: float
+    ca_fingerprint: str
+    enroll_address: str
+    def __init__(self, token: _Optional[str] = ..., expires_at_s: _Optional[float] = ..., ca_fingerprint: _Optional[str] = ..., enroll_address: _Optional[str] = ...) -> None: ...
+
 class SubmitOpen(_message.Message):
     __slots__ = ("size_bytes", "name", "settings", "signature")
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]

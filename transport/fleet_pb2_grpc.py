@@ -376,6 +376,16 @@ class AdminStub:
                 request_serializer=meadow_dot_transport_dot_fleet__pb2.PullRequest.SerializeToString,
                 response_deserializer=meadow_dot_transport_dot_fleet__pb2.PullMessage.FromString,
                 _registered_method=True)
+        self.Events = channel.unary_unary(
+                '/meadow.v1.Admin/Events',
+                request_serializer=meadow_dot_transport_dot_fleet__pb2.Empty.SerializeToString,
+                response_deserializer=meadow_dot_transport_dot_fleet__pb2.EventList.FromString,
+                _registered_method=True)
+        self.Invite = channel.unary_unary(
+                '/meadow.v1.Admin/Invite',
+                request_serializer=meadow_dot_transport_dot_fleet__pb2.InviteRequest.SerializeToString,
+                response_deserializer=meadow_dot_transport_dot_fleet__pb2.Invitation.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -449,6 +459,18 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Events(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Invite(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -506,6 +528,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=meadow_dot_transport_dot_fleet__pb2.PullRequest.FromString,
                     response_serializer=meadow_dot_transport_dot_fleet__pb2.PullMessage.SerializeToString,
+            ),
+            'Events': grpc.unary_unary_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=meadow_dot_transport_dot_fleet__pb2.Empty.FromString,
+                    response_serializer=meadow_dot_transport_dot_fleet__pb2.EventList.SerializeToString,
+            ),
+            'Invite': grpc.unary_unary_rpc_method_handler(
+                    servicer.Invite,
+                    request_deserializer=meadow_dot_transport_dot_fleet__pb2.InviteRequest.FromString,
+                    response_serializer=meadow_dot_transport_dot_fleet__pb2.Invitation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -807,6 +839,60 @@ class Admin:
             '/meadow.v1.Admin/Pull',
             meadow_dot_transport_dot_fleet__pb2.PullRequest.SerializeToString,
             meadow_dot_transport_dot_fleet__pb2.PullMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meadow.v1.Admin/Events',
+            meadow_dot_transport_dot_fleet__pb2.Empty.SerializeToString,
+            meadow_dot_transport_dot_fleet__pb2.EventList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Invite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/meadow.v1.Admin/Invite',
+            meadow_dot_transport_dot_fleet__pb2.InviteRequest.SerializeToString,
+            meadow_dot_transport_dot_fleet__pb2.Invitation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,24 +24,28 @@ from ...transport import fleet_pb2 as pb
 from ...transport.app_signature import SIGNATURE_FILE, AppSignature
 from ...transport.durable import make_folder, write_file
 from ...transport.fleet_pb2_grpc import AdminServicer
+from ...transport.identity import check_client_name, fingerprint_of
+from ...transport.tokens import create_token
 from ..journal.journal import Journal
-from ..journal.run_table import RunRow
+from ..journal.run_table import OVER, RunRow
 from ..journal.site_table import SiteRow
 from .agent_registry import AgentRegistry
 from .dispatch import Dispatcher
 from .floods import Floods
 from .offer import OFFER_FOLDER
 from .peer_auth import REVOKED, Context
+from .server_dir import ServerFolder
 from .supervisor import Supervisor
 from .threads import JournalThread
 
 __all__ = ["APP_ZIP_BYTES_MAX", "AdminService"]
 
 APP_ZIP_BYTES_MAX = 64 << 20
+EVENTS_SENT_MAX = 500
+INVITATION_HOURS_MAX = 24 * 366
 PULL_CHUNK_BYTES = 1 << 20
 APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RUN_ID_MAX = (1 << 63) - 1
-OVER = ("finished", "stopped", "failed", "abandoned")
 
 
 class AdminService(AdminServicer):
@@ -55,6 +59,7 @@ class AdminService(AdminServicer):
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         floods: Floods,
+        server_folder: ServerFolder,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -64,6 +69,7 @@ class AdminService(AdminServicer):
         self._supervisor = supervisor
         self._dispatcher = dispatcher
         self._floods = floods
+        self._server_folder = server_folder
         self._clock = clock
         self._started_at_s = clock()
 
@@ -77,6 +83,11 @@ class AdminService(AdminServicer):
             enrolled=self._agents.enrolled,
             runs=[_run(run) for run in runs],
         )
+
+    async def Events(self, request: pb.Empty, context: Context) -> pb.EventList:
+        """List the last events of the server itself, oldest first."""
+        rows = await self._thread(self._journal.events.after, 0)
+        return pb.EventList(events=[_event(row) for row in rows[-EVENTS_SENT_MAX:]])
 
     # ------------------------------------------------------------------ sites
 
@@ -110,6 +121,26 @@ class AdminService(AdminServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, text)
         self._agents.update(site)
         return self._site(site)
+
+    async def Invite(self, request: pb.InviteRequest, context: Context) -> pb.Invitation:
+        """Make a one-time enrolment token for a client; its older ones become void."""
+        name, hours = check_client_name(request.name), request.hours
+        if not 0 < hours <= INVITATION_HOURS_MAX:
+            text = f"an invitation is valid for up to {INVITATION_HOURS_MAX} hours, not {hours:g}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        token, token_hash = create_token()
+        now_s = self._clock()
+        until_s = now_s + hours * 3600.0
+        await self._thread(
+            self._journal.sites.invite, name, token_hash, now_s=now_s, expires_at_s=until_s
+        )
+        fingerprint = fingerprint_of(self._server_folder.authority.certificate_pem)
+        return pb.Invitation(
+            token=token,
+            expires_at_s=until_s,
+            ca_fingerprint=fingerprint,
+            enroll_address=self._server_folder.enroll_advertised(),
+        )
 
     def _site(self, site: SiteRow) -> pb.Site:
         state = "away"
@@ -194,7 +225,9 @@ class AdminService(AdminServicer):
         """Show one run and its events."""
         run = await self._row(request.id, context)
         events = await self._thread(self._journal.events.after, request.id)
-        return pb.RunDetail(run=_run(run), events=[_event(row) for row in events[-500:]])
+        return pb.RunDetail(
+            run=_run(run), events=[_event(row) for row in events[-EVENTS_SENT_MAX:]]
+        )
 
     async def Watch(self, request: pb.RunId, context: Context) -> AsyncIterator[pb.RunEvent]:
         """Stream a run's events, past ones first, until it is over."""

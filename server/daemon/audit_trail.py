@@ -142,6 +142,8 @@ def summary_of(message: Message) -> dict[str, Any]:
         return {"client": message.name, "tags": list(message.tags)}
     if isinstance(message, pb.SiteName):
         return {"client": message.name}
+    if isinstance(message, pb.InviteRequest):  # of the invitation itself nothing: it is a secret
+        return {"client": message.name, "hours": f"{message.hours:g}"}
     if isinstance(message, pb.RunId):
         return {"run": message.id}
     if isinstance(message, pb.PullRequest):

@@ -167,7 +167,7 @@ class Daemon:
         )  # fmt: skip
         admin = AdminService(
             self._journal, self._thread, self._agents, self._supervisor, self._dispatcher,
-            self._floods, clock=self._clock,
+            self._floods, self._server_folder, clock=self._clock,
         )  # fmt: skip
         bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
         handlers = {**service.handlers(), **bulk.handlers()}

@@ -41,5 +41,7 @@ ROUTES: Final[dict[str, Route]] = {
     "Admin.Stop": _RUNS,
     "Admin.Resume": _RUNS,
     "Admin.Tag": _RUNS,
+    "Admin.Events": _READ,
+    "Admin.Invite": _ADMIN,
     "Admin.Revoke": _ADMIN,
 }

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from .database import JournalDatabase
 
-__all__ = ["RunRow", "RunTable"]
+__all__ = ["OVER", "RunRow", "RunTable"]
+
+OVER = ("finished", "stopped", "failed", "abandoned")
+"""Statuses of runs that do not go on by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

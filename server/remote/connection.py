@@ -17,7 +17,7 @@ from ...transport.reach import why_not_reached
 from ...transport.tls import channel_credentials
 from ..daemon.server_dir import AdminIdentity, ServerFolder
 
-__all__ = ["admin_stub"]
+__all__ = ["admin_identity", "admin_stub", "connected", "translated"]
 
 CONNECT_S = 10.0
 MESSAGE_BYTES_MAX = 16 << 20
@@ -41,13 +41,33 @@ def admin_stub(folder: Path | None, admin: Path | None) -> Iterator[AdminStub]:
         UnreachableError: no server answers there.
         MeadowError: the server refuses, in its own words.
     """
+    identity = admin_identity(folder, admin)
+    with connected(identity) as stub, translated(identity.address):
+        yield stub
+
+
+def admin_identity(folder: Path | None, admin: Path | None) -> AdminIdentity:
+    """Return the identity in an admin file, or of the administrator of a server's folder.
+
+    Raises:
+        ConfigError: neither or both are given.
+        IdentityError: the file is missing or malformed.
+    """
     if (folder is None) == (admin is None):
         raise ConfigError("give either --dir (the server's folder) or --admin (an admin file)")
     if admin is not None:
-        identity = AdminIdentity.read(admin)
-    else:
-        assert folder is not None
-        identity = ServerFolder(folder).admin()
+        return AdminIdentity.read(admin)
+    assert folder is not None
+    return ServerFolder(folder).admin()
+
+
+@contextmanager
+def connected(identity: AdminIdentity) -> Iterator[AdminStub]:
+    """Connect to a server; calls raise gRPC's errors, which `translated` makes Meadow's.
+
+    Raises:
+        UnreachableError: no server answers there.
+    """
     pair = KeyPair(key_pem=identity.key_pem, certificate_pem=identity.certificate_pem)
     credentials = channel_credentials(identity.ca_pem, pair)
     options = [
@@ -63,13 +83,24 @@ def admin_stub(folder: Path | None, admin: Path | None) -> Iterator[AdminStub]:
                 f"no server answers at {identity.address}; is `meadow server start` running?"
                 + (f" {found}" if found else "")
             ) from None
-        try:
-            yield AdminStub(channel)
-        except grpc.RpcError as error:
-            raise _translated(error, identity.address) from None
+        yield AdminStub(channel)
 
 
-def _translated(error: grpc.RpcError, address: str) -> MeadowError:
+@contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Make gRPC's errors of the block Meadow's.
+
+    Raises:
+        UnreachableError: the connection was lost.
+        MeadowError: the server refuses, in its own words.
+    """
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _meadow_error(error, address) from None
+
+
+def _meadow_error(error: grpc.RpcError, address: str) -> MeadowError:
     assert isinstance(error, grpc.Call)
     code, details = error.code(), error.details() or ""
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):

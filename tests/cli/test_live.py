@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from meadow.cli.live import RunView, amount
+from meadow.cli.live import RunView
 from meadow.cli.output import Format
+from meadow.reports.sentences import amount
 
 ROW = {
     "round": 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import meadow as package
-from meadow.cli.output import moment
+from meadow.reports.sentences import moment
 
 from .conftest import Meadow
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from meadow.cli.live import RunView
-from meadow.cli.sentences import sentence_of
 from meadow.reports.run_record import read_run
+from meadow.reports.sentences import sentence_of
 
 from .conftest import Meadow
 

@@ -47,6 +47,8 @@ ALLOWED = {
     "Stop": f"operator {ADMINS}",
     "Resume": f"operator {ADMINS}",
     "Tag": f"operator {ADMINS}",
+    "Events": f"viewer operator {ADMINS}",
+    "Invite": ADMINS,
     "Revoke": ADMINS,
 }
 UNREACHED = ("nobody", "foreign", "foreign administrator")

@@ -1,11 +1,12 @@
-"""A run's events as sentences for a person."""
+"""What a person reads of runs: events as sentences, moments, sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["sentence_of"]
+__all__ = ["amount", "moment", "sentence_of"]
 
 Detail = Mapping[str, Any]
 
@@ -14,6 +15,20 @@ def sentence_of(kind: str, detail: Detail) -> str | None:
     """Return what an event means; None for events that only programs care about."""
     write = _SENTENCES.get(kind)
     return None if write is None else write(detail)
+
+
+def moment(at_s: float) -> str:
+    """Return a moment as text, "-" for never."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_s else "-"
+
+
+def amount(size_bytes: float) -> str:
+    """Return a size in bytes as people say it: 12.3 kB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000 or unit == "GB":
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    raise AssertionError("unreachable")
 
 
 def _of_client(detail: Detail) -> str:
