@@ -75,6 +75,9 @@ def execute(
                 folder.follow(trackers_of(app.config.tracking, folder.folder))
                 file = folder.folder / "privacy.sqlite"
                 ledger = open_ledger(app.config, file, sync=folder.durable, share=share)
+                if ledger is not None and ledger.plan.epsilon_max is not None:
+                    budget = {"epsilon_max": ledger.plan.epsilon_max, "delta": ledger.plan.delta}
+                    folder.event("privacy_budget", budget)
                 task = app.load_task()
                 result = run_rounds(task, app.config, grid, recorder=folder, privacy=ledger)
                 status, cause = result.status, result.cause

@@ -58,9 +58,23 @@ class _Private:
         self._plan = plan
         self._algorithm = algorithm
         self._memory = None if plan.correlation is None else NoiseMemory(plan.correlation)
+        self._of_all_rounds: Algorithm | None = None
 
     def of_round(self, state: State) -> Algorithm:
-        """Return the algorithm with the clip and the noise of the next round."""
+        """Return the algorithm with the clip and the noise of the next round: the same one for all
+        rounds, where neither depends on the rounds before."""
+        if self._remembers:
+            return self._of_next_round(state)
+        if self._of_all_rounds is None:
+            self._of_all_rounds = self._of_next_round(state)
+        return self._of_all_rounds
+
+    @property
+    def _remembers(self) -> bool:
+        """Whether a round's clip or noise depends on earlier rounds."""
+        return self._plan.adaptive is not None or self._memory is not None
+
+    def _of_next_round(self, state: State) -> Algorithm:
         plan, clipping, past = self._plan, self._clipping_in(state), None
         if self._memory is not None:
             past = NoisePast(seeds=seeds_in(state.slots[SEEDS_SLOT]), memory=self._memory)
@@ -81,6 +95,8 @@ class _Private:
 
     def apply(self, state: State, aggregate: Aggregate) -> State:
         """Make the algorithm's step, update the clip norm, and store the noise's seed."""
+        if not self._remembers:
+            return self._algorithm.apply(state, aggregate)
         own = (CLIP_SLOT, SEEDS_SLOT)
         inner = {name: slot for name, slot in state.slots.items() if name not in own}
         norm = self._clipping_in(state).clip_norm

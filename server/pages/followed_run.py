@@ -101,7 +101,7 @@ class FollowedRun:
                 self._rounds.append(detail)
             elif kind in ("client_failed", "update_refused", "evaluation_refused"):
                 self._failures.append((at_s, kind, detail))
-            elif kind == "privacy_plan":
+            elif kind == "privacy_budget":
                 self.budget = detail
             elif kind != "round_started":
                 self._events.append((at_s, kind, detail))

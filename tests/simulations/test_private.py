@@ -132,7 +132,11 @@ def test_nothing_but_params_is_kept_of_clients(tmp_path: Path, executor: str) ->
 def test_a_run_keeps_its_budget_and_says_so(tmp_path: Path) -> None:
     """epsilon grows round by round up to the budget; the claim is in the summary, in words."""
     app = written(tmp_path / "app", "epsilon = 4.0\n", rounds=4)
-    summary = simulate(app, out=tmp_path / "out", executor="vectorized")
+    said: dict[str, Any] = {}
+    summary = simulate(
+        app, out=tmp_path / "out", executor="vectorized", on_event=lambda k, d: said.update({k: d})
+    )
+    assert said["privacy_budget"] == {"epsilon_max": 4.0, "delta": 0.01}
     spent = [row["privacy"]["epsilon"] for row in rows_of(tmp_path / "out")]
     assert spent == sorted(spent) and spent[0] < spent[-1] <= 4.0
     assert summary["privacy"]["epsilon"] == pytest.approx(spent[-1])

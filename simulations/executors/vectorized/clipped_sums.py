@@ -89,10 +89,9 @@ class ClippedSums:
         factors = self._clipping.factors(sent)
         for owner, factor in {self._owners[name]: each for name, each in factors.items()}.items():
             delta = deltas[owner]
-            if owner not in self._sums:
-                self._sums[owner] = torch.zeros_like(delta[0], dtype=torch.float64)
             counts = torch.from_numpy(factor).to(delta.device)
-            self._sums[owner] += (counts @ wide[owner]).view(delta.shape[1:])
+            added = (counts @ wide[owner]).view(delta.shape[1:])
+            self._sums[owner] = self._sums[owner].add_(added) if owner in self._sums else added
         within: list[bool | None] = [None] * len(finite)
         every = np.logical_and.reduce([factor >= 1 for factor in factors.values()])
         for row, one in zip(np.flatnonzero(finite).tolist(), every.tolist(), strict=True):

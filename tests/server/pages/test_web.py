@@ -114,6 +114,7 @@ def beside(tmp_path: Path, seen: Callable[[House], None], *, status: str = "fail
             record(house, "round_committed", row, number)
         node = journal.sites.all()[0].node_id
         record(house, "client_failed", {"round": 3, "client": node, "reason": HOSTILE})
+        record(house, "privacy_budget", {"epsilon_max": 4.0, "delta": 1e-6})
         record(house, "app_raised", {"reason": HOSTILE, "log": HOSTILE})
         journal.runs.status(house.run_id, status, cause=HOSTILE, now_s=5.0)
         for each in ("viewer", "operator", "administrator"):
@@ -216,7 +217,7 @@ def test_what_pages_say(tmp_path: Path) -> None:
         with browser(house, tmp_path, "viewer") as opened:
             opened.enter()
             run = opened.get(f"/runs/{house.run_id}")
-            assert run.count("<polyline") == 5 and "3 at delta 1e-06" in run
+            assert run.count("<polyline") == 5 and "3 of 4 at delta 1e-06" in run
             assert "round 3: hospital-a failed: &lt;script&gt;" in run
             assert "90.0 kB" in run and "60.0 kB" in run and f">{ROUNDS}</th>" in run
             sites, events = opened.get("/sites"), opened.get("/events")
