@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import ConfigError
+from ..transport.address import Address
 from .schema.rules import Rule
 from .schema.settings import Settings, refuse, setting
 from .schema.sources import given_by_table, read_toml
@@ -26,6 +27,7 @@ __all__ = [
     "DataConfig",
     "DeviceConfig",
     "PolicyConfig",
+    "ServerAddresses",
     "load_client_config",
     "make_client_config",
 ]
@@ -68,6 +70,40 @@ class DataConfig:
 def _first_but(form: str, texts: Sequence[str]) -> str | None:
     """Return the first of the texts that is not in a form; one that is empty cannot be."""
     return next((text for text in texts if not re.fullmatch(form, text)), None)
+
+
+def _no_address(texts: Sequence[str]) -> str | None:
+    """Return what is wrong with the first text that is no address."""
+    try:
+        for text in texts:
+            Address.parse(text, what="each")
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddresses:
+    """[server]: where this site reaches its server."""
+
+    addresses: tuple[str, ...] = setting(
+        (),
+        "HOST:PORT of the server, several for several ways to it: when one does not answer, the agent tries the "
+        "next, and keeps the one that does; the address that was told at enrolment if empty",
+    )
+
+    rules: ClassVar[tuple[Rule[ServerAddresses], ...]] = (
+        Rule(
+            ("addresses",),
+            "HOST:PORT each",
+            lambda server: _no_address(server.addresses),
+            "must be a list of HOST:PORT; {found}",
+        ),
+    )
+
+    def tried(self, told: str) -> tuple[str, ...]:
+        """Return the addresses to try, given the one that was told at enrolment."""
+        return tuple(str(Address.parse(each)) for each in self.addresses) or (told,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +212,7 @@ class ClientConfig:
         'auto_approve = ["ed25519:..."] among them: authors whose signed versions are installed when '
         "the server offers them; without it, every offered version waits for `meadow client apps`",
     )
+    server: ServerAddresses = field(default_factory=ServerAddresses)
     data: DataConfig = field(default_factory=DataConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)

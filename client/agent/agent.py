@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from ... import __version__
 from ...apps.folder import content_hash
-from ...errors import IdentityError, MeadowError
+from ...errors import ConfigError, IdentityError, MeadowError
 from ...transport.fleet_pb2 import Welcome
 from ..owner.database import AgentDatabase
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
@@ -39,10 +40,10 @@ from .events import Event, Report
 from .execution import Execution
 from .line import LineState
 from .lock import hold_lock
-from .reconnecting import Outage
+from .reconnecting import Outage, Routes
 from .state import AgentState
 from .training import Trainer
-from .uplink import Uplink, retry_delay_s
+from .uplink import Uplink
 from .warm_process import WarmProcess
 
 __all__ = ["Agent"]
@@ -73,6 +74,7 @@ class Agent:
         self._identities = IdentityFolder(self._directory)
         self._uplink = Uplink()
         self._line = LineState()
+        self._routes = Routes()
         self._stopping = asyncio.Event()
         self._renewed = False
         self._server_clock = Clock()
@@ -129,7 +131,7 @@ class Agent:
         )
         assignments = Assignments(execution, deliveries, state, self._uplink, self._report)
         tasks = [
-            asyncio.create_task(self._stay_connected(assignments)),
+            asyncio.create_task(self._stay_connected(owner, assignments)),
             asyncio.create_task(assignments.work()),
             asyncio.create_task(assignments.redeliver()),
             asyncio.create_task(_prepare(owner, trainer)),
@@ -146,20 +148,22 @@ class Agent:
 
     # ------------------------------------------------------------------ the connection
 
-    async def _stay_connected(self, assignments: Assignments) -> None:
-        attempt, outage = 0, Outage(self._report)
+    async def _stay_connected(self, owner: Owner, assignments: Assignments) -> None:
+        attempt, outages = 0, defaultdict[str, Outage](lambda: Outage(self._report))
         while True:
             identity = self._identities.load()
-            welcomed = False
+            with suppress(ConfigError):  # a mistake in client.toml does not end the connection
+                self._routes.update(owner.config().server.tried(identity.fleet_address))
+            address, welcomed = self._routes.present, False
             since_s, carried = time.monotonic(), self._line.carried_bytes
             self._renewed = False
             try:
-                address, credentials = identity.fleet_address, identity.credentials()
+                credentials = identity.credentials()
                 async with Connection(address, credentials, self._line) as connection:
                     sent_s = self._clock()
                     welcome = await connection.hello(identity.name, __version__)
                     welcomed = True
-                    outage.end()
+                    outages.clear()
                     self._compare_clocks(welcome, sent_s)
                     await self._converse(connection, identity, welcome, assignments)
             except IdentityError:
@@ -167,13 +171,17 @@ class Agent:
             except MeadowError as error:
                 self._check_certificate(identity)
                 if not self._renewed:
-                    await outage.tell(error, identity, welcomed=welcomed, now_s=self._clock())
+                    await outages[address].tell(
+                        error, address, identity.ca_pem, welcomed=welcomed, now_s=self._clock()
+                    )
             finally:
                 self._uplink.detach()
             useful = self._renewed or self._line.carried_bytes > carried
             steady = useful or time.monotonic() - since_s > STEADY_S
             attempt = 0 if steady else attempt + 1
-            await asyncio.sleep(0.0 if self._renewed else retry_delay_s(attempt))
+            if not (welcomed and steady):
+                self._routes.turn()
+            await asyncio.sleep(0.0 if self._renewed else self._routes.delay_s(attempt))
 
     async def _converse(
         self,

@@ -1,24 +1,52 @@
-"""Reports to the owner why a connection fails: each cause once."""
+"""Which address is tried next, and why a connection fails: each cause is reported once."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from ...errors import MeadowError, UnreachableError
 from ...transport.reach import why_not_reached
-from ..owner.identity_folder import ClientIdentity
 from .events import Event, Report
+from .uplink import retry_delay_s
 
-__all__ = ["Outage"]
+__all__ = ["Outage", "Routes"]
 
 LOOKED_AGAIN = 16
 """After so many attempts that failed alike, the cause is examined again."""
 
 
+class Routes:
+    """The server's addresses: the one that answers is kept, and after a failure it is the next
+    one's turn."""
+
+    def __init__(self) -> None:
+        self._addresses: tuple[str, ...] = ()
+        self.present = ""
+        """The address to connect to."""
+
+    def update(self, addresses: Sequence[str]) -> None:
+        """Set the addresses, at least one; the present one stays if it is among them."""
+        self._addresses = tuple(addresses)
+        if self.present not in self._addresses:
+            self.present = self._addresses[0]
+
+    def turn(self) -> None:
+        """Note that the present address failed."""
+        at = self._addresses.index(self.present)
+        self.present = self._addresses[(at + 1) % len(self._addresses)]
+
+    def delay_s(self, attempt: int) -> float:
+        """Return the delay before an attempt: each address is tried as often as a single one."""
+        count = len(self._addresses)
+        return retry_delay_s(attempt // count) / count
+
+
 class Outage:
-    """One period without a connection; attempts that fail for the same cause are one line."""
+    """One period without a connection to an address; attempts that fail for the same cause are one
+    line."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -26,12 +54,8 @@ class Outage:
         self._alike = 0
         self._told = ""
 
-    def end(self) -> None:
-        """Note that there is a connection."""
-        self._seen = self._told = ""
-
     async def tell(
-        self, error: MeadowError, identity: ClientIdentity, *, welcomed: bool, now_s: float
+        self, error: MeadowError, address: str, ca_pem: bytes, *, welcomed: bool, now_s: float
     ) -> None:
         """Report why there is no connection, unless that was reported already.
 
@@ -46,9 +70,7 @@ class Outage:
         text = str(error)
         if isinstance(error, UnreachableError) and not welcomed:
             now = datetime.fromtimestamp(now_s, UTC)
-            found = await asyncio.to_thread(
-                why_not_reached, identity.fleet_address, identity.ca_pem, now=now
-            )
+            found = await asyncio.to_thread(why_not_reached, address, ca_pem, now=now)
             text = found or text
         if _cause(text) != self._told:
             self._report(Event(kind="disconnected", text=f"{text}; trying again"))

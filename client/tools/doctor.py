@@ -17,7 +17,7 @@ from typing import Any
 
 from ... import __version__
 from ...apps.folder import content_hash
-from ...errors import IdentityError, MeadowError
+from ...errors import ConfigError, IdentityError, MeadowError
 from ...transport.fleet_pb2 import Blob
 from ...transport.reach import why_not_reached
 from ..agent.clock import clock_fault
@@ -42,8 +42,9 @@ async def examine(directory: Path) -> AsyncIterator[CheckResult]:
         yield CheckResult(subject="certificate", ok=False, text=str(error))
         return
     yield _certificate(identity)
-    for finding in await _server(directory, identity):
-        yield finding
+    for address in _addresses(directory, identity):
+        for finding in await _server(directory, identity, address):
+            yield finding
     yield _disk(directory)
     yield _secure_key(directory)
     async for finding in _apps(directory, identity):
@@ -73,9 +74,17 @@ def _secure_key(directory: Path) -> CheckResult:
     return CheckResult(subject="secure sums", ok=True, text=text)
 
 
-async def _server(directory: Path, identity: ClientIdentity) -> list[CheckResult]:
+def _addresses(directory: Path, identity: ClientIdentity) -> tuple[str, ...]:
+    """Return the addresses that the agent tries; a mistake in client.toml is another finding."""
+    told = identity.fleet_address
+    with suppress(ConfigError):
+        return Owner(directory, content_hash).config().server.tried(told)
+    return (told,)
+
+
+async def _server(directory: Path, identity: ClientIdentity, address: str) -> list[CheckResult]:
     """Connect as the agent does, unless one is running: a second stream would end the agent's."""
-    address, agent = identity.fleet_address, lock_holder(directory)
+    agent = lock_holder(directory)
     try:
         async with Connection(address, identity.credentials()) as connection:
             if agent is not None:

@@ -138,14 +138,14 @@ def status_of(directory: Path, *, now_s: float) -> ClientStatus:
         ConfigError: it is not enrolled, or client.toml is wrong.
         IdentityError, StoreError: its files are damaged.
     """
-    identity = IdentityFolder(directory).load()
+    identity, owner = IdentityFolder(directory).load(), Owner(directory, content_hash)
     apps = [
         AppStatus(
             name=name,
             sha256="" if isinstance(found, MeadowError) else found,
             problem=str(found) if isinstance(found, MeadowError) else "",
         )
-        for name, found in Owner(directory, content_hash).apps().items()
+        for name, found in owner.apps().items()
     ]
     database = AgentDatabase(directory / "agent.sqlite")
     try:
@@ -154,7 +154,7 @@ def status_of(directory: Path, *, now_s: float) -> ClientStatus:
         return ClientStatus(
             name=identity.name,
             node_id=identity.node_id,
-            server=identity.fleet_address,
+            server=", ".join(owner.config().server.tried(identity.fleet_address)),
             certificate_until_s=identity.certificate.not_after.timestamp(),
             apps=tuple(apps),
             last_instruction=last.instruction_id if last else "",

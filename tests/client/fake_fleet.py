@@ -60,7 +60,9 @@ class FakeFleet(FleetServicer):
         now = datetime.now(UTC) + self.ahead
         pair = self.authority.issue_server(["localhost"], now=now, days=1)
         credentials = server_credentials(lambda: pair, ca_pem=self.authority.certificate_pem)
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0)]
+        )
         add_FleetServicer_to_server(self, self._server)
         self.port = self._server.add_secure_port(f"127.0.0.1:{self.port}", credentials)
         await self._server.start()

@@ -31,7 +31,7 @@ NAME = "fl.example.test"
 """No DNS knows it: only the proxy does."""
 NOW = datetime.now(UTC)
 AUTHORITY = Authority.create(now=NOW)
-SERVER = AUTHORITY.issue_server([NAME], now=NOW, days=1)
+SERVER = AUTHORITY.issue_server([NAME, "2001:db8::7"], now=NOW, days=1)
 LOGIN = "Basic dXNlcjpwOndvcmQ="  # user:p:word
 
 
@@ -55,6 +55,24 @@ def test_both_ways_go_through_it(variable: str, monkeypatch: pytest.MonkeyPatch)
             return [(target.partition(":")[0], login) for target, login in proxy.asked]
 
     assert asyncio.run(scenario()) == [(NAME, LOGIN)] * 2
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_ipv6_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy's address and the server's stand in brackets, for gRPC as for the first look."""
+
+    async def scenario() -> set[str]:
+        async with listening(lambda: SERVER, ca_pem=None) as port:
+            proxy = ConnectProxy({f"[2001:db8::7]:{port}": ("127.0.0.1", port)})
+            with listener(proxy, "::1") as at:
+                monkeypatch.setenv("https_proxy", f"http://[::1]:{at}")
+                address = Address.parse(f"[2001:db8::7]:{port}")
+                where = (address.host, address.port, AUTHORITY.fingerprint)
+                pem = await asyncio.to_thread(fetch_ca, *where)
+                await asyncio.to_thread(call, str(address), pem)
+            return {target.rpartition(":")[0] for target, _ in proxy.asked}
+
+    assert asyncio.run(scenario()) == {"[2001:db8::7]"}
 
 
 def call(address: str, ca_pem: bytes) -> bytes:
