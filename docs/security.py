@@ -252,6 +252,11 @@ WIRE_LIMITS = (
         "server/test_bounds.py::test_refusals_of_a_flood",
     ),
     Limit(
+        "server.daemon.peer_auth:FOREIGN_EVERY_S",
+        "time after which it is recorded again that a client has another version of the protocol",
+        "faults/test_streams.py::test_another_protocol",
+    ),
+    Limit(
         "server.daemon.fleet:RENEWAL_EVERY_S",
         "time until a client that has used up its renewals may renew again",
         "faults/test_enrollment.py::test_many_renewals",

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from ... import __version__
 from ...errors import MeadowError
 from ...machine.json_log import fields_of
 from ...transport import fleet_pb2 as pb
@@ -158,11 +157,7 @@ class FleetService:
                 grpc.StatusCode.INVALID_ARGUMENT, "the first message is not a hello"
             )
         if first.hello.protocol != PROTOCOL_VERSION:
-            text = (
-                f"the client speaks protocol {first.hello.protocol}, not {PROTOCOL_VERSION}: both "
-                f"sides need the same version of Meadow, and this server has {__version__}"
-            )
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            await self._callers.refuse_protocol(context, first.hello)
         return first.hello
 
     async def _read(self, requests: AsyncIterator[bytes], link: AgentLink, peer: str) -> None:

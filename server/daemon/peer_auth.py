@@ -13,18 +13,22 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ... import __version__
 from ...errors import IdentityError, StoreError
 from ...transport.address import caller_of
+from ...transport.fleet_pb2 import Hello
 from ...transport.identity import Identity, Role, peer_identity
+from ...transport.protocol import PROTOCOL_VERSION
 from ..journal.site_table import SiteRow
 from .agent_registry import AgentRegistry
-from .audit_limiter import Denials
+from .audit_limiter import Allowance, Denials
 from .roles import ROLE_WORDS, RoleFolder
 from .routes import ENROLMENT, ROUTES, Route
 
 __all__ = ["REVOKED", "Callers", "Context", "caller"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
+FOREIGN_EVERY_S = 3600.0
 REVOKED = "this client was revoked; ask the server's operator for a new token"
 
 
@@ -54,6 +58,7 @@ class Callers:
         self._agents = agents
         self._roles = roles
         self._denials = denials
+        self._foreign = Allowance(burst=1, every_s=FOREIGN_EVERY_S, clock=clock)
         self._clock = clock
 
     async def admit(self, context: Context, call: str) -> None:
@@ -88,6 +93,25 @@ class Callers:
             await self._denials.record(detail, caller=identity.name, audited=audited)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem or "unknown client")
         return site
+
+    async def refuse_protocol(self, context: Context, hello: Hello) -> None:
+        """Abort the stream of an agent with another version of the protocol.
+
+        The agent tries again until somebody upgrades it, so this is recorded once an hour.
+        """
+        older, newer = "the agent's", "the server's"
+        if hello.protocol > PROTOCOL_VERSION:
+            older, newer = newer, older
+        reason = (
+            f"the client speaks protocol {hello.protocol}, not {PROTOCOL_VERSION}: this server has Meadow "
+            f"{__version__}, and the client {hello.version[:40]!r}; upgrade {older} Meadow, which is older than "
+            f"{newer}"
+        )
+        name = peer_identity(context.auth_context()).name
+        if self._foreign.take(name):
+            detail = {"client": name, "claimed": None, "reason": reason}
+            await self._denials.record(detail, caller=name, audited=_audited(context, "Fleet"))
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
 
     async def admin(self, context: Context, call: str) -> Identity:
         """Return who administers the server by this call; abort the call of anybody else.

@@ -16,6 +16,7 @@ from meadow.transport.authority import Authority
 from meadow.transport.blobs import Receiver, blob_path, chunks
 from meadow.transport.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from meadow.transport.identity import identity_of
+from meadow.transport.protocol import PROTOCOL_VERSION
 from meadow.transport.tls import server_credentials
 
 LEASE_S = 60.0
@@ -48,6 +49,7 @@ class FakeFleet(FleetServicer):
         self.upload_breaks_after_bytes: int | None = None
         self.download_breaks_after_bytes: int | None = None
         self.revoked = False
+        self.speaks = PROTOCOL_VERSION
         self.gone: set[str] = set()
         self.blob_bytes_max = 1 << 40
         self._streams: list[asyncio.Queue[pb.ServerMessage | None]] = []
@@ -128,6 +130,8 @@ class FakeFleet(FleetServicer):
         first = await anext(requests)
         if self.revoked:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this client was revoked")
+        if first.hello.protocol != self.speaks:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another protocol")
         self.hellos.append(first.hello)
         self.serials.append(identity_of(context.auth_context()["x509_pem_cert"][0]).serial)
         stream: asyncio.Queue[pb.ServerMessage | None] = asyncio.Queue()

@@ -140,6 +140,25 @@ def test_silent(arena: Arena, guest: Guest) -> None:
     assert "ended without" in silent.stream.next("cancel").reason
 
 
+def test_another_protocol(server: LiveServer, client: RawClient) -> None:
+    """An older and a newer agent are told which side to upgrade, and the operator is, once."""
+    for number, side in (
+        (PROTOCOL_VERSION - 1, "the agent's"),
+        (PROTOCOL_VERSION + 1, "the server's"),
+    ):
+        hello = pb.Hello(protocol=number, client=client.name, version="0.0.7")
+        for _ in range(2):
+            error = Stream(client.stub, pb.AgentMessage(hello=hello)).ended()
+            assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+            assert f"speaks protocol {number}, not {PROTOCOL_VERSION}" in error.details()
+            assert f"the client '0.0.7'; upgrade {side} Meadow" in error.details()
+    said = [
+        each for each in server.events(kind="access_denied") if each.get("client") == client.name
+    ]
+    assert len(said) == 1 and f"speaks protocol {PROTOCOL_VERSION - 1}" in said[0]["reason"]
+    client.connect()
+
+
 def test_first_message(client: RawClient) -> None:
     """A stream that does not begin with a hello, or in another protocol, ends with a reason."""
     progress = pb.AgentMessage(progress=pb.Progress(instruction_id="1"))

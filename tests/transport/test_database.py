@@ -8,17 +8,24 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from meadow.client.owner.database import AGENT_LAYOUT
 from meadow.errors import DamageError, StoreError
+from meadow.run.population_ledger import POPULATION_LAYOUT
 from meadow.run.privacy_ledger import RELEASES_LAYOUT
 from meadow.server.journal.database import JOURNAL_LAYOUT
 from meadow.transport.database import Database, TableLayout
 
-LAYOUTS = {"journal": JOURNAL_LAYOUT, "agent": AGENT_LAYOUT, "releases": RELEASES_LAYOUT}
+LAYOUTS = {
+    "journal": JOURNAL_LAYOUT,
+    "agent": AGENT_LAYOUT,
+    "releases": RELEASES_LAYOUT,
+    "population": POPULATION_LAYOUT,
+}
 
 
 def plain(path: Path) -> closing[sqlite3.Connection]:
@@ -60,6 +67,28 @@ def test_a_newer_file_is_refused(layout: TableLayout, tmp_path: Path) -> None:
         Database(path, layout)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_an_upgrade_that_fails_leaves_the_old_file(layout: TableLayout, tmp_path: Path) -> None:
+    """All of an upgrade is there or nothing: the version that wrote the file reads it as before."""
+    path = tmp_path / "file.sqlite"
+    Database(path, layout).close()
+    with plain(path) as db:
+        before = [*db.iterdump()]
+
+    def fails(db: sqlite3.Connection) -> None:
+        raise OSError("in the middle")
+
+    table = next(iter(layout.sealed))
+    change = f"ALTER TABLE {table} ADD COLUMN more TEXT"
+    for failing, error in (("INSERT INTO nowhere VALUES (1)", StoreError), (fails, OSError)):
+        newer = replace(layout, versions=(*layout.versions, (change, failing)))
+        with pytest.raises(error, match=r"nowhere|in the middle"):
+            Database(path, newer)
+        with plain(path) as db:
+            assert [*db.iterdump()] == before
+        Database(path, layout).close()
+
+
 def test_a_layout_changes_only_by_a_new_version() -> None:
     """Files of each version are somewhere: what made them stays, and what is new comes at the end.
 
@@ -74,6 +103,7 @@ def test_a_layout_changes_only_by_a_new_version() -> None:
         "journal": ["27ea8196913b0df9", "039fb3b071d48e2e", "f7e6e7050f5eaa06"],
         "agent": ["f23e5ddf7df4a7e0", "976887b5f222a19c", "630659a36830ec36"],
         "releases": ["da147605ccf53260", "f287732c62e0b9d0", "3185bd45e68d489d"],
+        "population": ["7fbd06964a2acd67", "8b326c3877f825c3", "1243751552c53b8e"],
     }
 
 
@@ -133,7 +163,7 @@ def test_a_journal_from_before_versions_is_taken_over(tmp_path: Path) -> None:
         assert [row["name"] for row in database.sealed("sites", "")] == ["site-a"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("layout", [JOURNAL_LAYOUT, AGENT_LAYOUT, RELEASES_LAYOUT])
 def test_a_file_of_nobody_knows_when_is_refused(layout: TableLayout, tmp_path: Path) -> None:
     """It says which table is not as expected, and the file stays as it was."""
     path, table = tmp_path / "file.sqlite", next(iter(layout.sealed))

@@ -18,6 +18,7 @@ from meadow.client.agent.reconnecting import Outage
 from meadow.client.agent.rpc_errors import rpc_errors
 from meadow.client.tools.doctor import examine
 from meadow.errors import ProtocolError, UnreachableError
+from meadow.transport.protocol import PROTOCOL_VERSION
 
 from ..conftest import Client
 
@@ -44,6 +45,24 @@ def test_each_cause_is_one_line(client: Client, capfd: pytest.CaptureFixture[str
         r"localhost:\d+ did not answer: nothing listens there; .*; trying again", said[0]
     )
     assert client.events[0].level == "WARNING"
+
+
+@pytest.mark.parametrize("other", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+def test_a_server_of_another_version(client: Client, other: int) -> None:
+    """The agent says so once, and is there when the server is upgraded."""
+
+    async def scenario() -> None:
+        client.fleet.speaks = other
+        await client.fleet.start()
+        client.enroll()
+        async with client.running():
+            await client.hear("disconnected", 1)
+            client.fleet.speaks = PROTOCOL_VERSION
+            await client.hear("connected", 1)
+        await client.fleet.stop()
+
+    asyncio.run(scenario())
+    assert client.texts("disconnected") == ["another protocol; trying again"]
 
 
 @pytest.mark.parametrize(
