@@ -29,6 +29,7 @@ help:
 	@echo "make proto   the Python code of $(PROTO)"
 	@echo "make docs    docs/configuration.md, docs/algorithms.md, docs/security.md, docs/flower.md from the code"
 	@echo "make site    the documentation as a site in build/site: pages, tutorials that are executed, reference"
+	@echo "make wheelhouse  wheels of all that is needed, for machines without a package index"
 	@echo "make changelog  what the next release says, from changelog.d/"
 	@echo "make clean   remove what is made, but not .venv nor runs"
 
@@ -77,6 +78,13 @@ docs: $(READY)
 
 site: $(SITE_READY) # the tutorials run, one thread each; every link is checked
 	@OMP_NUM_THREADS=1 $(BIN)/python docs/site/build.py build/site
+
+wheelhouse: EXTRAS ?=
+wheelhouse: $(READY) # for machines without a package index, and for images; for this kind of machine
+	@rm -rf build/wheelhouse
+	@$(BIN)/python -m pip wheel -q -c constraints.txt -w build/wheelhouse ".$(if $(EXTRAS),[$(EXTRAS)])"
+	@cp constraints.txt build/wheelhouse
+	@du -sh build/wheelhouse
 
 changelog: $(READY)
 	@$(BIN)/towncrier build --draft
