@@ -274,6 +274,7 @@ TESTS = ROOT / "tests"
 TESTS_OF_THE_WHOLE = {"documentation", "layering", "packaging", "project", "site", "task"}
 TESTS_ELSEWHERE = {
     "accelerator": "everything that trains, on an accelerator that is strict",
+    "deploy": "what deploy/ has: units, images",
     "examples": "the programs of examples/",
     "faults": "attacks on a live server, by what is tried",
     "federation": "real processes, from the command line to the model",
