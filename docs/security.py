@@ -623,7 +623,8 @@ BESIDES = {
     "an interval or a timeout of work that this side does for itself": """
         client.agent.agent:RENEWAL_CHECK_S client.agent.agent:STEADY_S client.agent.assignments:CANCEL_GRACE_S
         client.agent.connection:ANSWER_WAIT_S
-        client.agent.connection:KEEPALIVE_MS client.agent.connection:KEEPALIVE_ANSWER_MS training.device_meter:SAMPLE_S client.tools.enroll:ANSWER_WAIT_S
+        client.agent.connection:KEEPALIVE_MS client.agent.connection:UNACKNOWLEDGED_MS_MAX
+        client.agent.connection:PING_ANSWER_MS_MAX training.device_meter:SAMPLE_S client.tools.enroll:ANSWER_WAIT_S
         client.tools.batch_probe:TRIALS_S_MAX training.parallel.group:ATTEMPTS_MAX training.parallel.group:REPORT_WAIT_S
         training.parallel.group:START_WAIT_S training.parallel.local_barrier:LOOKING_S
         client.agent.process:EXIT_WAIT_S client.worker.training_process:STEP_S client.tools.doctor:WAIT_S

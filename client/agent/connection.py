@@ -49,17 +49,20 @@ LOOKAHEAD_CHUNKS = 4
 
 KEEPALIVE_MS = 20_000
 """An open stream without messages carries a ping so often, more often than proxies and NAT cut idle
-connections; a line that is dead is noticed by it."""
-KEEPALIVE_ANSWER_MS = 30_000
-"""A ping waits behind what is being uploaded, on a slow line for long; both are less than a lease."""
+connections."""
+UNACKNOWLEDGED_MS_MAX = 10_000
+"""TCP_USER_TIMEOUT: a line that acknowledges nothing for so long is dead, as NAT has forgotten it."""
+PING_ANSWER_MS_MAX = 60_000
+"""A ping that a proxy takes and does not pass on has no answer. It waits behind what is being uploaded, so on a
+slow line this must be long."""
 
 
 def channel_options() -> list[tuple[str, int | str]]:
     """Return the options of a channel: it detects a dead line, and shares no state with others."""
     return [
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_ANSWER_MS),  # which gRPC waits for if it is longer
+        ("grpc.keepalive_timeout_ms", UNACKNOWLEDGED_MS_MAX),
+        ("grpc.http2.ping_timeout_ms", PING_ANSWER_MS_MAX),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -60,7 +62,7 @@ class Middlebox:
         sink.close()
 
     def forget(self) -> None:
-        """Pass nothing more on over the open connections, and tell neither end: NAT that dropped them."""
+        """Pass nothing more on over the open connections, and tell neither end."""
         for tasks, _ in self._lines:
             for task in tasks:
                 task.cancel()
@@ -139,8 +141,19 @@ def test_turns() -> None:
     assert routes.present == "e:1"
 
 
+def give_up_ms(port: int) -> list[int]:
+    """Return the TCP_USER_TIMEOUT of this process's connections to a port."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as copy:
+            if copy.family != socket.AF_UNIX and copy.getpeername()[1] == port:
+                found.append(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    return found
+
+
 def test_an_idle_connection_is_not_silent(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without messages it carries pings, by default three times a minute, so that nobody cuts it."""
+    """Without messages it carries pings, by default three times a minute, so that nobody cuts it; and
+    TCP gives it up when nothing is acknowledged."""
     assert connection.KEEPALIVE_MS <= 20_000
     monkeypatch.setattr(connection, "KEEPALIVE_MS", 50)
 
@@ -153,6 +166,7 @@ def test_an_idle_connection_is_not_silent(client: Client, monkeypatch: pytest.Mo
             async with client.running():
                 await client.hear("connected", 1)
                 await box.passes(5)
+                assert give_up_ms(box.port) == [connection.UNACKNOWLEDGED_MS_MAX]
         await client.fleet.stop()
 
     asyncio.run(scenario())
@@ -163,7 +177,7 @@ def test_an_idle_connection_is_not_silent(client: Client, monkeypatch: pytest.Mo
 def test_cut_while_idle(client: Client, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
     """What the server sends after a cut, noticed or not, arrives over the next connection, once."""
     monkeypatch.setattr(connection, "KEEPALIVE_MS", 200)
-    monkeypatch.setattr(connection, "KEEPALIVE_ANSWER_MS", 200)
+    monkeypatch.setattr(connection, "PING_ANSWER_MS_MAX", 200)
 
     async def scenario() -> None:
         await client.fleet.start()
