@@ -15,7 +15,7 @@ import typer
 
 from ..errors import ConfigError
 from ..machine.process_limits import keep_freed_memory
-from ..reports.sentences import moment
+from ..reports.sentences import amount, moment
 from . import client_apps
 from .output import Format, FormatOption, epsilon_text, say, show_rows
 
@@ -154,6 +154,25 @@ def privacy(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     ):
         budget = "no limit" if most is None else f"of {most:g}"
         say(format, f"{what} {epsilon_text(spent)} {budget}, at delta = {found.delta:g}")
+
+
+@app.command()
+def log(
+    dir: ClientDir,
+    last: Annotated[int, typer.Option(help="how many answers to list", min=1)] = 100,
+    run: Annotated[int | None, typer.Option(help="those of one run", min=0)] = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """List what has left this site: each answer to the server, with its size; needs no server."""
+    from ..client.owner.sent_log import sent_rows
+
+    rows = [
+        {**asdict(row), "at": moment(row.at_s), "size": amount(row.bytes), "hash": row.sha256[:12]}
+        for row in sent_rows(dir, last=last, run_id=run)
+    ]
+    columns = {"at": "AT", "run_id": "RUN", "round": "ROUND", "app": "APP", "hash": "HASH"}
+    columns |= {"kind": "WHAT", "size": "BYTES", "reason": "REASON"}
+    show_rows(format, rows, columns=columns, empty="nothing has left this site")
 
 
 @app.command()

@@ -628,7 +628,7 @@ BESIDES = {
         client.tools.batch_probe:TRIALS_S_MAX training.parallel.group:ATTEMPTS_MAX training.parallel.group:REPORT_WAIT_S
         training.parallel.group:START_WAIT_S training.parallel.local_barrier:LOOKING_S
         client.agent.process:EXIT_WAIT_S client.worker.training_process:STEP_S client.tools.doctor:WAIT_S
-        client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
+        client.agent.delivery:LOG_RETRY_S client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
         server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S
@@ -707,6 +707,21 @@ ROLES_LIMITS = (
         "server.journal.audit_log:WHAT_BYTES_MAX",
         "what a line says of the arguments",
         "server/journal/test_audit_log.py::test_what_a_line_holds_is_bounded",
+    ),
+    Limit(
+        "client.owner.sent_log:RESULTS_KEPT_MAX",
+        "results in a client's log of what has left; the oldest are dropped",
+        "client/owner/test_sent_log.py::test_refusals_displace_no_result",
+    ),
+    Limit(
+        "client.owner.sent_log:REFUSALS_KEPT_MAX",
+        "refusals and failures in it; they displace no results",
+        "client/owner/test_sent_log.py::test_refusals_displace_no_result",
+    ),
+    Limit(
+        "client.owner.sent_log:TEXT_CHARS_MAX",
+        "a text in a row of it",
+        "client/owner/test_sent_log.py::test_refusals_displace_no_result",
     ),
     Limit(
         "server.journal.audit_log:TEXT_CHARS_MAX",

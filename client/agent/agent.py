@@ -32,6 +32,7 @@ from ..owner.database import AgentDatabase
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
 from ..owner.ledger import Ledger
 from ..owner.owner import Owner
+from ..owner.sent_log import SentLog
 from .assignments import Assignments
 from .clock import Clock, clock_fault
 from .connection import Connection
@@ -118,7 +119,8 @@ class Agent:
     ) -> None:
         state = AgentState(database, self._directory)
         state.file_pool.clear()
-        deliveries = Deliveries(self._uplink, state, self._report)
+        sent = SentLog(self._directory, clock=self._clock)
+        deliveries = Deliveries(self._uplink, state, sent, self._report)
         execution = Execution(
             owner=owner,
             ledger=ledger,
@@ -144,6 +146,7 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
             await deliveries.close()
+            sent.close()
             state.close()
 
     # ------------------------------------------------------------------ the connection

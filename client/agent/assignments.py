@@ -103,7 +103,7 @@ class Assignments:
         for recorded in await asyncio.to_thread(self._state.unacknowledged):
             if recorded.instruction_id not in self._deliveries:
                 reply = Reply(instruction_id=recorded.instruction_id, envelope=recorded.envelope)
-                await self._deliver(reply, recorded.run_id, label_of(recorded.envelope))
+                await self._deliver(reply, None, recorded.run_id, label_of(recorded.envelope))
 
     async def work(self) -> None:
         """Execute the instructions of the queue, forever."""
@@ -131,13 +131,17 @@ class Assignments:
         if instruction.id in self._unwanted:
             self._state.acknowledge(instruction.id)
         elif reply is not None:
-            await self._deliver(reply, instruction.run_id, label_of(instruction.envelope))
+            await self._deliver(
+                reply, instruction, instruction.run_id, label_of(instruction.envelope)
+            )
         self._current = self._task = None
         self._unwanted.discard(instruction.id)
 
-    async def _deliver(self, reply: Reply, run_id: int, label: str) -> None:
+    async def _deliver(
+        self, reply: Reply, instruction: Instruction | None, run_id: int, label: str
+    ) -> None:
         self._busy.set()
-        await self._deliveries.begin(reply, run_id=run_id, label=label)
+        await self._deliveries.begin(reply, instruction, run_id=run_id, label=label)
 
     def _step(self) -> None:
         self._stepped = True

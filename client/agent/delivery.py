@@ -7,12 +7,12 @@ import zlib
 from hashlib import sha256
 from pathlib import Path
 
-from ...errors import IdentityError, MeadowError, UnreachableError
+from ...errors import IdentityError, MeadowError, StoreError, UnreachableError
 from ...privacy.secagg.terms.terms import is_talk
 from ...transport.blobs import blob_path, blobs_of
 from ...transport.durable import write_file
-from ...transport.fleet_pb2 import AgentMessage, AppError, Blob, Envelope, Reply
-from .connection import Connection
+from ...transport.fleet_pb2 import AgentMessage, AppError, Blob, Envelope, Instruction, Reply
+from ..owner.sent_log import SentLog
 from .events import Event, Report, size_text
 from .rpc_errors import GoneError
 from .state import AgentState
@@ -22,6 +22,7 @@ from .uplink import Uplink
 __all__ = ["Deliveries"]
 
 DELIVERIES_MAX = 64
+LOG_RETRY_S = 5.0
 REPLY_BYTES_MAX = 128 << 10
 """A larger reply is sent as a file, whose transfer resumes after a lost connection."""
 
@@ -29,9 +30,10 @@ REPLY_BYTES_MAX = 128 << 10
 class Deliveries:
     """Uploads a reply's files and sends the reply, and repeats both until it is confirmed."""
 
-    def __init__(self, uplink: Uplink, state: AgentState, report: Report) -> None:
+    def __init__(self, uplink: Uplink, state: AgentState, log: SentLog, report: Report) -> None:
         self._uplink = uplink
         self._state = state
+        self._log = log
         self._report = report
         self._room = asyncio.Semaphore(DELIVERIES_MAX)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -44,12 +46,17 @@ class Deliveries:
         """Return the ids of the instructions whose replies are being delivered."""
         return list(self._tasks)
 
-    async def begin(self, reply: Reply, *, run_id: int, label: str) -> None:
-        """Deliver a reply in the background; waits only while too many are being delivered."""
+    async def begin(
+        self, reply: Reply, instruction: Instruction | None, *, run_id: int, label: str
+    ) -> None:
+        """Deliver a reply in the background; waits only while too many are being delivered.
+
+        `instruction` is None for a reply of an earlier process.
+        """
         await self._room.acquire()
         instruction_id = reply.instruction_id
         self._confirmed[instruction_id] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._deliver(reply, run_id, label))
+        task = asyncio.create_task(self._deliver(reply, instruction, run_id, label))
         self._tasks[instruction_id] = task
         task.add_done_callback(lambda _: self._end(instruction_id))
 
@@ -76,13 +83,23 @@ class Deliveries:
         del self._tasks[instruction_id], self._confirmed[instruction_id]
         self._room.release()
 
-    async def _deliver(self, reply: Reply, run_id: int, label: str) -> None:
+    async def _deliver(
+        self, reply: Reply, instruction: Instruction | None, run_id: int, label: str
+    ) -> None:
         confirmed = self._confirmed[reply.instruction_id]
         attempt = size = 0
+        logged: Reply | None = None
         while not confirmed.done():
             connection = await self._uplink.online()
             try:
-                size, sent = await self._upload(connection, reply, run_id)
+                sent, blobs = await self._packed(reply, run_id)
+                size = sent.ByteSize() + sum(blob.size_bytes for blob in blobs)
+                if logged is not reply:
+                    await self._write_down(reply, instruction, size)
+                    logged = reply
+                folder = self._state.reply_dir(run_id, reply.instruction_id)
+                for blob in blobs:
+                    await connection.upload(reply.instruction_id, blob, blob_path(folder, blob.id))
                 await connection.send(AgentMessage(reply=sent))
             except (UnreachableError, IdentityError):
                 attempt = await self._uplink.pause(connection, attempt)
@@ -104,20 +121,28 @@ class Deliveries:
             text = f"{label}: {what} sent {size_text(size)}"
             self._report(Event(kind="sent", text=text, detail={"run": run_id, "bytes": size}))
 
-    async def _upload(self, connection: Connection, reply: Reply, run_id: int) -> tuple[int, Reply]:
-        """Send the reply's files; return the bytes of files and reply, and the message to send: the
-        reply, or a reference to its file if it is too large for a message."""
-        folder = self._state.reply_dir(run_id, reply.instruction_id)
-        size = reply.ByteSize()
+    async def _write_down(
+        self, reply: Reply, instruction: Instruction | None, size_bytes: int
+    ) -> None:
+        """Write into the owner's log what is about to leave; nothing leaves before it is there."""
+        while True:
+            try:
+                await asyncio.to_thread(self._log.write, reply, instruction, size_bytes=size_bytes)
+                return
+            except StoreError as error:
+                text = f"nothing leaves until the log of what has left can be written: {error}"
+                self._report(Event(kind="warning", text=text))
+                await asyncio.sleep(LOG_RETRY_S)
+
+    async def _packed(self, reply: Reply, run_id: int) -> tuple[Reply, list[Blob]]:
+        """Return the message to send and its files: the reply, or a reference to its own file if it is
+        too large for a message."""
         blobs = blobs_of(reply.envelope)
-        if size > REPLY_BYTES_MAX:
-            file = await asyncio.to_thread(_in_file, reply.envelope, folder)
-            blobs, reply = [*blobs, file], Reply(instruction_id=reply.instruction_id, file=file)
-            size -= file.size_bytes
-        for blob in blobs:
-            await connection.upload(reply.instruction_id, blob, blob_path(folder, blob.id))
-            size += blob.size_bytes
-        return size, reply
+        if reply.ByteSize() <= REPLY_BYTES_MAX:
+            return reply, blobs
+        folder = self._state.reply_dir(run_id, reply.instruction_id)
+        file = await asyncio.to_thread(_in_file, reply.envelope, folder)
+        return Reply(instruction_id=reply.instruction_id, file=file), [*blobs, file]
 
 
 def _in_file(envelope: Envelope, folder: Path) -> Blob:
