@@ -153,6 +153,7 @@ class Agent:
 
     async def _stay_connected(self, owner: Owner, assignments: Assignments) -> None:
         attempt, outages = 0, defaultdict[str, Outage](lambda: Outage(self._report))
+        self._routes.update([self._identities.load().fleet_address])
         while True:
             identity = self._identities.load()
             with suppress(ConfigError):  # a mistake in client.toml does not end the connection

@@ -125,6 +125,19 @@ def test_several_addresses(client: Client) -> None:
     assert len(client.texts("training")) == 2
 
 
+def test_a_mistake_in_the_file(client: Client) -> None:
+    """While client.toml is wrong, the agent stays with the addresses that it had."""
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.configure('[server]\naddresses = ["nonsense"]')
+            client.fleet.disconnect()
+            await client.hear("connected", 2)
+            client.configure()
+
+    asyncio.run(scenario())
+
+
 def test_turns() -> None:
     """All addresses are tried before the pauses grow, and a change of the list is taken over."""
     routes = Routes()
