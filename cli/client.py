@@ -119,6 +119,8 @@ def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
         return
     running = f"running, process {now.process}" if now.process is not None else "not running"
     say(format, f"{now.name} (node {now.node_id}) of {now.server}: {running}")
+    if now.paused:
+        say(format, "paused: it is not connected, and takes no instruction")
     say(format, f"certificate valid until {moment(now.certificate_until_s)}")
     columns = {"name": "APP", "sha256": "SHA-256", "problem": "PROBLEM"}
     rows = [asdict(installed) for installed in now.apps]
@@ -126,6 +128,32 @@ def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     say(format, f"last instruction {now.last_instruction or '-'}, rounds today {now.rounds_today}")
     for refusal in now.refusals:
         say(format, f"refused {moment(refusal.at_s)}: {refusal.reason}")
+
+
+@app.command()
+def pause(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
+    """Take part in nothing until `resume`: no instruction begins, and nothing leaves; it lasts over
+    restarts."""
+    from ..client.owner import gate
+    from ..client.owner.identity_folder import IdentityFolder
+
+    IdentityFolder(dir).load()
+    gate.pause(dir)
+    text = (
+        f"paused; work that has begun is finished and kept. Go on: meadow client resume --dir {dir}"
+    )
+    say(format, text, paused=True)
+
+
+@app.command()
+def resume(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
+    """Take part again after `pause`."""
+    from ..client.owner import gate
+    from ..client.owner.identity_folder import IdentityFolder
+
+    IdentityFolder(dir).load()
+    gate.resume(dir)
+    say(format, "it takes part again", paused=False)
 
 
 @app.command()

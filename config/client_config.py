@@ -38,10 +38,20 @@ APPROVED_FILE = ".list.json"  # no app can be called so
 AUTO_APPROVE = "auto_approve"
 PEER_PREFIX = "ed25519:"
 RECEIVED_BYTES_MAX = 4 << 30
+HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 SHA256 = r"sha256:[0-9a-f]{64}"
 ED25519 = r"ed25519:[0-9a-f]{64}"
 PLACES = ("client", "distributed", "server")
 """Where noise may be added; as `NoiseTerms.place` says it."""
+
+
+def minutes_of(hours: str) -> tuple[int, ...]:
+    """Return the two times of day in `hours`, in minutes since midnight; nothing if they are none."""
+    found = HOURS.fullmatch(hours)
+    if found is None or hours[:5] == hours[6:]:
+        return ()
+    numbers = [int(each) for each in found.groups()]
+    return numbers[0] * 60 + numbers[1], numbers[2] * 60 + numbers[3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +164,14 @@ class PolicyConfig:
         '"distributed" by all clients of a secure sum, "server" by the server, which then sees what '
         "this client sends; empty is anywhere",
     )
+    hours: str | None = setting(
+        None,
+        'take part only at these hours of this machine\'s local time, as "20:00-06:00"; at all hours if '
+        "absent",
+    )
+    mains_power_only: bool = setting(
+        False, "take part only while this machine has mains power (Linux)"
+    )
     report_device: bool = setting(
         False, "send examples a second, peak memory and the GPU's utilisation with an update"
     )
@@ -186,6 +204,12 @@ class PolicyConfig:
             f"some of {list(PLACES)}",
             lambda policy: _first_but("|".join(PLACES), policy.noise),
             f"must be some of {list(PLACES)}, got {{found!r}}",
+        ),
+        Rule(
+            ("hours",),
+            'two times of day, as "20:00-06:00"',
+            lambda policy: policy.hours is not None and not minutes_of(policy.hours),
+            'must be two different times of day, as "20:00-06:00", got {hours!r}',
         ),
         Rule(
             ("known_peers",),

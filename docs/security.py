@@ -628,7 +628,7 @@ BESIDES = {
         client.tools.batch_probe:TRIALS_S_MAX training.parallel.group:ATTEMPTS_MAX training.parallel.group:REPORT_WAIT_S
         training.parallel.group:START_WAIT_S training.parallel.local_barrier:LOOKING_S
         client.agent.process:EXIT_WAIT_S client.worker.training_process:STEP_S client.tools.doctor:WAIT_S
-        client.agent.delivery:LOG_RETRY_S client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
+        client.agent.delivery:LOG_RETRY_S client.owner.gate:LOOK_EVERY_S client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
         server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S

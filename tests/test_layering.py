@@ -253,6 +253,7 @@ DOORS = {
     "strategies.algorithms.fedbn": "an algorithm",
     "strategies.algorithms.fedprox": "an algorithm",
     "strategies.rounds.private_rounds": "what rounds and privacy agree on",
+    "machine.power": "what the system says of it",
     "machine.json_log": "the form of log lines for programs",
     "transport.protocol": "the number of the wire's protocol",
     "tracking.tracker": "what every tracker is asked",

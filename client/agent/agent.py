@@ -29,6 +29,7 @@ from ...apps.folder import content_hash
 from ...errors import ConfigError, IdentityError, MeadowError
 from ...transport.fleet_pb2 import Welcome
 from ..owner.database import AgentDatabase
+from ..owner.gate import Gate
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
 from ..owner.ledger import Ledger
 from ..owner.owner import Owner
@@ -131,9 +132,10 @@ class Agent:
             report=self._report,
             clock=self._clock,
         )
-        assignments = Assignments(execution, deliveries, state, self._uplink, self._report)
+        gate = Gate(self._directory, lambda: owner.config().policy, clock=self._clock)
+        assignments = Assignments(execution, deliveries, state, self._uplink, gate, self._report)
         tasks = [
-            asyncio.create_task(self._stay_connected(owner, assignments)),
+            asyncio.create_task(self._stay_connected(owner, assignments, gate)),
             asyncio.create_task(assignments.work()),
             asyncio.create_task(assignments.redeliver()),
             asyncio.create_task(_prepare(owner, trainer)),
@@ -151,10 +153,14 @@ class Agent:
 
     # ------------------------------------------------------------------ the connection
 
-    async def _stay_connected(self, owner: Owner, assignments: Assignments) -> None:
+    async def _stay_connected(self, owner: Owner, assignments: Assignments, gate: Gate) -> None:
         attempt, outages = 0, defaultdict[str, Outage](lambda: Outage(self._report))
         self._routes.update([self._identities.load().fleet_address])
         while True:
+            if why := gate.closed_by():
+                self._report(Event(kind="paused", text=f"not connected: {why}"))
+                await gate.until_open()
+                attempt = 0
             identity = self._identities.load()
             with suppress(ConfigError):  # a mistake in client.toml does not end the connection
                 self._routes.update(owner.config().server.tried(identity.fleet_address))
@@ -169,12 +175,12 @@ class Agent:
                     welcomed = True
                     outages.clear()
                     self._compare_clocks(welcome, sent_s)
-                    await self._converse(connection, identity, welcome, assignments)
+                    await self._converse(connection, identity, welcome, assignments, gate)
             except IdentityError:
                 raise
             except MeadowError as error:
                 self._check_certificate(identity)
-                if not self._renewed:
+                if not self._renewed and not gate.closed_by():
                     await outages[address].tell(
                         error, address, identity.ca_pem, welcomed=welcomed, now_s=self._clock()
                     )
@@ -193,6 +199,7 @@ class Agent:
         identity: ClientIdentity,
         welcome: Welcome,
         assignments: Assignments,
+        gate: Gate,
     ) -> None:
         """Handle the server's messages until the stream ends, which raises the cause."""
         assignments.lease_s = bounded_lease_s(welcome.lease_s)
@@ -200,6 +207,8 @@ class Agent:
         text = f"connected to {connection.address} as {identity.name} (node {welcome.node_id})"
         self._report(Event(kind="connected", text=text, detail={"node_id": welcome.node_id}))
         renewing = asyncio.create_task(self._keep_certificate(connection))
+        closing = asyncio.create_task(gate.until_closed())
+        closing.add_done_callback(lambda ended: None if ended.cancelled() else connection.hang_up())
         try:
             while True:
                 message = await connection.receive()
@@ -212,6 +221,7 @@ class Agent:
                     await assignments.cancel(message.cancel)
         finally:
             renewing.cancel()
+            closing.cancel()
 
     # ------------------------------------------------------------------ the certificate
 

@@ -7,6 +7,7 @@ import asyncio
 from ...errors import LimitError
 from ...transport.fields import ID_CHARS_MAX
 from ...transport.fleet_pb2 import AgentMessage, Cancel, Instruction, Progress, Reply
+from ..owner.gate import Gate
 from .delivery import Deliveries
 from .events import Event, Report
 from .execution import Execution, label_of
@@ -36,12 +37,14 @@ class Assignments:
         deliveries: Deliveries,
         state: AgentState,
         uplink: Uplink,
+        gate: Gate,
         report: Report,
     ) -> None:
         self._execution = execution
         self._deliveries = deliveries
         self._state = state
         self._uplink = uplink
+        self._gate = gate
         self._report = report
         self._queued: dict[str, Instruction] = {}
         self._arrived = asyncio.Event()
@@ -112,6 +115,9 @@ class Assignments:
             while True:
                 self._arrived.clear()
                 while self._queued:
+                    await self._gate.until_open()
+                    if not self._queued:  # cancelled meanwhile
+                        break
                     instruction = self._queued.pop(next(iter(self._queued)))
                     await self._do(instruction)
                 await self._arrived.wait()

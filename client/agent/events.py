@@ -12,7 +12,8 @@ __all__ = ["Event", "Report", "size_text"]
 class Event:
     """An event for the owner's log.
 
-    `kind`: connected, disconnected, training, sent, refused, failed, cancelled, renewed, warning.
+    `kind`: connected, disconnected, training, sent, refused, failed, cancelled, renewed, paused,
+    warning.
     """
 
     kind: str

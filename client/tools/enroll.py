@@ -54,6 +54,7 @@ _TEMPLATE = """\
 # allowed_apps = ["sha256:..."]         # `meadow client doctor` prints what is installed
 # min_cohort = 3                        # no round with fewer clients
 # rounds_per_day = 100                  # of training, counted by UTC day
+# hours = "20:00-06:00"                 # local time; `meadow client pause` takes the site out now
 # require_secure_aggregation = true      # nothing but sums leaves this site
 # known_peers = ["ed25519:..."]         # with nobody else; `meadow client doctor` prints one's own
 # require_differential_privacy = true

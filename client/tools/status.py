@@ -13,6 +13,7 @@ from ..agent.state import AgentState
 from ..owner.budget import epsilon_spent
 from ..owner.database import AgentDatabase
 from ..owner.example_budget import record_epsilon
+from ..owner.gate import is_paused
 from ..owner.identity_folder import IdentityFolder
 from ..owner.ledger import Ledger
 from ..owner.owner import Owner
@@ -62,6 +63,8 @@ class ClientStatus:
     refusals: tuple[Refusal, ...]
     process: int | None
     """The process id of the running agent."""
+    paused: bool
+    """Whether the owner has paused the site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +167,7 @@ def status_of(directory: Path, *, now_s: float) -> ClientStatus:
                 for at_s, app, reason in ledger.refusals(REFUSALS_SHOWN)
             ),
             process=lock_holder(directory),
+            paused=is_paused(directory),
         )
     finally:
         database.close()

@@ -33,7 +33,7 @@ def test_instructions_that_wait() -> None:
     nothing: Any = {}
 
     async def flood() -> None:
-        assignments = Assignments(nothing, nothing, nothing, Line(), nothing)  # type: ignore[arg-type]
+        assignments = Assignments(nothing, nothing, nothing, Line(), nothing, nothing)  # type: ignore[arg-type]
         for number in range(2 * INSTRUCTIONS_MAX):
             for _ in range(2):
                 await assignments.accept(pb.Instruction(id=str(number)))
@@ -51,7 +51,7 @@ def test_ids_that_are_none(id_: str) -> None:
 
     async def scenario() -> None:
         with pytest.raises(Exception, match=f"must have 1 to {ID_CHARS_MAX} characters"):
-            await Assignments(*[nothing] * 5).accept(pb.Instruction(id=id_))
+            await Assignments(*[nothing] * 6).accept(pb.Instruction(id=id_))
 
     asyncio.run(scenario())
 

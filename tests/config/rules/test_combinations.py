@@ -149,6 +149,8 @@ OWNER: list[tuple[str, str]] = [
     ("device.processes", "device = {gpus = [0, 1], parallel = 'ddp', processes = 3}"),
     ("policy.allowed_apps", "policy.allowed_apps = ['sha256:12']"),
     ("policy.noise", "policy.noise = ['nowhere']"),
+    ("policy.hours", "policy.hours = '8-9'"),
+    ("server.addresses", "server.addresses = ['no port']"),
     ("policy.known_peers", "policy.known_peers = ['ed25519:12']"),
 ]
 SERVER: list[tuple[str, str]] = [

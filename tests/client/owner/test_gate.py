@@ -1,0 +1,119 @@
+"""When a site takes part: its owner's pause and windows, and what the agent does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meadow.client.agent.execution import Execution
+from meadow.client.owner import gate
+from meadow.client.owner.gate import Gate
+from meadow.client.tools.status import status_of
+from meadow.config.client_config import PolicyConfig, load_client_config, minutes_of
+from meadow.errors import ConfigError
+from meadow.machine.power import on_mains
+
+from ..conftest import Client
+
+
+def local(hour: int, minute: int) -> float:
+    """Return a moment of this time of day, by this machine's clock."""
+    return time.mktime((2026, 11, 23, hour, minute, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("hours", "open_at", "closed_at"),
+    [
+        ("20:00-06:00", [(20, 0), (23, 59), (0, 0), (5, 59)], [(6, 0), (12, 0), (19, 59)]),
+        ("09:30-17:00", [(9, 30), (16, 59)], [(9, 29), (17, 0), (0, 0)]),
+    ],
+)
+def test_hours(
+    hours: str, open_at: list[tuple[int, int]], closed_at: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    """The first minute belongs to the window, the last does not; a window may go over midnight."""
+    policy = PolicyConfig(hours=hours)
+    for at, is_open in [
+        *((each, True) for each in open_at),
+        *((each, False) for each in closed_at),
+    ]:
+        closed = Gate(tmp_path, lambda: policy, clock=lambda at=at: local(*at)).closed_by()  # type: ignore[misc]
+        assert (closed == "") == is_open, at
+        assert is_open or "policy.hours" in closed
+
+
+@pytest.mark.parametrize("hours", ["8-9", "24:00-06:00", "20:60-06:00", "20:00-20:00", "٢٠:00-06:00", "20:00-06:00 "])  # fmt: skip
+def test_odd_hours(hours: str, client: Client) -> None:
+    """They are refused with an example."""
+    assert minutes_of(hours) == ()
+    client.configure(f'[policy]\nhours = "{hours}"')
+    with pytest.raises(ConfigError, match="must be two different times of day"):
+        load_client_config(client.directory)
+
+
+def test_mains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A battery that is being emptied closes the gate where the owner wants mains power."""
+
+    def supply(name: str, **files: str) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(f"{text}\n")
+
+    assert on_mains(tmp_path / "none") and on_mains(tmp_path)
+    supply("BAT0", type="Battery", status="Discharging")
+    assert not on_mains(tmp_path)
+    supply("BAT0", status="Full")
+    assert on_mains(tmp_path)
+    supply("AC", type="Mains", online="0")
+    assert not on_mains(tmp_path)
+    supply("AC", online="1")
+    assert on_mains(tmp_path)
+    monkeypatch.setattr(gate, "on_mains", lambda: False)
+    policy = PolicyConfig()
+    closed = Gate(tmp_path, lambda: policy, clock=time.time)
+    assert closed.closed_by() == ""
+    policy = replace(policy, mains_power_only=True)
+    assert "battery" in closed.closed_by()
+
+
+def test_a_paused_site(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not connected, also after a restart; what it was training on is finished and sent afterwards."""
+    monkeypatch.setattr(gate, "LOOK_EVERY_S", 0.01)
+    train = Execution._train
+
+    async def paused_meanwhile(self: Execution, *arguments: Any) -> Any:
+        gate.pause(client.directory)
+        await client.hear("paused")
+        return await train(self, *arguments)
+
+    async def scenario() -> None:
+        async with client.connected():
+            monkeypatch.setattr(Execution, "_train", paused_meanwhile)
+            client.fleet.send(client.instruction("a"))
+            await client.hear("paused")
+            monkeypatch.setattr(Execution, "_train", train)
+            while status_of(client.directory, now_s=0.0).last_instruction != "a":
+                await asyncio.sleep(0.01)
+            assert not client.fleet.replies and not client.fleet.uploads
+        hellos = len(client.fleet.hellos)
+        client.fleet.open["b"] = client.instruction("b")
+        await client.fleet.start()
+        try:
+            async with client.running():
+                await client.hear("paused", 2)
+                assert status_of(client.directory, now_s=0.0).paused
+                assert len(client.fleet.hellos) == hellos and not client.fleet.replies
+                gate.resume(client.directory)
+                await client.fleet.reply("a")
+                await client.fleet.reply("b")
+        finally:
+            await client.fleet.stop()
+        assert not status_of(client.directory, now_s=0.0).paused
+
+    asyncio.run(scenario())
+    assert not client.texts("disconnected") and not client.texts("failed")
