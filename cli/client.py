@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, IdentityError
 from ..machine.process_limits import keep_freed_memory
 from ..reports.sentences import amount, moment
 from . import client_apps
@@ -44,6 +44,52 @@ def enroll(
     format: FormatOption = Format.TEXT,
 ) -> None:
     """Redeem a one-time token for a certificate, and lay out the client's folder."""
+    _redeem(dir, server, _token(token), ca_fingerprint, app_folders or [], format)
+
+
+@app.command()
+def join(
+    invitation: Annotated[
+        str, typer.Argument(help='the file of the invitation; "-": the line, from stdin')
+    ],
+    dir: ClientDir,
+    app_folders: Annotated[
+        list[Path] | None, typer.Option("--app", help="an app's folder to install; repeatable")
+    ] = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Enrol by an invitation, the file or line that the server's operator has sent."""
+    from ..transport.invitation import Invitation
+
+    invited = Invitation.from_text(_invitation_text(invitation))
+    try:
+        _redeem(
+            dir, invited.server, invited.token, invited.ca_fingerprint, app_folders or [], format
+        )
+    except IdentityError as error:
+        if time.time() > invited.expires_at_s:
+            until = moment(invited.expires_at_s)
+            raise IdentityError(f"{error}; the invitation was valid until {until}") from None
+        raise
+
+
+def _invitation_text(source: str) -> str:
+    from ..transport.invitation import TEXT_CHARS_MAX
+
+    if source == "-":
+        if sys.stdin.isatty():
+            return str(typer.prompt("invitation", hide_input=True))
+        return sys.stdin.read(TEXT_CHARS_MAX + 1)
+    try:
+        with Path(source).open(encoding="utf-8", errors="replace") as file:
+            return file.read(TEXT_CHARS_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}") from None
+
+
+def _redeem(
+    dir: Path, server: str, token: str, ca_fingerprint: str, apps: list[Path], format: Format
+) -> None:
     from ..client.agent.clock import clock_fault
     from ..client.tools.enroll import enroll as redeem
     from ..client.tools.enroll import skew_when_enrolled
@@ -51,9 +97,9 @@ def enroll(
     identity = redeem(
         dir,
         server=server,
-        token=_token(token),
+        token=token,
         ca_fingerprint=ca_fingerprint,
-        apps=app_folders or [],
+        apps=apps,
     )
     skew_s = skew_when_enrolled(identity, now_s=time.time())
     fault = clock_fault(skew_s)

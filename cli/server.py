@@ -26,6 +26,7 @@ from ..transport.identity import check_client_name, fingerprint_of
 from . import role
 from .admin import ServerDir
 from .audit import audit
+from .invite import invite as invite_
 from .output import Format, FormatOption, epsilon_text, say, show_rows
 from .page import page
 
@@ -35,6 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="Lay out a server, run its daemon, 
 app.add_typer(role.app, name="role")
 app.command("audit")(audit)
 app.command("page")(page)
+app.command("invite")(invite_)
 
 ASKED_COLUMNS = {
     "run_id": "RUN",

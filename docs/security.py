@@ -724,6 +724,11 @@ ROLES_LIMITS = (
         "client/owner/test_sent_log.py::test_refusals_displace_no_result",
     ),
     Limit(
+        "transport.invitation:TEXT_CHARS_MAX",
+        "the text of an invitation",
+        "transport/test_invitation.py::test_a_long_text",
+    ),
+    Limit(
         "server.journal.audit_log:TEXT_CHARS_MAX",
         "a text in a line",
         "server/journal/test_audit_log.py::test_what_a_line_holds_is_bounded",

@@ -17,7 +17,7 @@ import os
 import pwd
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -234,10 +234,12 @@ class ServerFolder:
         """Record an action of a command that was called on the server's machine."""
         return self.audit_log().action(who=_user(), role="local", call=call, what=what)
 
-    def invite(self, client: str, *, hours: float, now_s: float) -> tuple[str, int]:
+    def invite(
+        self, client: str, *, hours: float, now_s: float, tags: Collection[str] = ()
+    ) -> tuple[str, int]:
         """Create a one-time token for a client; return it and the client's node id.
 
-        The client's older tokens become void.
+        The client's older tokens become void; `tags` replace its tags, where there are any.
         """
         token, token_hash = create_token()
         recorded = self.audited("server token", client=client, hours=f"{hours:g}")
@@ -245,6 +247,8 @@ class ServerFolder:
             node_id = journal.sites.invite(
                 client, token_hash, now_s=now_s, expires_at_s=now_s + hours * 3600.0
             )
+            if tags:
+                journal.sites.tag(client, tags)
         return token, node_id
 
     def tokens(self) -> list[TokenRow]:

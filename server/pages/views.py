@@ -10,6 +10,7 @@ from typing import Any, Final
 from ...reports.markup import Html, element, fragment, table
 from ...reports.sentences import amount, moment, sentence_of
 from ...transport import fleet_pb2 as pb
+from ...transport.invitation import Invitation
 from .curves import curve
 from .followed_run import FollowedRun
 
@@ -209,18 +210,20 @@ def events_part(events: Sequence[pb.RunEvent]) -> Html:
 
 def invitation_part(site: str, invitation: pb.Invitation) -> Html:
     """Return a new invitation, which is shown once."""
-    command = (
-        f"meadow client enroll --dir DIR --server {invitation.enroll_address} --token - "
-        f"--ca-fingerprint {invitation.ca_fingerprint}"
+    line = Invitation(
+        client=site, server=invitation.enroll_address, ca_fingerprint=invitation.ca_fingerprint,
+        token=invitation.token, expires_at_s=invitation.expires_at_s,
+    ).to_line()  # fmt: skip
+    text = (
+        f"For {site}, for one use until {moment(invitation.expires_at_s)}; it is not shown again:"
     )
-    text = f"Token for {site}, for one use until {moment(invitation.expires_at_s)}:"
-    note = "It is not shown again. Give it to the site's owner, who types it when this asks for it:"
+    note = "It is a secret. Send it to the site's owner, who pastes it when this asks for it:"
     return fragment(
         [
             element("p", text),
-            element("pre", invitation.token, tabindex="0"),
+            element("pre", line, tabindex="0"),
             element("p", note),
-            element("pre", command, tabindex="0"),
+            element("pre", "meadow client join - --dir DIR", tabindex="0"),
         ]
     )
 

@@ -109,7 +109,7 @@ class Pages:
             name = element("input", name="site", required="", autocomplete="off", maxlength="63")
             hours = element("input", name="hours", type="number", value="24", min="1", max="8784")
             fields = (element("label", "name of the site", name), element("label", "hours", hours))
-            invite = views.form("/invite", "Make a token", session.form_key, *fields)
+            invite = views.form("/invite", "Invite", session.form_key, *fields)
             content = views.folded("Invite a site", invite)
         return Shown(
             "Sites",

@@ -21,6 +21,7 @@ from meadow.server.pages.remote_server import RemoteServer
 from meadow.server.pages.sessions import SESSION_IDLE_S, SESSIONS_MAX, Sessions
 from meadow.server.pages.web import HEADERS, PAGES, make_app
 from meadow.server.remote.connection import connected
+from meadow.transport.invitation import Invitation
 
 HOST = "127.0.0.1:9480"
 HOSTILE = "<script>alert(1)</script>\u202e"
@@ -256,7 +257,8 @@ def test_actions(tmp_path: Path) -> None:
             opened.post(f"/runs/{number}/stop")
             assert journal.runs.get(number).status == "stopped"  # type: ignore[union-attr]
             invitation = opened.post("/invite", site="hospital-d", hours="2")
-            token = re.findall(r'<pre tabindex="0">([^<]+)</pre>', invitation)[0]
+            line = re.findall(r'<pre tabindex="0">([^<]+)</pre>', invitation)[0]
+            token = Invitation.from_text(line).token
             assert [each.name for each in journal.sites.tokens()][-1] == "hospital-d"
             key = opened.form_key()
             for site, hours, said in (("Bad Name", "2", "Bad Name"), ("x", "0", "hours"), ("x", "nan", "hours"),
