@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ...config.sections.device import DeviceConfig
@@ -32,7 +33,8 @@ class WarmProcess(Trainer):
     """Executes instructions in one process at a time, of one app with the owner's settings.
 
     The process is replaced when the app or the owner's settings change, when it dies (the
-    instruction is then executed again), and when it uses more memory than the owner allows.
+    instruction is then executed again), and when it uses more memory than the owner allows. Without work
+    for `device.kept_warm_s` it is let go.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class WarmProcess(Trainer):
         self._report = report
         self._one = asyncio.Lock()
         self._process: TrainingProcess | None = None
+        self._idle: asyncio.Task[None] | None = None
+        self._ending: asyncio.Future[None] | None = None
         self._started_as: tuple[bytes, Mapping[str, str], DeviceConfig, bool] | None = None
 
     async def execute(
@@ -68,7 +72,7 @@ class WarmProcess(Trainer):
             state_dir=str(state_dir),
             state=state,
         )
-        async with self._one:
+        async with self._working():
             code, reason = APP_CRASHED, ""
             for _ in range(ATTEMPTS_MAX):
                 shutil.rmtree(reply_dir, ignore_errors=True)  # of an earlier attempt
@@ -94,7 +98,7 @@ class WarmProcess(Trainer):
 
     async def prepare(self, app: str) -> None:
         """Start the process of an app, so that its first instruction does not have to wait."""
-        async with self._one:
+        async with self._working():
             try:
                 process = await self._running(app, lambda: None)
                 if process.ready.problem:
@@ -109,7 +113,7 @@ class WarmProcess(Trainer):
             AppError: the app does not load.
             ProcessDiedError: its process died.
         """
-        async with self._one:
+        async with self._working():
             process = await self._running(app, lambda: None)
             if process.ready.problem:
                 raise AppError(process.ready.problem)
@@ -117,7 +121,30 @@ class WarmProcess(Trainer):
 
     async def close(self) -> None:
         """Stop the process."""
+        self._stay()
         await self._stop()
+
+    @asynccontextmanager
+    async def _working(self) -> AsyncIterator[None]:
+        """One at a time; afterwards the process is let go, unless there is more to do in time."""
+        async with self._one:
+            self._stay()
+            try:
+                yield
+            finally:
+                if self._process is not None and self._started_as is not None:
+                    idle_s = self._started_as[2].kept_warm_s
+                    self._idle = asyncio.create_task(self._let_go(idle_s))
+
+    def _stay(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    async def _let_go(self, idle_s: float) -> None:
+        await asyncio.sleep(idle_s)
+        async with self._one:
+            await self._stop()
 
     async def _running(self, app: str, step: Callable[[], None]) -> TrainingProcess:
         """Return the process of this app and these settings; start it if necessary."""
@@ -161,7 +188,9 @@ class WarmProcess(Trainer):
     async def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            await process.stop()
+            self._ending = asyncio.ensure_future(process.stop())
+        if self._ending is not None:
+            await asyncio.shield(self._ending)  # whoever is cancelled, it is ended
 
 
 def training_environment(config: DeviceConfig) -> dict[str, str]:

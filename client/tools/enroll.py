@@ -49,6 +49,7 @@ _TEMPLATE = """\
 # parallel = "auto"          # spread a round over them: "ddp", "fsdp", "tensor" or "auto"
 # threads = 1
 # memory_mb_max = 8000       # training is stopped beyond that
+# kept_warm_s = 600          # the training process goes after so long without work
 
 [policy]
 # allowed_apps = ["sha256:..."]         # `meadow client doctor` prints what is installed

@@ -106,6 +106,13 @@ class DeviceConfig:
         at_least=0,
         at_most=10**9,
     )
+    kept_warm_s: float = setting(
+        600.0,
+        "let the training process go, with the data in its memory, after so long without work; the next "
+        "round waits for a new one",
+        at_least=0,
+        at_most=1e9,
+    )
     threads: int = setting(1, "CPU threads of a process", at_least=1, at_most=4096)
     memory_mb_max: int | None = setting(
         None,

@@ -82,6 +82,29 @@ def test_training_process_that_outgrows_its_memory(client: Client) -> None:
     assert first != second
 
 
+@pytest.mark.parametrize("kept_warm_s", [0.0, 0.2])
+def test_an_idle_process_is_let_go(client: Client, kept_warm_s: float) -> None:
+    """Its memory is free again; the next instruction has a new process, and the same state."""
+    client.configure(f"[device]\nkept_warm_s = {kept_warm_s}")
+
+    async def scenario() -> None:
+        pids = []
+        async with client.connected():
+            for number, id_ in enumerate("abc", start=1):
+                client.fleet.send(client.instruction(id_))
+                reply = await client.fleet.reply(id_)
+                assert client.count_of(reply) == number
+                entries = reply.envelope.records[1].metrics.entries
+                pids.append(next(e.value.integer for e in entries if e.key == "pid"))
+                async with asyncio.timeout(60):
+                    while Path(f"/proc/{pids[-1]}").exists():
+                        await asyncio.sleep(0.01)
+        assert len({*pids}) == 3
+
+    asyncio.run(scenario())
+    assert not client.texts("warning")
+
+
 def open_and_read(fifo: Path) -> int:
     """Wait until the app has written its process id."""
     return int(fifo.read_text())
