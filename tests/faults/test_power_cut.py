@@ -93,9 +93,9 @@ def test_a_submitted_app_is_there(root: Path, power: PowerCut, tmp_path: Path) -
         spool = Spool(root / "spool", blob_bytes_max=1 << 30)
         dispatcher = Dispatcher(journal, thread, spool, links, lease_s=60.0, clock=lambda: 0.0)
         supervisor = Supervisor(root, journal, thread, dispatcher, links, spool, clock=lambda: 0.0)
-        others: Any = None  # nobody floods
+        others: Any = None  # nobody floods, nobody is invited
         admin = AdminService(
-            journal, thread, links, supervisor, dispatcher, others, clock=lambda: 0.0
+            journal, thread, links, supervisor, dispatcher, others, others, clock=lambda: 0.0
         )
         run = await admin._take(pb.SubmitOpen(name="digits"), pack(DIGITS))
         thread.close()
