@@ -44,7 +44,7 @@ test: $(READY) # each of PARTS and the other tests in a process of its own, at o
 soak: SECONDS ?= 600
 soak: SEED ?= 1
 soak: $(READY) # kills, cut lines, full disks (as root) and flipped bits: every model is compared
-	@cd tests && ../$(BIN)/python -m federation.soak --seconds $(SECONDS) --seed $(SEED) \
+	@cd tests && PYTHONPATH=shared ../$(BIN)/python -m federation.soak --seconds $(SECONDS) --seed $(SEED) \
 		$(if $(MODEL_MB),--model-mb $(MODEL_MB)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(PAUSE),--pause $(PAUSE)) $(if $(POINTS),--points $(POINTS))
 

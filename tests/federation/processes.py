@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from free_ports import free_port
 
 from meadow.cli.main import main
 
@@ -47,13 +48,6 @@ def reading(text: str) -> Iterator[None]:
         yield
     finally:
         sys.stdin = before
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Patience:

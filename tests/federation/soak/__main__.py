@@ -1,6 +1,6 @@
 """Run a federation under random faults, and compare its models with that of an undisturbed run.
 
-`python -m federation.soak --seconds 600 --seed 1`, in the folder tests. Every run has to end with the bytes of
+`PYTHONPATH=shared python -m federation.soak --seconds 600 --seed 1`, in the folder tests. Every run has to end with the bytes of
 the undisturbed one; a run that a fault ends says why, and is resumed as an operator does it. A
 model of other bytes, a run that does not end, or an end without a cause ends the soak with 1. It may be
 stopped (SIGSTOP) and go on: what is waited for is given as long as it ran.
