@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from .floods import FLOODS
+from meadow.server.daemon.daemon import FLOODS_EVERY_S
+
+from .floods import FLOODS, Blocks
 from .live_server import CALL_S, LiveServer, wait_until
 from .raw_http2 import RawHttp2
 
@@ -18,7 +20,9 @@ PEAK_BYTES_MAX = 300 << 20
 PATHS = {"fleet": "/meadow.v1.Fleet/Connect", "enroll": "/meadow.v1.Enrollment/Enroll"}
 CASES = [(where, flood) for where in PATHS for flood in FLOODS]
 SEEN_BY_US = ("settings", "priorities", "failing_calls", "pings")
-"""gRPC does not end them."""
+"""gRPC does not end them, as a rule."""
+ATTEMPTS_MAX = 8
+"""Where the server is behind with its acknowledgements, on a busy machine, gRPC ends a flood itself."""
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +38,31 @@ def test_a_flood_is_ended(flooded: LiveServer, tmp_path: Path, where: str, flood
     pair = flooded.enroll("flooding", tmp_path)
     address = flooded.fleet if where == "fleet" else flooded.enroll_address
     told = len(flooded.events(kind="flood_ended"))
-    hostile = RawHttp2(address, pair if where == "fleet" else None)
 
-    def send() -> None:
-        with suppress(OSError, ValueError):
-            for block in FLOODS[flood](PATHS[where]):
-                hostile.send(block)
+    def is_seen() -> bool:
+        return flood not in SEEN_BY_US or len(flooded.events(kind="flood_ended")) > told
 
-    sending = threading.Thread(target=send, daemon=True)
-    sending.start()
-    sending.join(3 * CALL_S)
-    assert not sending.is_alive(), "the connection is still open"
-    hostile.close()
-    assert flooded.peak_bytes() < PEAK_BYTES_MAX
-    flooded.serves(pair)
+    for _ in range(ATTEMPTS_MAX):
+        hostile = RawHttp2(address, pair if where == "fleet" else None)
+        sending = threading.Thread(
+            target=_send, args=(hostile, FLOODS[flood](PATHS[where])), daemon=True
+        )
+        sending.start()
+        sending.join(3 * CALL_S)
+        assert not sending.is_alive(), "the connection is still open"
+        hostile.close()
+        assert flooded.peak_bytes() < PEAK_BYTES_MAX
+        flooded.serves(pair)
+        with suppress(AssertionError):
+            wait_until(is_seen, 3 * FLOODS_EVERY_S)
+            break
+    assert is_seen(), "it was not written down"
     if flood in SEEN_BY_US:
-        wait_until(lambda: len(flooded.events(kind="flood_ended")) > told)
         event = flooded.events(kind="flood_ended")[-1]
         assert (event["address"], event["listener"]) == ("127.0.0.1", where)
+
+
+def _send(hostile: RawHttp2, blocks: Blocks) -> None:
+    with suppress(OSError, ValueError):
+        for block in blocks:
+            hostile.send(block)

@@ -19,7 +19,8 @@ from ..conftest import Client
 
 def sent_in_turn(client: Client, instructions: list[pb.Instruction]) -> list[pb.Reply]:
     """Return the replies to instructions that are sent one after another. A reply may come twice,
-    if the line was cut before its acknowledgement."""
+    if the line was cut before its acknowledgement. The next is sent when the agent knows that the
+    server has the reply: until then it keeps it, and would answer with it."""
     replies: list[pb.Reply] = []
 
     async def scenario() -> list[pb.Reply]:
@@ -35,6 +36,10 @@ def sent_in_turn(client: Client, instructions: list[pb.Instruction]) -> list[pb.
 
                 await client.fleet.until(new)
                 replies.append(new()[0])
+                results = [
+                    not each.refused and not each.envelope.HasField("error") for each in replies
+                ]
+                await client.hear("sent", sum(results))
         return replies
 
     return asyncio.run(scenario())
