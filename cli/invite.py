@@ -16,7 +16,6 @@ from ..errors import ConfigError, IdentityError
 from ..reports.sentences import moment
 from ..server.daemon.server_dir import ServerFolder
 from ..server.remote.connection import admin_stub
-from ..strategies.rounds.selection import TAG_FORM, is_tag
 from ..transport import fleet_pb2 as pb
 from ..transport.durable import write_file
 from ..transport.identity import check_client_name, fingerprint_of
@@ -161,6 +160,8 @@ def _guests(file: Path, hours: float, tags: list[str]) -> Iterator[Guest]:
 
 
 def _guest(name: str, hours: float, tags: list[str]) -> Guest:
+    from ..strategies.rounds.selection import TAG_FORM, is_tag  # imports flwr
+
     check_client_name(name)
     if not (math.isfinite(hours) and hours > 0):
         raise ConfigError(f"hours must be a positive number, got {hours:g}")
