@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ pytest.importorskip("opacus")
 QUIET = ExampleTerms(clip_norm=0.5, noise_multiplier=1e-9, rate=1.0)
 """All examples in every step, and noise too small to be seen: then training is no chance."""
 LOUD = ExampleTerms(clip_norm=0.5, noise_multiplier=1.0, rate=0.3)
+PATIENCE_S = 60.0
 Params = dict[str, torch.Tensor]
 
 
@@ -64,8 +66,12 @@ def test_two_ranks_make_the_update_of_one(
     alone = trained(bench, bench.training(), terms)
     bench.passes(0), bench.passes(1)
     assert distance(trained(bench, pair, terms), alone) < 1e-5
-    mine, theirs = bench.passes(0), bench.passes(1)
-    assert mine and theirs and abs(sum(mine) - sum(theirs)) <= len(theirs)
+    mine, end_s = bench.passes(0), time.monotonic() + PATIENCE_S
+    while abs(sum(mine) - sum(theirs := bench.passes_so_far(1))) > len(theirs):
+        assert time.monotonic() < end_s, (mine, theirs)
+        time.sleep(0.01)  # the other rank is behind with its last passes
+    bench.passes(1)
+    assert mine and theirs
 
 
 def test_coins_are_new_in_every_round(bench: Bench, pair: LocalTraining) -> None:
