@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv as csv_module
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import typer
 
 from ..errors import ConfigError, IdentityError
 from ..reports.sentences import moment
-from ..server.daemon.server_dir import ServerFolder
+from ..server.daemon.server_dir import ServerFolder, check_hours
 from ..server.remote.connection import admin_stub
 from ..transport import fleet_pb2 as pb
 from ..transport.durable import write_file
@@ -70,7 +69,7 @@ def invite(
         guests = [_guest(client or "", hours, tag or [])]
         targets = [out or Path(f"{client}.invitation")]
     else:
-        guests = [*_guests(csv, hours, tag or [])]
+        guests = _guests(csv, hours, tag or [])
         targets = [(out or Path()) / f"{guest.name}.invitation" for guest in guests]
     if not line:
         if there := [str(each) for each in targets if each.exists()]:
@@ -125,8 +124,8 @@ def _inviting(folder: Path | None, admin: Path | None) -> Iterator[Callable[[Gue
         yield over_network
 
 
-def _guests(file: Path, hours: float, tags: list[str]) -> Iterator[Guest]:
-    """Yield the clients of a CSV file, all of which are checked before the first."""
+def _guests(file: Path, hours: float, tags: list[str]) -> list[Guest]:
+    """Return the clients of a CSV file, all of which are checked."""
     try:
         if file.stat().st_size > CSV_BYTES_MAX:
             raise ConfigError(f"{file} is larger than {CSV_BYTES_MAX} bytes")
@@ -134,8 +133,20 @@ def _guests(file: Path, hours: float, tags: list[str]) -> Iterator[Guest]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     reader = csv_module.DictReader(text.splitlines())
+    try:
+        return [*_rows(file, reader, hours, tags).values()]
+    except csv_module.Error as error:
+        raise ConfigError(f"{file}, line {reader.line_num}: {error}") from None
+
+
+def _rows(
+    file: Path, reader: csv_module.DictReader[str], hours: float, tags: list[str]
+) -> dict[str, Guest]:
+    """Return the clients of a table, by name."""
     given = [name or "" for name in reader.fieldnames or ()]
     unknown = [name for name in given if name not in COLUMNS]
+    if twice := [name for name in COLUMNS if given.count(name) > 1]:
+        raise ConfigError(f"{file}: the column {twice[0]} is there twice")
     if "name" not in given or unknown:
         what = f"unknown column {unknown[0]!r}" if unknown else "no column name"
         raise ConfigError(f"{file}: {what}; the columns are {', '.join(COLUMNS)}")
@@ -156,15 +167,14 @@ def _guests(file: Path, hours: float, tags: list[str]) -> Iterator[Guest]:
             raise ConfigError(f"{file} has more than {ROWS_MAX} clients")
     if not found:
         raise ConfigError(f"{file} names no client")
-    yield from found.values()
+    return found
 
 
 def _guest(name: str, hours: float, tags: list[str]) -> Guest:
     from ..strategies.rounds.selection import TAG_FORM, is_tag  # imports flwr
 
     check_client_name(name)
-    if not (math.isfinite(hours) and hours > 0):
-        raise ConfigError(f"hours must be a positive number, got {hours:g}")
+    check_hours(hours)
     if wrong := [each for each in tags if not is_tag(each)]:
         raise ConfigError(f"{wrong[0][:50]!r} is not a tag; {TAG_FORM}")
     return Guest(name, hours, tuple(dict.fromkeys(tags)))

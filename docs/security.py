@@ -97,9 +97,9 @@ WIRE_LIMITS = (
         "server/pages/test_serve.py::test_a_page_is_renewed",
     ),
     Limit(
-        "server.daemon.admin:INVITATION_HOURS_MAX",
-        "how long a token is valid that is made over the network",
-        "server/pages/test_web.py::test_actions",
+        "server.daemon.server_dir:INVITATION_HOURS_MAX",
+        "hours that a token, or the invitation with it, is valid",
+        "cli/test_invite.py::test_too_long",
     ),
     Limit(
         "server.daemon.daemon:STREAMS_PER_CONNECTION_MAX",

@@ -9,6 +9,7 @@ from typing import Any
 __all__ = ["amount", "moment", "sentence_of"]
 
 Detail = Mapping[str, Any]
+CALENDAR_END_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 def sentence_of(kind: str, detail: Detail) -> str | None:
@@ -18,8 +19,11 @@ def sentence_of(kind: str, detail: Detail) -> str | None:
 
 
 def moment(at_s: float) -> str:
-    """Return a moment as text, "-" for never."""
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ") if at_s else "-"
+    """Return a moment as text, "-" for never; one outside of the calendar, as its end."""
+    if not at_s:
+        return "-"
+    within_s = min(max(at_s, 0.0), CALENDAR_END_S)
+    return datetime.fromtimestamp(within_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def amount(size_bytes: float) -> str:

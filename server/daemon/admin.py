@@ -34,7 +34,7 @@ from .dispatch import Dispatcher
 from .floods import Floods
 from .offer import OFFER_FOLDER
 from .peer_auth import REVOKED, Context
-from .server_dir import ServerFolder
+from .server_dir import INVITATION_HOURS_MAX, ServerFolder
 from .supervisor import Supervisor
 from .threads import JournalThread
 
@@ -42,7 +42,6 @@ __all__ = ["APP_ZIP_BYTES_MAX", "AdminService"]
 
 APP_ZIP_BYTES_MAX = 64 << 20
 EVENTS_SENT_MAX = 500
-INVITATION_HOURS_MAX = 24 * 366
 PULL_CHUNK_BYTES = 1 << 20
 APP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RUN_ID_MAX = (1 << 63) - 1

@@ -46,13 +46,25 @@ from ..journal.journal import Journal
 from ..journal.site_table import TokenRow
 from .roles import ADMIN_NAME, ROLE_WORDS, RoleFolder
 
-__all__ = ["ROLE_DAYS", "AdminIdentity", "ServerFolder"]
+__all__ = ["INVITATION_HOURS_MAX", "ROLE_DAYS", "AdminIdentity", "ServerFolder", "check_hours"]
 
 ADMIN_DAYS = 3650.0
 ADMIN_SERIAL = "ca/admin-serial"
+INVITATION_HOURS_MAX = 24 * 366
 ROLE_DAYS = 365.0
 SERVER_DAYS = 90.0
 LOOPBACK = {"localhost": "127.0.0.1", "127.0.0.1": "127.0.0.1", "::1": "::1"}
+
+
+def check_hours(hours: float) -> float:
+    """Return how long a token is to be valid.
+
+    Raises:
+        ConfigError: no token is valid for so long.
+    """
+    if not 0 < hours <= INVITATION_HOURS_MAX:
+        raise ConfigError(f"hours must be above 0 and up to {INVITATION_HOURS_MAX}, not {hours:g}")
+    return hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +252,11 @@ class ServerFolder:
         """Create a one-time token for a client; return it and the client's node id.
 
         The client's older tokens become void; `tags` replace its tags, where there are any.
+
+        Raises:
+            ConfigError: the hours are none that a token is valid for.
         """
+        check_hours(hours)
         token, token_hash = create_token()
         recorded = self.audited("server token", client=client, hours=f"{hours:g}")
         with recorded, closing(Journal(self.folder / "journal.sqlite")) as journal:

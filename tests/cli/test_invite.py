@@ -73,6 +73,10 @@ def test_many_from_a_table(meadow: Meadow, folder: Path) -> None:
         ("name,hours\na,nan\n", "line 2: hours must be"),
         ("name,tags\na,EU\n", "line 2: 'EU' is not a tag"),
         ("name\na,b\n", "line 2: more values than columns"),
+        ("name,name\na,b\n", "the column name is there twice"),
+        (f"name\nok\n{'a' * 200_000}\n", "field larger than"),
+        (f"{'n' * 200_000}\n", "field larger than"),
+        ("name,hours\nok,1\nlong,8785\n", "line 3: hours must be"),
     ],
 )
 def test_a_wrong_table(meadow: Meadow, folder: Path, table: str, said: str) -> None:
@@ -98,6 +102,15 @@ def test_wrong_calls(meadow: Meadow, folder: Path) -> None:
     Path("x.invitation").write_text("hello")
     joined = meadow("client", "join", "x.invitation", "--dir", "c")
     assert joined.code == 2 and "no invitation" in joined.err and not Path("c").exists()
+
+
+@pytest.mark.parametrize("hours", ["8785", "1e9", "1e300", "inf", "nan"])
+def test_too_long(meadow: Meadow, folder: Path, hours: str) -> None:
+    """An invitation and a token are valid for a year at most: nobody lists a moment that no calendar has."""
+    for call in (("invite", "a"), ("token", "a")):
+        said = meadow("server", *call, "--hours", hours, "--dir", str(folder))
+        assert said.code == 2 and "hours must be" in said.err, said
+    assert ServerFolder(folder).tokens() == [] and [*Path().iterdir()] == []
 
 
 def test_joining(tmp_path: Path) -> None:

@@ -38,6 +38,15 @@ def test_a_token_is_listed_until_it_is_revoked(meadow: Meadow, tmp_path: Path) -
     assert "meadow server tokens" in server("revoke-token", "a", code=1)["error"]
 
 
+def test_a_token_of_an_older_journal_that_never_expires(meadow: Meadow, tmp_path: Path) -> None:
+    """It is listed, so that it can be revoked, whatever moment it has."""
+    assert meadow("server", "init", "--dir", str(tmp_path / "s")).code == 0
+    with closing(JournalDatabase(tmp_path / "s" / "journal.sqlite")) as db:
+        SiteTable(db).invite("a", "hash", now_s=0.0, expires_at_s=1e300)
+    said = meadow("server", "tokens", "--dir", str(tmp_path / "s"))
+    assert said.code == 0 and "9999-12-31" in said.out, said
+
+
 def test_redeeming_one_voids_all_others_of_an_older_journal(tmp_path: Path) -> None:
     """A journal may have several tokens of one client from before newer ones voided older ones."""
     with closing(JournalDatabase(tmp_path / "journal.sqlite")) as db:
