@@ -13,13 +13,17 @@ SUPPLIES: Final = Path("/sys/class/power_supply")
 def on_mains(supplies: Path = SUPPLIES) -> bool:
     """Return False if all power comes from batteries; True where nothing says so.
 
-    Source: Linux, Documentation/ABI/testing/sysfs-class-power (type, online, status).
+    Supplies of peripherals (scope "Device") do not count. Without a battery of its own a machine has mains
+    power, whatever its idle ports say.
+
+    Source: Linux, Documentation/ABI/testing/sysfs-class-power (type, online, status), and the attribute scope.
     """
     found = sorted(supplies.iterdir()) if supplies.is_dir() else []
-    mains = [_read(each / "online") for each in found if _read(each / "type") in ("Mains", "USB")]
-    if mains:
-        return "1" in mains
-    batteries = [_read(each / "status") for each in found if _read(each / "type") == "Battery"]
+    own = [each for each in found if _read(each / "scope") != "Device"]
+    batteries = [_read(each / "status") for each in own if _read(each / "type") == "Battery"]
+    lines = [_read(each / "online") for each in own if _read(each / "type") in ("Mains", "USB")]
+    if batteries and lines:
+        return any(online not in ("", "0") for online in lines)
     return "Discharging" not in batteries
 
 

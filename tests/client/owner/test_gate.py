@@ -71,14 +71,32 @@ def test_mains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_mains(tmp_path)
     supply("AC", type="Mains", online="0")
     assert not on_mains(tmp_path)
-    supply("AC", online="1")
-    assert on_mains(tmp_path)
+    for online in ("1", "2"):  # by a fixed, and by a negotiated voltage
+        supply("AC", online=online)
+        assert on_mains(tmp_path)
     monkeypatch.setattr(gate, "on_mains", lambda: False)
     policy = PolicyConfig()
     closed = Gate(tmp_path, lambda: policy, clock=time.time)
     assert closed.closed_by() == ""
     policy = replace(policy, mains_power_only=True)
     assert "battery" in closed.closed_by()
+
+
+def test_supplies_that_do_not_power_the_machine(tmp_path: Path) -> None:
+    """An idle port, and the battery or the plug of a mouse, say nothing about the machine."""
+
+    def supply(name: str, **files: str) -> None:
+        (tmp_path / name).mkdir()
+        for file, text in files.items():
+            (tmp_path / name / file).write_text(f"{text}\n")
+
+    supply("mouse-battery", type="Battery", status="Discharging", scope="Device")
+    assert on_mains(tmp_path)
+    supply("port", type="USB", online="0", scope="System")
+    assert on_mains(tmp_path)
+    supply("mouse-plug", type="USB", online="1", scope="Device")
+    supply("BAT0", type="Battery", status="Discharging")
+    assert not on_mains(tmp_path)
 
 
 def test_a_paused_site(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
