@@ -44,6 +44,10 @@ class Update:
     """How many clients it stands for."""
     metrics: Metrics = field(default_factory=dict)
     """What they report beside the params: the weighted means."""
+    summed: bool = False
+    """Whether `params` are the clients' weighted sums, in float64, not their weighted mean."""
+    rests: tuple[Update, ...] = ()
+    """What rounding took from these sums and from `weight`: to be added to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,27 +1,35 @@
 """The weighted mean of updates, as a streaming fold: memory for one sum, for any number of clients.
 
+The mean is the correctly rounded one: the exact sum of the weighted values, rounded to float64,
+divided by the weight, and cast. It does not depend on the order of the updates, on how they are
+grouped, nor on who has added which up. Floating point comes first, and a bound of its error; only
+values that the error could have rounded otherwise are added up again, exactly.
+
 All tensors of a model are laid end to end, as one row of real values (a complex one is two).
 The row is worked through in blocks: the block of up to 20 updates is cast to a float64 matrix
-that stays in the cache, and one vector-matrix product adds them up. Updates that are held in
-memory are added to a float64 sum of the whole row, group by group; those that lie in files wait
-for the end, and are then added block by block, so that they need no such sum, and all cores can
-take part.
+that stays in the cache, and one vector-matrix product adds them up. Updates wait for the end, and are
+then added block by block, so that they need no sum of the whole row, and all cores can take part.
+Only those that are held in memory, or are too many files, are added up before, group by group: exactly
+while a model is small; of a larger one in float64, which depends on their order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import RunError
-from ...flower.messages import FlatTensor
+from ...flower.messages import FlatTensor, MemoryTensor
 from ...machine.process_limits import available_cores
 from .algorithm import Aggregate, Params, Update
+from .exact_sums import add_exactly, exact_parts, exact_sums
 from .layout import BLOCK, Block, RowLayout
 
 __all__ = ["Alter", "MeanAggregator", "MeanSum", "as_reals"]
@@ -35,6 +43,15 @@ WIDENING_MAX = 4
 """By how much blocks may be wider than `BLOCK`, which leaves room in the cache for few updates."""
 STORED_MAX = 512
 """So many updates in files may wait: each keeps a file open."""
+EXACT_VALUES_MAX = 32 << 10
+"""Of larger models, groups of updates that are held in memory have float64 sums: on a network, tensors so
+large come as files."""
+LARGEST_MIN = 1e-140
+"""Squares of smaller values may be zero."""
+SETTLED_MIN = 16_384
+"""Doubtful values that are added up exactly at once."""
+ROUNDING = 2.0**-53
+"""The largest relative error of a float64 operation."""
 
 
 def leave(block: Block, values: Reals) -> None:
@@ -59,9 +76,13 @@ class MeanSum:
     sums: Reals | None = None
     """The weighted sum of the groups that did not wait."""
     waiting: list[Update] = field(default_factory=list)
+    parts: list[Reals] = field(default_factory=list)
+    """Rows whose exact sum is that of the groups that did not wait, of a small model."""
     crowded: bool = False
     """Whether waiting updates are held in memory, or are too many files."""
     weight: float = 0.0
+    weights: list[float] = field(default_factory=list)
+    """Numbers with exactly the sum of all weights."""
     clients: int = 0
 
 
@@ -80,6 +101,8 @@ class MeanAggregator:
 
     group: int = 20
     """How many updates are added up at once."""
+    exact: bool = True
+    """False for sums that are only intermediate results: they are those of floating point."""
 
     def zero(self, like: Params) -> MeanSum:
         """Return the sum of no updates, for params like these."""
@@ -87,12 +110,15 @@ class MeanAggregator:
 
     def fold(self, accumulator: MeanSum, updates: Sequence[Update]) -> MeanSum:
         """Add updates, in the canonical order of their clients."""
-        for update in updates:
+        for update in chain.from_iterable((each, *each.rests) for each in updates):
             if accumulator.crowded and len(accumulator.waiting) >= self.group:
                 self._add_first(accumulator)
             accumulator.waiting.append(update)
             accumulator.crowded |= not update.stored or len(accumulator.waiting) > STORED_MAX
             accumulator.weight += update.weight
+            accumulator.weights.append(update.weight)
+            if len(accumulator.weights) > STORED_MAX:
+                accumulator.weights = exact_parts(accumulator.weights)
             accumulator.clients += update.clients
         while accumulator.crowded and len(accumulator.waiting) > self.group:
             self._add_first(accumulator)
@@ -108,21 +134,39 @@ class MeanAggregator:
         """
         if not accumulator.waiting:
             raise RunError("there are no updates to aggregate")
+        if self.exact:
+            accumulator.weight = math.fsum(accumulator.weights)
         mean = self._narrow(accumulator, alter)
         return Aggregate(mean=mean, weight=accumulator.weight, clients=accumulator.clients)
 
     def _add_first(self, accumulator: MeanSum) -> None:
         """Add the first group of the waiting updates to the sums of the whole row."""
+        if self.exact and accumulator.layout.total <= EXACT_VALUES_MAX:
+            self._add_exactly(accumulator)
+            return
         first = accumulator.sums is None
         sums = np.empty(accumulator.layout.total) if accumulator.sums is None else accumulator.sums
         group = accumulator.waiting[: self.group]
         space = Workspace(self.group, accumulator.layout.width)
-        for block, values in _sums_of(accumulator.layout, group, space, accumulator.layout.blocks):
+        for block, values, _ in _sums_of(
+            accumulator.layout, group, space, accumulator.layout.blocks
+        ):
             if first:
                 sums[block.start : block.stop] = values
             else:
                 sums[block.start : block.stop] += values
         accumulator.sums = sums
+        del accumulator.waiting[: self.group]
+        accumulator.crowded = not all(update.stored for update in accumulator.waiting)
+
+    def _add_exactly(self, accumulator: MeanSum) -> None:
+        """Add the first group of the waiting updates to the parts."""
+        layout, group = accumulator.layout, accumulator.waiting[: self.group]
+        space = Workspace(self.group, layout.total)
+        factors = np.array([_factor(update) for update in group])
+        for _, _, values in _sums_of(layout, group, space, list(layout.cut(EXACT_VALUES_MAX))):
+            for row in exact_sums(factors, values).rows():
+                add_exactly(accumulator.parts, row)
         del accumulator.waiting[: self.group]
         accumulator.crowded = not all(update.stored for update in accumulator.waiting)
 
@@ -133,16 +177,24 @@ class MeanAggregator:
         dtype is wider than its sums.
         """
         layout, sums, weight = accumulator.layout, accumulator.sums, accumulator.weight
+        accumulator.waiting += _as_updates(accumulator.parts, layout)
         buffer = np.empty(layout.mean_bytes // 8) if sums is None else sums
         tensors = layout.tensors_in(buffer)
+        exact = self.exact and sums is None and alter is leave  # else it is not rounded here
+
+        flats = [tensor.reshape(-1) for tensor in tensors]
 
         def narrow(blocks: Sequence[Block]) -> None:
-            for block, values in _sums_of_waiting(accumulator, self.group, blocks):
+            doubtful = Doubtful(accumulator, flats)
+            for block, values, error, rows in _sums_of_waiting(accumulator, self.group, blocks):
+                if exact and error > 0.0:
+                    doubtful.write(block, values, error, rows)
+                    continue
                 values /= weight
                 alter(block, values)
                 for tensor, start, stop, offset in block.segments:
-                    piece = values[offset : offset + stop - start]
-                    _cast(piece, tensors[tensor].reshape(-1), start)
+                    _cast(values[offset : offset + stop - start], flats[tensor], start)
+            doubtful.settle()
 
         if sums is None and alter is leave and layout.total >= PARALLEL_VALUES_MIN:
             widening = min(WIDENING_MAX, self.group // len(accumulator.waiting))
@@ -152,6 +204,7 @@ class MeanAggregator:
         accumulator.sums, accumulator.waiting = None, []
         if sums is not None:
             tensors.clear()  # nothing may point into the buffer while it shrinks
+            flats.clear()
             buffer.resize(layout.mean_bytes // 8, refcheck=False)
             tensors = layout.tensors_in(buffer)
         return dict(zip(layout.names, tensors, strict=True))
@@ -167,13 +220,13 @@ def _on_all_cores(work: Callable[[Sequence[Block]], None], blocks: Sequence[Bloc
 
 def _sums_of(
     layout: RowLayout, updates: Sequence[Update], space: Workspace, blocks: Sequence[Block]
-) -> Iterator[tuple[Block, Reals]]:
-    """Yield block by block what a group of updates adds up to.
+) -> Iterator[tuple[Block, Reals, Reals]]:
+    """Yield block by block what a group of updates adds up to, and its values, a row an update.
 
-    The sum lies in the workspace: it is valid until the next one is asked for.
+    Both lie in the workspace: they are valid until the next ones are asked for.
     """
     tensors = [[as_reals(update.params[name]) for name in layout.names] for update in updates]
-    weights = np.array([update.weight for update in updates], np.float64)
+    weights = np.array([_factor(update) for update in updates], np.float64)
     for block in blocks:
         size = block.stop - block.start
         flat = space.scratch[: len(updates) * size]
@@ -184,31 +237,136 @@ def _sums_of(
         ]
         np.concatenate(pieces, out=flat, casting="unsafe")
         matrix = flat.reshape(len(updates), size)
-        yield block, _weighted_sum(weights, matrix, out=space.row[:size])
+        yield block, _weighted_sum(weights, matrix, out=space.row[:size]), matrix
 
 
 def _sums_of_waiting(
     accumulator: MeanSum, group: int, blocks: Sequence[Block]
-) -> Iterator[tuple[Block, Reals]]:
-    """Yield block by block what all waiting updates and the sums add up to."""
+) -> Iterator[tuple[Block, Reals, float, Reals | None]]:
+    """Yield block by block what all waiting updates and the sums add up to, and a bound of its error.
+
+    The bound does not include the error of the sums. The last item are the values of all waiting
+    updates, a row each; None if they are more than a group.
+    """
     waiting, sums = accumulator.waiting, accumulator.sums
     width = max((block.stop - block.start for block in blocks), default=0)
     space = Workspace(min(group, len(waiting)), width)
+    weights = [_factor(update) for update in waiting]
     first, *others = (
         _sums_of(accumulator.layout, waiting[start : start + group], space, blocks)
         for start in range(0, len(waiting), group)
     )
     total = np.empty(width) if others else None
-    for block, values in first:
+    # a product and a sum for every update: the classical bound (Higham 2002, section 3.1)
+    unit = ROUNDING * (len(waiting) + len(others) + 2) if len(waiting) > 1 else 0.0
+    for block, values, rows in first:
+        magnitude = _magnitude(weights, rows)
         if sums is not None:
             values += sums[block.start : block.stop]
         if total is not None:
             part = total[: block.stop - block.start]
             part[:] = values
-            for _, more in map(next, others):
+            for index, (_, more, rows) in enumerate(map(next, others), start=1):
                 part += more
+                magnitude += _magnitude(weights[index * group :], rows)
             values = part
-        yield block, values
+        yield block, values, unit * magnitude, None if others else rows
+
+
+def _magnitude(weights: Sequence[float], rows: Reals) -> float:
+    """Return a bound of the weighted sum of magnitudes in each column, by one fast pass."""
+    norms = [math.sqrt(float(np.dot(row, row))) for row in rows]
+    return math.fsum(
+        w * max(1.01 * norm, LARGEST_MIN) for w, norm in zip(weights, norms, strict=False)
+    )
+
+
+class Doubtful:
+    """Means that the error of floating-point sums could have changed: they are computed again.
+
+    They are few, unless many sums lie halfway between two means, as those of equal weights do.
+    """
+
+    def __init__(self, accumulator: MeanSum, flats: Sequence[NDArray[Any]]) -> None:
+        self._accumulator = accumulator
+        self._flats = flats
+        self._found: list[tuple[int, NDArray[np.int64], Reals]] = []
+        """By piece: the tensor, places in it, and the updates' values there, a row each."""
+        self._count = 0
+
+    def write(self, block: Block, sums: Reals, error: float, rows: Reals | None) -> None:
+        """Write a block's means, and note those that are doubtful; `sums` is used up."""
+        accumulator = self._accumulator
+        others = sums + error
+        sums -= error
+        others /= accumulator.weight
+        sums /= accumulator.weight
+        for tensor, start, stop, offset in block.segments:
+            flat, size = self._flats[tensor], stop - start
+            real = flat.real.dtype if flat.dtype.kind == "c" else flat.dtype
+            other = np.empty(size, real)
+            _cast(sums[offset : offset + size], flat, start)
+            _cast(others[offset : offset + size], other, 0)
+            written = flat.view(real)[start:stop]
+            places = np.flatnonzero(written != other)
+            if places.size:
+                if rows is not None:
+                    values = rows[:, offset + places]
+                else:
+                    values = self._read(tensor, start, stop, places)
+                self._found.append((tensor, start + places, values))
+                self._count += places.size
+        if self._count >= SETTLED_MIN:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write the exact means."""
+        weights = np.array([_factor(update) for update in self._accumulator.waiting])
+        found, self._found, self._count = self._found, [], 0
+        if not found:
+            return
+        means = exact_sums(
+            weights, np.concatenate([values for *_, values in found], axis=1)
+        ).rounded
+        means /= self._accumulator.weight
+        done = 0
+        for tensor, places, _ in found:
+            flat = self._flats[tensor]
+            real = flat.real.dtype if flat.dtype.kind == "c" else flat.dtype
+            exact = np.empty(len(places), real)
+            _cast(means[done : done + len(places)], exact, 0)
+            flat.view(real)[places] = exact
+            done += len(places)
+
+    def _read(self, tensor: int, start: int, stop: int, places: NDArray[np.int64]) -> Reals:
+        name, waiting = self._accumulator.layout.names[tensor], self._accumulator.waiting
+        values = np.empty((len(waiting), len(places)))
+        for row, update in zip(values, waiting, strict=True):
+            row[:] = as_reals(update.params[name])[start:stop][places]
+        return values
+
+
+def _factor(update: Update) -> float:
+    """Return how often an update's values count."""
+    return 1.0 if update.summed else update.weight
+
+
+def _as_updates(rows: Sequence[Reals], layout: RowLayout) -> list[Update]:
+    """Return sums of whole rows as updates."""
+    found = []
+    for row in rows:
+        params: dict[str, FlatTensor] = {}
+        start = 0
+        for name, size, shape, dtype in zip(
+            layout.names, layout.sizes, layout.shapes, layout.dtypes, strict=True
+        ):
+            values: NDArray[Any] = row[start : start + size]
+            params[name] = MemoryTensor(
+                (values.view(np.complex128) if dtype.kind == "c" else values).reshape(shape)
+            )
+            start += size
+        found.append(Update(client=-1, params=params, weight=0.0, clients=0, summed=True))
+    return found
 
 
 class RealParts:
@@ -249,4 +407,7 @@ def _cast(values: Reals, flat: NDArray[Any], start: int) -> None:
         np.rint(values, out=values)
         if dtype.itemsize == 8:  # the float64 next to the largest integer is beyond it
             np.minimum(values, np.nextafter(float(np.iinfo(dtype).max), 0.0), out=values)
-    np.copyto(flat[start : start + len(values)], values, casting="unsafe")
+    target = flat[start : start + len(values)]
+    np.copyto(target, values, casting="unsafe")
+    if dtype.kind not in "biu":
+        np.add(target, target.dtype.type(0), out=target)  # minus zero becomes zero

@@ -114,7 +114,7 @@ def test_another_authority() -> None:
 
 def test_enrolment_says_the_same() -> None:
     """Who enrols hears of the clock and of the name before a token is shown."""
-    late = AUTHORITY.issue_server([], now=NOW + timedelta(hours=5), days=1)
+    late = AUTHORITY.issue_server([], now=datetime.now(UTC) + timedelta(hours=5), days=1)
 
     async def scenario() -> None:
         async with listening(lambda: late, ca_pem=None) as port:

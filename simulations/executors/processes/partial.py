@@ -85,7 +85,7 @@ class GroupSum:
         """Begin with nothing; `clipping` is how the server would clip what single clients sent."""
         self._params, self._clipping = params, clipping
         self._forms = forms_of(params)
-        aggregator = _SumAggregator(mean=MeanAggregator(group=GROUP))
+        aggregator = _SumAggregator(mean=MeanAggregator(group=GROUP, exact=False))
         self._fold = CanonicalFold(aggregator, params, clients)
         self._table = ClientTable()
 
@@ -135,7 +135,6 @@ class Total:
             for name, values in params.items()
         }
         self._sum = self._mean.zero(like)
-        self._weight = 0.0
         self._table = ClientTable()
         self._waiting: dict[int, Partial | None] = {}
         self._next = 0
@@ -162,7 +161,6 @@ class Total:
         assert not self._waiting, "a group before these was never settled"
         if not self._table.clients:
             return None
-        self._sum.weight = self._weight
         arrays = params_to_arrays(self._mean.finish(self._sum).mean)
         content = RecordDict({"arrays": arrays, "metrics": self._table.record()})
         return self._table.clients, content
@@ -170,10 +168,13 @@ class Total:
     def _add(self, partial: Partial) -> None:
         table = partial.table
         update = Update(
-            client=table.clients[0], params=partial.sums, weight=1.0, clients=len(table.clients)
+            client=table.clients[0],
+            params=partial.sums,
+            weight=partial.weight,
+            clients=len(table.clients),
+            summed=True,
         )
         self._sum = self._mean.fold(self._sum, [update])
-        self._weight += partial.weight
         self._table.add(table.clients, table.examples, table.metrics)
 
 

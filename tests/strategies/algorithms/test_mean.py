@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 from dataclasses import replace
 from fractions import Fraction
+from itertools import zip_longest
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,8 @@ from meadow.errors import ConfigError, RunError, StoreError
 from meadow.flower.messages import MemoryTensor
 from meadow.strategies.algorithms import mean as mean_module
 from meadow.strategies.algorithms.algorithm import Update
+from meadow.strategies.algorithms.exact_sums import exact_parts, exact_sums
+from meadow.strategies.algorithms.layout import RowLayout
 from meadow.strategies.algorithms.mean import MeanAggregator
 from meadow.transport.tensors import TensorFile, write_tensors
 
@@ -319,3 +322,122 @@ def test_files_give_what_memory_gives(clients, tmp_path, monkeypatch):
     expected, found = mean_of(in_memory, like).mean, mean_of(in_files, like).mean
     for name in like:
         assert found[name].tobytes() == expected[name].tobytes()
+
+
+FLOATS32 = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(
+    lambda v: abs(v) < 1e30
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    rows=st.integers(1, 6).flatmap(
+        lambda n: st.lists(
+            st.tuples(st.lists(FLOATS32, min_size=5, max_size=5), st.integers(1, 3)),
+            min_size=n,
+            max_size=n,
+        )
+    ),
+    whole=st.booleans(),
+    dtype=st.sampled_from([np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32]),
+)
+def test_the_mean_is_the_correctly_rounded_one(kit, rows, whole, dtype):
+    """The sum is the exact one rounded to float64, in fractions: also of ties and cancellation."""
+    weights = [w if whole else w / 3 for _, w in rows]
+    with np.errstate(over="ignore"):
+        models = [np.clip(np.array(v, np.float64), -6e4, 6e4).astype(dtype) for v, _ in rows]
+    updates = [
+        kit.update(i, w, {"w": m}) for i, (w, m) in enumerate(zip(weights, models, strict=True))
+    ]
+    result = mean_of(updates, {"w": models[0]}).mean["w"]
+    total = float(sum(map(Fraction, weights)))
+    pairs = [(Fraction(w), m.astype(float).tolist()) for w, m in zip(weights, models, strict=True)]
+    sums = [float(sum(w * Fraction(v[at]) for w, v in pairs)) for at in range(5)]
+    means = np.array(sums) / total
+    expected = (np.rint(means) if dtype == np.int32 else means).astype(dtype)
+    np.testing.assert_array_equal(result.astype(float), expected.astype(float))
+    assert not np.signbit(result.astype(float)[result.astype(float) == 0]).any()
+
+
+@pytest.mark.parametrize("group", [2, 20])
+def test_groups_in_memory_are_added_up_exactly(kit, group):
+    """Of a small model no order and no group changes a bit, though only a group is held."""
+    generator = np.random.default_rng(group)
+    models = [
+        {"w": np.float32(generator.standard_normal(99) * 10.0 ** generator.integers(-9, 9, 99))}
+        for _ in range(64)
+    ]
+    pairs = list(zip(generator.integers(1, 900, 64) / 3, models, strict=True))
+    seen = set()
+    for _ in range(3):
+        generator.shuffle(pairs)
+        updates = [kit.update(i, w, m) for i, (w, m) in enumerate(pairs)]
+        seen.add(mean_of(updates, models[0], MeanAggregator(group=group)).mean["w"].tobytes())
+    updates = [replace(update, stored=True) for update in updates]
+    seen.add(mean_of(updates, models[0]).mean["w"].tobytes())
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("clients", [2, 3, 21, 64])
+@pytest.mark.parametrize("equal", [True, False])
+def test_no_order_of_updates_changes_a_bit(kit, clients, equal):
+    """Also where many sums lie halfway between two float32: those of equal weights do."""
+    generator = np.random.default_rng(clients)
+    models = [
+        {
+            "w": np.float32(
+                generator.standard_normal(70_000) * 10.0 ** generator.integers(-9, 9, 70_000)
+            ),
+            "b": generator.standard_normal(50),
+            "c": (generator.standard_normal(999) + 1j).astype(np.complex64),
+            "h": generator.standard_normal(999).astype(ml_dtypes.bfloat16),
+        }
+        for _ in range(clients)
+    ]
+    weights = [7.0 if equal else float(w) for w in generator.integers(1, 900, clients)]
+    pairs = list(zip(weights, models, strict=True))
+    seen = set()
+    for _ in range(3):
+        generator.shuffle(pairs)
+        updates = [replace(kit.update(i, w, m), stored=True) for i, (w, m) in enumerate(pairs)]
+        found = mean_of(updates, models[0], MeanAggregator(group=int(generator.integers(2, 25))))
+        seen.add(b"".join(found.mean[name].tobytes() for name in models[0]))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("size", [900, 40_000])
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_tree_of_sums_gives_the_same_bits(kit, size, equal):
+    """Updates that were added up elsewhere, exactly, count as if each had come by itself."""
+    generator = np.random.default_rng(size)
+    models = [
+        {
+            "w": np.float32(
+                generator.standard_normal(size) * 10.0 ** generator.integers(-9, 9, size)
+            ),
+            "b": generator.standard_normal(7) * 10.0 ** generator.integers(-20, 20, 7),
+            "n": generator.integers(0, 99, 3),
+        }
+        for _ in range(12)
+    ]
+    weights = [5.0 if equal else w / 3 for w in generator.integers(1, 900, 12)]
+    updates = [kit.update(i, w, m) for i, (w, m) in enumerate(zip(weights, models, strict=True))]
+    flat = mean_of(updates, models[0])
+    above = [updates[0]]
+    for some in (updates[1:3], updates[3:10], updates[10:]):
+        rows = np.array([np.concatenate([u.params[n][0:] for n in models[0]]) for u in some])
+        sums = exact_sums(np.array([u.weight for u in some]), rows.astype(float))
+        layout = RowLayout(models[0])
+        first, *rests = mean_module._as_updates(list(sums.rows()), layout)
+        parts = exact_parts([u.weight for u in some])
+        rests = [
+            replace(each, weight=w)
+            for each, w in zip_longest(rests, parts[1:], fillvalue=0.0)
+            if each
+        ]
+        above.append(replace(first, weight=parts[0], clients=len(some), rests=tuple(rests)))
+    for order in (above, above[::-1]):
+        found = mean_of(order, models[0])
+        assert found.weight == flat.weight and found.clients == 12
+        for name, values in flat.mean.items():
+            np.testing.assert_array_equal(found.mean[name], values)

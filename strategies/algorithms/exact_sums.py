@@ -1,0 +1,193 @@
+"""Weighted sums without rounding errors, so that neither order nor grouping can change them.
+
+A float64 sum of float32 values is nearly always exact in all bits that a float32 mean shows, but
+not always: two orders of the same updates can round to neighbours. Where sums must not depend on
+who added what, values are cut into slices on a common grid, so coarse that a product of matrices
+makes no rounding error (Ozaki, Ogita, Oishi, Rump, "Error-free transformations of matrix
+multiplication by using fast routines of matrix multiplication and its applications", 2012,
+section 2). What the slices leave is added up by `math.fsum`, which is exact (Shewchuk 1997).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["ExactSums", "add_exactly", "exact_parts", "exact_sums"]
+
+Reals = NDArray[np.float64]
+
+SIGNIFICANT_BITS = 53
+WEIGHT_BITS = 40
+"""Whole weights that add up to less leave enough bits for a slice."""
+SLICES = 2
+"""A sum of two slices is exact as two float64. Few values need more: those beside far larger ones."""
+SPLITTER = float((1 << 27) + 1)
+WIDTH = 4096
+"""Columns at once: those of 20 updates stay in the cache."""
+EXPONENT_MIN = -1074
+"""Of the smallest float64: nothing is finer."""
+PRODUCT_MIN = 1e-250
+"""The rounding error of a smaller product may be no float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSums:
+    """The exact sums of columns: each as a float64, and of some what that lacks.
+
+    `rounded` is float64 (k,): the sums, each rounded once, half to even. `positions` are the
+    columns that have more, ascending, one repeatedly if need be, and `rests` what they have.
+    """
+
+    rounded: Reals
+    positions: NDArray[np.int64]
+    rests: Reals
+
+    def rows(self) -> Iterator[Reals]:
+        """Yield rows of all columns that add up to the exact sums."""
+        yield self.rounded
+        positions, rests = self.positions, self.rests
+        while positions.size:
+            row = np.zeros(len(self.rounded))
+            first = np.append(True, positions[1:] != positions[:-1])
+            row[positions[first]] = rests[first]
+            yield row
+            positions, rests = positions[~first], rests[~first]
+
+
+def add_exactly(parts: list[Reals], row: Reals) -> None:
+    """Add a row to parts, which are rows as well; they become more where rounding asks for it."""
+    for place, part in enumerate(parts):
+        parts[place], row = _two_sum(part, row)
+        if not row.any():
+            return
+    parts.append(row)
+
+
+def exact_parts(values: Iterable[float]) -> list[float]:
+    """Return a few numbers whose exact sum is that of these; the first is the rounded sum."""
+    left, parts = list(values), list[float]()
+    while (rest := math.fsum(left)) and math.isfinite(rest):
+        parts.append(rest)
+        left.append(-rest)
+    return parts or [0.0]
+
+
+def exact_sums(weights: Reals, values: Reals) -> ExactSums:
+    """Return the exact weighted sums of columns.
+
+    Shapes: weights (n,), values (n, k); float64, finite, products at most 1e300.
+    """
+    starts = range(0, values.shape[1], WIDTH)
+    parts = [_exact_sums(weights, values[:, start : start + WIDTH]) for start in starts]
+    if len(parts) == 1:
+        return parts[0]
+    return ExactSums(
+        np.concatenate([part.rounded for part in parts] or [np.zeros(0)]),
+        np.concatenate(
+            [start + part.positions for start, part in zip(starts, parts, strict=True)]
+            or [np.zeros(0, np.int64)]
+        ),
+        np.concatenate([part.rests for part in parts] or [np.zeros(0)]),
+    )
+
+
+def _exact_sums(weights: Reals, values: Reals) -> ExactSums:
+    total = float(np.abs(weights).sum())
+    whole = total < 2.0**WEIGHT_BITS and bool((np.rint(weights) == weights).all())
+    if not whole:
+        rounded = rests = np.zeros(values.shape[1])
+        odd = np.arange(values.shape[1])
+    else:
+        rows, left = _products(weights, values, bits=SIGNIFICANT_BITS - math.frexp(total)[1])
+        rounded, rests = _two_sum(*rows)
+        odd = np.flatnonzero(left)
+        rests[odd] = 0.0
+    positions = np.flatnonzero(rests)
+    found, added, more = rests[positions], list[int](), list[float]()
+    for column, (first, *others) in zip(
+        odd.tolist(), map(exact_parts, _terms(weights, values[:, odd])), strict=True
+    ):
+        rounded[column] = first
+        added += [column] * len(others)
+        more += others
+    if added:
+        positions = np.concatenate([positions, np.array(added)])
+        found = np.concatenate([found, more])
+        order = np.argsort(positions, kind="stable")
+        positions, found = positions[order], found[order]
+    return ExactSums(rounded + 0.0, positions, found)  # minus zero becomes zero
+
+
+def _products(weights: Reals, values: Reals, *, bits: int) -> tuple[list[Reals], NDArray[np.bool_]]:
+    """Return the exact sums of two slices of `bits` bits, and the columns that have more than those.
+
+    A slice's values are multiples of its grid, and their sum is smaller than 2**53 of it.
+    """
+    rows: list[Reals] = []
+    nothing = np.zeros(values.shape[1])
+    for _ in range(SLICES):
+        largest = float(np.abs(values).max(initial=0.0))
+        grid = math.frexp(largest)[1] - bits
+        if largest == 0.0 or grid <= EXPONENT_MIN:  # all of it is in this slice
+            return [*rows, weights @ values, nothing][:SLICES], nothing != 0.0
+        shift = math.ldexp(1.5, grid + SIGNIFICANT_BITS - 1)
+        slice_ = (values + shift) - shift
+        rows.append(weights @ slice_)
+        values = values - slice_
+    return rows, np.asarray(values.any(axis=0))
+
+
+def _two_sum(first: Reals, second: Reals) -> tuple[Reals, Reals]:
+    """Return the rounded sum and its error (Knuth, TAOCP 2, theorem 4.2.2 B)."""
+    rounded = first + second
+    shown = rounded - first
+    return rounded, (first - (rounded - shown)) + (second - shown)
+
+
+def _terms(weights: Reals, values: Reals) -> Iterator[list[float]]:
+    """Yield, by column, numbers with exactly the sum of the weighted values."""
+    products = weights[:, None] * values
+    errors = _errors(weights[:, None], values, products)
+    smallest = np.abs(products, where=products != 0.0, out=np.full(products.shape, np.inf))
+    lost = ((products == 0.0) & (values != 0.0) & (weights[:, None] != 0.0)).any(axis=0)
+    tiny = lost | (smallest.min(axis=0, initial=np.inf) < PRODUCT_MIN)
+    for column, (high, low) in enumerate(zip(products.T.tolist(), errors.T.tolist(), strict=True)):
+        if tiny[column]:
+            yield _fraction_parts(weights.tolist(), values[:, column].tolist())
+        else:
+            yield [*high, *low]
+
+
+def _errors(weights: Reals, values: Reals, products: Reals) -> Reals:
+    """Return what products lost to rounding (Dekker 1971: each factor is cut into halves)."""
+    weight_high, value_high = _upper(weights), _upper(values)
+    weight_low, value_low = weights - weight_high, values - value_high
+    rest = (
+        (weight_high * value_high - products) + weight_high * value_low
+    ) + weight_low * value_high
+    return rest + weight_low * value_low
+
+
+def _upper(values: Reals) -> Reals:
+    shifted = SPLITTER * values
+    return shifted - (shifted - values)
+
+
+def _fraction_parts(weights: list[float], values: list[float]) -> list[float]:
+    """Return the exact sum in parts, where products are too small for floating point.
+
+    What is finer than the smallest float64 is rounded once.
+    """
+    pairs = zip(weights, values, strict=True)
+    rest = sum((Fraction(weight) * Fraction(value) for weight, value in pairs), Fraction())
+    parts: list[float] = []
+    while part := float(rest):
+        parts.append(part)
+        rest -= Fraction(part)
+    return parts
