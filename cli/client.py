@@ -19,7 +19,7 @@ from ..reports.sentences import amount, moment
 from . import client_apps
 from .output import Format, FormatOption, epsilon_text, say, show_rows
 
-__all__ = ["app"]
+__all__ = ["app", "invitation_text"]
 
 app = typer.Typer(no_args_is_help=True, help="Enrol a client, run its agent, inspect it.")
 
@@ -61,7 +61,7 @@ def join(
     """Enrol by an invitation, the file or line that the server's operator has sent."""
     from ..transport.invitation import Invitation
 
-    invited = Invitation.from_text(_invitation_text(invitation))
+    invited = Invitation.from_text(invitation_text(invitation))
     try:
         _redeem(
             dir, invited.server, invited.token, invited.ca_fingerprint, app_folders or [], format
@@ -73,7 +73,7 @@ def join(
         raise
 
 
-def _invitation_text(source: str) -> str:
+def invitation_text(source: str) -> str:
     from ..transport.invitation import TEXT_CHARS_MAX
 
     if source == "-":

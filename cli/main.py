@@ -30,6 +30,7 @@ from . import (
     partition,
     plugins,
     privacy,
+    relay,
     report,
     run,
     server,
@@ -55,6 +56,7 @@ app = typer.Typer(
 )
 app.add_typer(server.app, name="server")
 app.add_typer(client.app, name="client")
+app.add_typer(relay.app, name="relay")
 app.add_typer(site.app, name="site")
 app.add_typer(run.app, name="run")
 app.add_typer(app_commands.app, name="app")

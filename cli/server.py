@@ -30,7 +30,7 @@ from .invite import invite as invite_
 from .output import Format, FormatOption, epsilon_text, say, show_rows
 from .page import page
 
-__all__ = ["app"]
+__all__ = ["app", "log_to_stderr"]
 
 app = typer.Typer(no_args_is_help=True, help="Lay out a server, run its daemon, invite clients.")
 app.add_typer(role.app, name="role")
@@ -87,7 +87,7 @@ def start(
 
     keep_freed_memory()
     allow_many_files()
-    _log_to_stderr(format)
+    log_to_stderr(format)
     server_folder = ServerFolder(dir, fleet_port=fleet_port, enroll_port=enroll_port)
 
     def ready(addresses: dict[str, str]) -> None:
@@ -102,7 +102,7 @@ def start(
     say(format, "stopped; runs go on at the next start", event="stopped")
 
 
-def _log_to_stderr(format: Format) -> None:
+def log_to_stderr(format: Format) -> None:
     """Log every event to stderr, as a line with its time, level, run and round, or as one of JSON."""
     handler = logging.StreamHandler()
     formatter = logging.Formatter("%(asctime)sZ %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")

@@ -35,6 +35,7 @@ LAYERS: list[set[str]] = [
     {"tracking"},
     {"run"},
     {"server", "simulations", "sweeps"},
+    {"relay"},
     {"cli"},
     {"api"},
     {"__init__", "__main__"},

@@ -15,6 +15,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from ..errors import LimitError, ProtocolError
+from .relaying import LEAVES_MAX
 
 __all__ = [
     "ERROR_CHARS_MAX",
@@ -91,7 +92,7 @@ ANY_TIME = Range(-SECONDS_MAX, SECONDS_MAX)
 
 RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
     "ServerMessage": dict.fromkeys(("welcome", "instruction", "ack", "cancel"), Nested()),
-    "AgentMessage": dict.fromkeys(("hello", "progress", "reply"), Nested()),
+    "AgentMessage": dict.fromkeys(("hello", "progress", "reply", "leaves"), Nested()),
     "Welcome": {
         "node_id": NODE,
         "lease_s": Elsewhere("client.agent, which takes what is nearest to it"),
@@ -119,7 +120,13 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
     },
     "ReplyAck": {"instruction_id": ID},
     "Cancel": {"instruction_id": ID, "reason": Length(ERROR_CHARS_MAX)},
-    "Hello": {"protocol": Range(0, U32), "client": WORD, "version": WORD},
+    "Hello": {
+        "protocol": Range(0, U32),
+        "client": WORD,
+        "version": WORD,
+        "relay": Range(0, 1),
+    },
+    "Leaves": {"node_ids": Length(LEAVES_MAX)},
     "Progress": {"instruction_id": ECHOED},
     "Reply": {
         "instruction_id": ECHOED,

@@ -187,14 +187,22 @@ class RenewRequest(_message.Message):
     def __init__(self, csr_pem: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "client", "version")
+    __slots__ = ("protocol", "client", "version", "relay")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client: str
     version: str
-    def __init__(self, protocol: _Optional[int] = ..., client: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+    relay: bool
+    def __init__(self, protocol: _Optional[int] = ..., client: _Optional[str] = ..., version: _Optional[str] = ..., relay: _Optional[bool] = ...) -> None: ...
+
+class Leaves(_message.Message):
+    __slots__ = ("node_ids",)
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    node_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Instruction(_message.Message):
     __slots__ = ("id", "run_id", "app", "envelope", "cohort_clients", "sites", "run_config", "secure_aggregation", "differential_privacy", "site_nodes", "joined_nodes")
@@ -253,14 +261,16 @@ class Reply(_message.Message):
     def __init__(self, instruction_id: _Optional[str] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., refused: _Optional[str] = ..., file: _Optional[_Union[Blob, _Mapping]] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "progress", "reply")
+    __slots__ = ("hello", "progress", "reply", "leaves")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     progress: Progress
     reply: Reply
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ...) -> None: ...
+    leaves: Leaves
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., leaves: _Optional[_Union[Leaves, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("node_id", "lease_s", "server_time_s", "chunk_bytes")
@@ -539,12 +549,14 @@ class Cohort(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., node_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Nodes(_message.Message):
-    __slots__ = ("node_ids", "names")
+    __slots__ = ("node_ids", "names", "relays")
     NODE_IDS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
     node_ids: _containers.RepeatedScalarFieldContainer[int]
     names: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_ids: _Optional[_Iterable[int]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+    relays: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, node_ids: _Optional[_Iterable[int]] = ..., names: _Optional[_Iterable[str]] = ..., relays: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("key", "envelopes", "quorum", "deadline_s")

@@ -2,7 +2,8 @@
 
 All clients get the same list: the clients of a secure sum can verify that, and so a server cannot
 choose a client's index. The list is a bitmap of node ids, bit n - 1 for node n, followed by the
-sites that joined the run later, in order. 10,000 sites take 1.25 KB.
+sites that joined the run later, or whose ids are long, as those below a relay are, in order. 10,000
+sites take 1.25 KB.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from .relaying import LEAF_BITS
+
 __all__ = ["PackedSites", "index_of", "pack_sites"]
+
+
+BITMAP_NODE_MAX = 1 << LEAF_BITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,7 @@ def pack_sites(node_ids: Sequence[int]) -> PackedSites:
     """Pack a list of node ids (positive, each once)."""
     steps = enumerate(pairwise(node_ids), 1)
     end = next((place for place, (a, b) in steps if a > b), len(node_ids))
+    end = next((at for at, node in enumerate(node_ids[:end]) if node > BITMAP_NODE_MAX), end)
     bits = bytearray((max(node_ids[:end], default=0) + 7) // 8)
     for node in node_ids[:end]:
         bits[(node - 1) // 8] |= 1 << (node - 1) % 8

@@ -23,10 +23,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from ... import __version__
 from ...apps.folder import content_hash
-from ...errors import ConfigError, IdentityError, MeadowError
+from ...errors import ConfigError, IdentityError, MeadowError, UnreachableError
+from ...transport import fleet_pb2 as pb
 from ...transport.fleet_pb2 import Welcome
 from ..owner.database import AgentDatabase
 from ..owner.gate import Gate
@@ -48,13 +50,25 @@ from .training import Trainer
 from .uplink import Uplink
 from .warm_process import WarmProcess
 
-__all__ = ["Agent"]
+__all__ = ["Agent", "Leaves"]
 
 RENEWAL_CHECK_S = 3600.0
 LEASE_S_MIN = 1.0
 LEASE_S_MAX = 3600.0
+LEAVES_EVERY_S = 0.2
+"""A relay sends the clients below it at most so often."""
 STEADY_S = 15.0
 """After a connection that lasted this long, or carried data, the agent reconnects at once."""
+
+
+class Leaves(Protocol):
+    """The clients below a relay."""
+
+    def node_ids(self) -> list[int]:
+        """Return those that are there."""
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` when they may have changed; return how to unsubscribe."""
 
 
 class Agent:
@@ -67,12 +81,15 @@ class Agent:
         trainer: Trainer | None = None,
         report: Report = lambda event: None,
         clock: Callable[[], float] = time.time,
+        leaves: Leaves | None = None,
     ) -> None:
-        """Prepare an agent on its folder; the default `trainer` is a training process."""
+        """Prepare an agent on its folder; the default `trainer` is a training process. A relay's
+        agent has `leaves`, the clients below it."""
         self._directory = Path(directory)
         self._trainer = trainer
         self._report = report
         self._clock = clock
+        self._leaves = leaves
         self._identities = IdentityFolder(self._directory)
         self._uplink = Uplink()
         self._line = LineState()
@@ -131,6 +148,7 @@ class Agent:
             blob_dir=self._directory / "blobs",
             report=self._report,
             clock=self._clock,
+            relays=self._leaves is not None,
         )
         gate = Gate(self._directory, lambda: owner.config().policy, clock=self._clock)
         assignments = Assignments(execution, deliveries, state, self._uplink, gate, self._report)
@@ -171,7 +189,8 @@ class Agent:
                 credentials = identity.credentials()
                 async with Connection(address, credentials, self._line) as connection:
                     sent_s = self._clock()
-                    welcome = await connection.hello(identity.name, __version__)
+                    relay = self._leaves is not None
+                    welcome = await connection.hello(identity.name, __version__, relay=relay)
                     welcomed = True
                     outages.clear()
                     self._compare_clocks(welcome, sent_s)
@@ -208,6 +227,7 @@ class Agent:
         self._report(Event(kind="connected", text=text, detail={"node_id": welcome.node_id}))
         renewing = asyncio.create_task(self._keep_certificate(connection))
         closing = asyncio.create_task(gate.until_closed())
+        telling = asyncio.create_task(self._tell_leaves(connection))
         closing.add_done_callback(lambda ended: None if ended.cancelled() else connection.hang_up())
         try:
             while True:
@@ -222,6 +242,28 @@ class Agent:
         finally:
             renewing.cancel()
             closing.cancel()
+            telling.cancel()
+
+    async def _tell_leaves(self, connection: Connection) -> None:
+        """Send which clients are below, now and after each change."""
+        if self._leaves is None:
+            return
+        changed, told = asyncio.Event(), None
+        changed.set()
+        unsubscribe = self._leaves.on_change(changed.set)
+        try:
+            while await changed.wait():
+                changed.clear()
+                present = self._leaves.node_ids()
+                if present != told:
+                    leaves = pb.Leaves(node_ids=present)
+                    await connection.send(pb.AgentMessage(leaves=leaves))
+                    told = present
+                await asyncio.sleep(LEAVES_EVERY_S)
+        except UnreachableError:  # they are sent again on the next connection
+            pass
+        finally:
+            unsubscribe()
 
     # ------------------------------------------------------------------ the certificate
 

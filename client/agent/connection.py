@@ -96,7 +96,7 @@ class Connection:
         self._stream = Stream(self._stub.Connect, address)
         self.lost = self._stream.lost
 
-    async def hello(self, client: str, version: str) -> Welcome:
+    async def hello(self, client: str, version: str, *, relay: bool = False) -> Welcome:
         """Introduce the client and return the server's welcome.
 
         Raises:
@@ -104,7 +104,7 @@ class Connection:
             IdentityError: the server does not know this client, or has revoked it.
             ProtocolError: the answer is not a welcome.
         """
-        greeting = Hello(protocol=PROTOCOL_VERSION, client=client, version=version)
+        greeting = Hello(protocol=PROTOCOL_VERSION, client=client, version=version, relay=relay)
         try:
             async with asyncio.timeout(ANSWER_WAIT_S):
                 with suppress(UnreachableError):  # `receive` raises the cause

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
+from ...errors import ProtocolError
 from ...transport import fleet_pb2 as pb
+from ...transport.relaying import LEAF_BITS, is_below
 from ..journal.site_table import SiteRow
 
 __all__ = ["OUTGOING_MAX", "AgentLink", "AgentRegistry"]
@@ -16,9 +18,10 @@ OUTGOING_MAX = 1024
 class AgentLink:
     """One agent's stream: a bounded queue of messages to it."""
 
-    def __init__(self, node_id: int, name: str) -> None:
+    def __init__(self, node_id: int, name: str, *, relay: bool = False) -> None:
         self.node_id = node_id
         self.name = name
+        self.relay = relay
         self.outgoing: asyncio.Queue[pb.ServerMessage | None] = asyncio.Queue(OUTGOING_MAX)
         self.closed_because: str | None = None
         self.on_close: Callable[[], object] = lambda: None
@@ -54,6 +57,8 @@ class AgentRegistry:
         self._links: dict[int, AgentLink] = {}
         self._away_until_s: dict[int, float] = {}
         self._sites: dict[str, SiteRow] = {}
+        self._leaves: dict[int, tuple[int, ...]] = {}
+        """By relay: the clients below it."""
         self._listeners: set[Callable[[], None]] = set()
         for site in sites:
             self.update(site)
@@ -98,7 +103,31 @@ class AgentRegistry:
             old.close("the same client connected again")
         self._links[link.node_id] = link
         self._away_until_s.pop(link.node_id, None)
+        if link.relay:
+            self._leaves.setdefault(link.node_id, ())
+        else:
+            self._leaves.pop(link.node_id, None)
         self._changed()
+
+    def set_leaves(self, link: AgentLink, node_ids: Collection[int]) -> None:
+        """Store the clients that a relay has at present.
+
+        Raises:
+            ProtocolError: the agent is no relay, or they do not belong below it.
+        """
+        wrong = next((node for node in node_ids if not is_below(node, link.node_id)), None)
+        if not link.relay or wrong is not None:
+            raise ProtocolError(f"{link.name} has no client {wrong} below it")
+        self._leaves[link.node_id] = tuple(sorted(set(node_ids)))
+        self._changed()
+
+    def relays(self) -> list[int]:
+        """Return the nodes that were relays when they last connected."""
+        return list(self._leaves)
+
+    def is_relay(self, node_id: int) -> bool:
+        """Return whether a node was a relay when it last connected."""
+        return node_id in self._leaves
 
     def remove(self, link: AgentLink, *, revoked: bool = False) -> bool:
         """Remove an agent's ended stream. False if a newer stream has replaced it."""
@@ -119,19 +148,33 @@ class AgentRegistry:
             link.close(reason)
             self.remove(link, revoked=True)
 
-    def available(self, tags: Collection[str] = ()) -> list[int]:
-        """Return the nodes that are connected or within their lease, and have all of these tags."""
+    def available(self, tags: Collection[str] = ()) -> dict[int, int]:
+        """Return the clients that are connected or within their lease, and have all of these tags.
+
+        A client below a relay is there while the relay is, and has its tags. The clients are
+        ascending; each has the node id of its relay, or 0.
+        """
         now_s = self._clock()
         away = [node for node, until_s in self._away_until_s.items() if until_s > now_s]
         present = {*self._links, *away}
         if tags:
             present &= {site.node_id for site in self._sites.values() if site.tags.issuperset(tags)}
-        return sorted(present)
+        found = dict.fromkeys(present - self._leaves.keys(), 0)
+        for relay in present & self._leaves.keys():
+            found.update(dict.fromkeys(self._leaves[relay], relay))
+        return dict(sorted(found.items()))
 
     def names_of(self, node_ids: Iterable[int]) -> list[str]:
-        """Return the names of sites."""
+        """Return the names of sites; of a client below a relay, the relay's and its number there."""
         names = {site.node_id: site.name for site in self._sites.values()}
-        return [names.get(node_id, "") for node_id in node_ids]
+
+        def name_of(node_id: int) -> str:
+            relay = node_id >> LEAF_BITS
+            while relay and relay not in self._leaves:
+                relay >>= LEAF_BITS
+            return f"{names.get(relay, '')}/{node_id}" if relay else ""
+
+        return [names.get(node_id) or name_of(node_id) for node_id in node_ids]
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever `available()` may have changed; return how to unsubscribe."""

@@ -8,7 +8,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -70,34 +70,34 @@ class Daemon:
         config = server_folder.config
         self._server_folder = server_folder
         self._clock = clock
-        self._journal = Journal(server_folder.folder / "journal.sqlite")
-        self._journal.check()
-        self._thread = JournalThread(self._journal)
-        self._spool = Spool(
+        self.journal = Journal(server_folder.folder / "journal.sqlite")
+        self.journal.check()
+        self.thread = JournalThread(self.journal)
+        self.spool = Spool(
             server_folder.folder / "spool",
             blob_bytes_max=config.blob_bytes_max,
             reply_bytes_min=config.reply_bytes_min,
             client_bytes_max=config.client_bytes_max,
             bytes_max=config.spool_bytes_max,
         )
-        self._agents = AgentRegistry(self._journal.sites.all(), lease_s=config.lease_s, clock=clock)
-        self._dispatcher = Dispatcher(
-            self._journal, self._thread, self._spool, self._agents,
+        self.agents = AgentRegistry(self.journal.sites.all(), lease_s=config.lease_s, clock=clock)
+        self.dispatcher = Dispatcher(
+            self.journal, self.thread, self.spool, self.agents,
             lease_s=config.lease_s, clock=clock,
         )  # fmt: skip
         self._supervisor = Supervisor(
-            server_folder.folder, self._journal, self._thread, self._dispatcher, self._agents, self._spool,
+            server_folder.folder, self.journal, self.thread, self.dispatcher, self.agents, self.spool,
             clock=clock,
         )  # fmt: skip
         self._issuer = CertificateIssuer(
-            server_folder.authority, self._journal, self._thread, self._agents,
+            server_folder.authority, self.journal, self.thread, self.agents,
             days=config.certificate_days, clock=clock,
         )  # fmt: skip
         self._pair = server_folder.server_pair(self._now())
         self._pair_at_s = clock()
         self._floods = Floods()
         self._audit = AuditTrail(server_folder.audit_log(clock), clock=clock)
-        self._denials = Denials(self._journal, self._thread, self._audit.refused, clock=clock)
+        self._denials = Denials(self.journal, self.thread, self._audit.refused, clock=clock)
         self._listener: MetricsListener | None = None
         self._stop = asyncio.Event()
 
@@ -113,8 +113,15 @@ class Daemon:
             )
         return self._pair
 
-    async def run(self, *, ready: Callable[[dict[str, str]], None]) -> None:
+    async def run(
+        self,
+        *,
+        ready: Callable[[dict[str, str]], None],
+        before_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Listen and serve until SIGTERM, SIGINT or `stop()`; `ready` gets the addresses.
+
+        `before_end` ends what works with the dispatcher beside the daemon's own runs.
 
         Raises:
             StoreError: another daemon runs in this folder.
@@ -139,16 +146,18 @@ class Daemon:
             chores = [
                 asyncio.create_task(_every(MEMORY_KEPT_S, give_back_freed_memory)),
                 asyncio.create_task(self._end_floods(addresses)),
-                asyncio.create_task(_every(ABANDONED_S / 4, self._spool.drop_abandoned)),
+                asyncio.create_task(_every(ABANDONED_S / 4, self.spool.drop_abandoned)),
             ]
             await self._stop.wait()
             for chore in chores:
                 chore.cancel()
+            if before_end is not None:
+                await before_end()
             await self._drain(fleet, enroll)
         finally:
             self._server_folder.retract()
-            self._thread.close()
-            self._journal.close()
+            self.thread.close()
+            self.journal.close()
             unlock()
 
     def stop(self) -> None:
@@ -159,17 +168,17 @@ class Daemon:
         config = self._server_folder.config
         fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
         denials = self._denials
-        callers = Callers(self._agents, self._server_folder.roles, denials, clock=self._clock)
+        callers = Callers(self.agents, self._server_folder.roles, denials, clock=self._clock)
         first_messages = FirstMessages()
         service = FleetService(
-            self._journal, self._thread, self._agents, self._dispatcher, self._issuer, callers,
+            self.journal, self.thread, self.agents, self.dispatcher, self._issuer, callers,
             first_messages, self._floods, lease_s=config.lease_s, clock=self._clock,
         )  # fmt: skip
         admin = AdminService(
-            self._journal, self._thread, self._agents, self._supervisor, self._dispatcher,
+            self.journal, self.thread, self.agents, self._supervisor, self.dispatcher,
             self._floods, self._server_folder, clock=self._clock,
         )  # fmt: skip
-        bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
+        bulk = BulkService(callers, self.dispatcher, self.spool, first_messages, self._floods)
         handlers = {**service.handlers(), **bulk.handlers()}
         administration = Administration(admin, callers, first_messages, self._audit).handlers()
         fleet.add_generic_rpc_handlers(
@@ -213,7 +222,7 @@ class Daemon:
         from .monitoring import Monitoring  # imports the client of Prometheus
 
         monitoring = Monitoring(
-            self._server_folder, self._journal, self._thread, self._agents,
+            self._server_folder, self.journal, self.thread, self.agents,
             server_certificate=lambda: self._server_pair().certificate_pem,
         )  # fmt: skip
         self._supervisor.observe = monitoring.observe
@@ -224,7 +233,7 @@ class Daemon:
     async def _drain(self, fleet: grpc.aio.Server, enroll: grpc.aio.Server) -> None:
         """Finish the calls under way, then end; runs are resumed at the next start."""
         await self._record("stopping", {})
-        self._agents.close_all("the server is stopping")
+        self.agents.close_all("the server is stopping")
         if self._listener is not None:
             await self._listener.close()
         await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
@@ -246,8 +255,8 @@ class Daemon:
                 await self._denials.record(detail, caller=each.address, kind="flood_ended")
 
     async def _record(self, kind: str, detail: dict[str, Any]) -> None:
-        await self._thread(
-            self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
+        await self.thread(
+            self.journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
         )
 
 

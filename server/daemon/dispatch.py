@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ...errors import DamageError, MeadowError
 from ...transport import fleet_pb2 as pb
 from ...transport.blobs import blobs_of, packed_bytes_in
+from ...transport.relaying import clients_behind
 from ...transport.run_sites import pack_sites
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
@@ -23,7 +24,16 @@ from ..journal.step_table import InstructionRow
 from .agent_registry import AgentLink, AgentRegistry
 from .quotas import tensor_bytes_of
 from .spool import Spool
-from .steps import NODE_UNAVAILABLE, OpenStep, Pending, accepted, addressed, failed, instruction_of
+from .steps import (
+    NODE_UNAVAILABLE,
+    OpenStep,
+    Pending,
+    accepted,
+    addressed,
+    failed,
+    instruction_of,
+    updates_in,
+)
 from .threads import JournalThread
 
 __all__ = ["Dispatcher"]
@@ -100,8 +110,13 @@ class Dispatcher:
                 run, row["key"], row["group_id"], row["quorum"], row["deadline_s"], rows, sites
             )
 
-    async def open_step(self, run_id: int, request: pb.Step) -> None:
-        """Begin a step; if it is in the journal already, continue it as recorded there."""
+    async def open_step(
+        self, run_id: int, request: pb.Step, *, above: pb.Instruction | None = None
+    ) -> None:
+        """Begin a step; if it is in the journal already, continue it as recorded there.
+
+        A relay's instructions say of the run what that `above` says.
+        """
         instructions = [
             (item.metadata.message_id, item.metadata.dst_node_id, item.SerializeToString())
             for item in request.envelopes
@@ -121,7 +136,9 @@ class Dispatcher:
 
         run, rows, sites, ended = await self._thread.patiently(record)
         known = self._steps.get((run_id, key))
-        step = known or self._open(run, key, group_id, quorum, deadline_s, rows, sites, ended=ended)
+        step = known or self._open(
+            run, key, group_id, quorum, deadline_s, rows, sites, ended=ended, above=above
+        )
         async with step.lock:
             if known is not None:
                 rows = await self._thread(self._journal.steps.instructions, run_id, key)
@@ -143,6 +160,7 @@ class Dispatcher:
         sites: list[int],
         *,
         ended: bool = False,
+        above: pb.Instruction | None = None,
     ) -> OpenStep:
         ready, now_s = pb.WorkerReady.FromString(run.ready or b""), self._clock()
         count = self._announced_count(run.id, group_id, len(sites))
@@ -157,16 +175,24 @@ class Dispatcher:
             ended=ended,
         )
         self._steps[run.id, key] = step
-        for row in rows:
-            sent_bytes = tensor_bytes_of(pb.Envelope.FromString(row.envelope))
+        asked = [pb.Envelope.FromString(row.envelope) for row in rows]
+        clients = sum(len(clients_behind(envelope) or (1,)) for envelope in asked)
+        for row, envelope in zip(rows, asked, strict=True):
+            sent_bytes = tensor_bytes_of(envelope)
             self._largest[run.id] = max(self.sent_bytes(run.id), sent_bytes)
             if row.state == "answered":
-                step.updates += not pb.Envelope.FromString(row.reply or b"").HasField("error")
+                step.updates += updates_in(pb.Envelope.FromString(row.reply or b""))
             elif row.state == "pending":
                 seen = with_joined if row.node_id in joined else announced
                 item = Pending(
                     instruction=instruction_of(
-                        run, ready, row, clients=len(rows), sites=seen, app=self._app_of(run.id)
+                        run,
+                        ready,
+                        row,
+                        clients=clients,
+                        sites=seen,
+                        app=self._app_of(run.id),
+                        above=above,
                     ),
                     node_id=row.node_id,
                     step=step,
@@ -189,10 +215,20 @@ class Dispatcher:
     def _sites_of(self, run: RunRow, rows: list[InstructionRow]) -> list[int]:
         """Return the run's sites, which include those of these instructions."""
         ready = pb.WorkerReady.FromString(run.ready or b"")
-        nodes = [row.node_id for row in rows]
+        nodes: list[int] = []
+        for row in rows:
+            envelope = (
+                pb.Envelope.FromString(row.envelope) if self._agents.is_relay(row.node_id) else None
+            )
+            behind = None if envelope is None else clients_behind(envelope)
+            nodes += [row.node_id] if behind is None else behind
         by_sampling = ready.cohort > 0  # only then is the cohort's size announced
         return self._journal.runs.sites(
-            run.id, tags=ready.tags, asked=nodes, by_sampling=by_sampling
+            run.id,
+            tags=ready.tags,
+            asked=nodes,
+            by_sampling=by_sampling,
+            relays=self._agents.relays(),
         )
 
     def _announced_count(self, run_id: int, group_id: str, count: int) -> int:
@@ -415,7 +451,7 @@ class Dispatcher:
                 return
             item.named = frozenset(blob.id for blob in blobs_of(envelope))
             self._drop(item)
-            step.updates += not envelope.HasField("error")
+            step.updates += updates_in(envelope)
             if step.attached:
                 await self._forward(step, id_, item.node_id, envelope)
             step.ended = step.ended or ends is not None

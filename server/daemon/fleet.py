@@ -101,7 +101,7 @@ class FleetService:
             version=hello.version[:40],
         )
         site = await self._callers.site(context)  # it may have been revoked meanwhile
-        link = AgentLink(site.node_id, site.name)
+        link = AgentLink(site.node_id, site.name, relay=hello.relay)
         link.send(
             pb.ServerMessage(
                 welcome=pb.Welcome(
@@ -173,6 +173,8 @@ class FleetService:
                     await self._dispatcher.reply(link.node_id, message.reply)
                     ack = pb.ReplyAck(instruction_id=message.reply.instruction_id)
                     link.send(pb.ServerMessage(ack=ack))
+                elif message.HasField("leaves"):
+                    self._agents.set_leaves(link, message.leaves.node_ids)
             reason = "the agent closed its side"
         except grpc.RpcError:
             reason = "the connection was lost"

@@ -11,6 +11,7 @@ from ...transport import fleet_pb2 as pb
 from ...transport.blobs import blobs_of
 from ...transport.codec import check_size
 from ...transport.fields import check_fields
+from ...transport.relaying import clients_behind
 from ...transport.run_sites import PackedSites
 from ..journal.run_table import RunRow
 from ..journal.step_table import InstructionRow
@@ -24,6 +25,7 @@ __all__ = [
     "addressed",
     "failed",
     "instruction_of",
+    "updates_in",
 ]
 
 REPLY_UNUSABLE, NODE_UNAVAILABLE = 4, 5
@@ -101,11 +103,19 @@ def instruction_of(
     clients: int,
     sites: PackedSites,
     app: pb.App | None = None,
+    above: pb.Instruction | None = None,
 ) -> pb.Instruction:
     """Return the instruction for one of `clients` in this step, with the run's `sites`.
 
-    Where the sample is secret, it announces the configured cohort instead of `clients`.
+    Where the sample is secret, it announces the configured cohort instead of `clients`. A relay's
+    says what the one `above` says.
     """
+    if above is not None:
+        passed_on = pb.Instruction()
+        passed_on.CopyFrom(above)
+        passed_on.id, passed_on.run_id = row.id, run.id
+        passed_on.envelope.ParseFromString(row.envelope)
+        return passed_on
     return pb.Instruction(
         id=row.id,
         run_id=run.id,
@@ -119,6 +129,12 @@ def instruction_of(
         secure_aggregation=ready.secure_aggregation,
         differential_privacy=ready.differential_privacy,
     )
+
+
+def updates_in(reply: pb.Envelope) -> int:
+    """Return how many clients' updates a reply has."""
+    behind = clients_behind(reply)
+    return 0 if reply.HasField("error") else 1 if behind is None else len(behind)
 
 
 def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> pb.Envelope:

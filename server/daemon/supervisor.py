@@ -339,7 +339,11 @@ class Supervisor:
                 await changed.wait()
                 changed.clear()
                 available = self._agents.available(tags)
-                nodes = pb.Nodes(node_ids=available, names=self._agents.names_of(available))
+                nodes = pb.Nodes(
+                    node_ids=available,
+                    names=self._agents.names_of(available),
+                    relays=available.values(),
+                )
                 await _send(pipe, pb.DaemonMessage(nodes=nodes))
         finally:
             unsubscribe()

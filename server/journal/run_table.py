@@ -49,6 +49,15 @@ class RunTable:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
+    def relay(self, run_id: int, app: str, sha256: str, *, now_s: float) -> None:
+        """Record, once, a run of a server above, which numbers it."""
+        with self._db.transaction() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO runs (id, app, sha256, settings, status, submitted_at_s)"
+                " VALUES (?, ?, ?, '[]', 'relayed', ?)",
+                (run_id, app, sha256, now_s),
+            )
+
     def begin(self, run_id: int, app: str, sha256: str) -> None:
         """Queue a run whose app is in place."""
         with self._db.transaction() as db:
@@ -64,19 +73,20 @@ class RunTable:
         tags: Collection[str],
         asked: Collection[int],
         by_sampling: bool = False,
+        relays: Collection[int] = (),
     ) -> list[int]:
         """Return the node ids of a run's sites; a site's position in the list is its index.
 
         The first call stores the list: all sites that are enrolled, not revoked and have all of
         these tags, by node id. Later calls append sites of `asked` that have joined since. Where
         `by_sampling`, the cohort is secret, and the list must not reveal it: then all sites that
-        have joined are appended.
+        have joined are appended. Relays are no sites; the clients below them, if asked, are.
         """
         with self._db.transaction() as db:
             stored = self._db.sealed("run_sites", "WHERE run_id = ?", (run_id,))
             before: list[int] = json.loads(stored[0]["node_ids"]) if stored else []
             enrolled = [] if stored and not by_sampling else _enrolled(db, tags)
-            joined = sorted({*enrolled, *asked} - {*before})
+            joined = sorted({*enrolled, *asked} - {*before, *relays})
             if joined:
                 db.execute(
                     "INSERT OR REPLACE INTO run_sites (run_id, node_ids) VALUES (?, ?)",

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ...errors import IdentityError
+from ...transport.relaying import LEAF_BITS
 from .database import JournalDatabase
 
 __all__ = ["SiteRow", "SiteTable", "TokenRow"]
@@ -63,6 +64,17 @@ class SiteTable:
             )
             row = db.execute("SELECT node_id FROM sites WHERE name = ?", (name,)).fetchone()
         return int(row["node_id"])
+
+    def number_from(self, first: int) -> bool:
+        """Number new sites from `first` on. False, without a change, if there are sites with smaller
+        numbers, or far larger ones."""
+        with self._db.transaction() as db:
+            (least, most) = db.execute("SELECT min(node_id), max(node_id) FROM sites").fetchone()
+            if least is not None:
+                return bool(first <= least and most < first + (1 << LEAF_BITS))
+            db.execute("DELETE FROM sqlite_sequence WHERE name = 'sites'")
+            db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('sites', ?)", (first - 1,))
+        return True
 
     def redeem(self, token_hash: str, *, now_s: float) -> SiteRow:
         """Use up a token and return its site.

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...transport.fleet_pb2 import Envelope
+from ...transport.relaying import clients_behind
 from .database import JournalDatabase
 
 __all__ = ["InstructionRow", "StepTable"]
@@ -88,9 +90,10 @@ class StepTable:
         return int(row[0])
 
     def cohorts(self, run_id: int) -> dict[str, list[int]]:
-        """Return the cohorts of the rounds that are not committed yet, by group."""
+        """Return the cohorts of the rounds that are not committed yet, by group: those below a relay
+        for the relay."""
         rows = self._db.rows(
-            "SELECT DISTINCT group_id, node_id FROM instructions JOIN steps"
+            "SELECT group_id, node_id, envelope FROM instructions JOIN steps"
             " ON steps.run_id = instructions.run_id AND steps.key = step_key"
             " WHERE steps.run_id = ? AND group_id != ''"
             " AND key IN (group_id || '/train/0', group_id || '/train.secure/0')",
@@ -98,7 +101,8 @@ class StepTable:
         )
         cohorts: dict[str, list[int]] = {}
         for row in rows:
-            cohorts.setdefault(row["group_id"], []).append(row["node_id"])
+            behind = clients_behind(Envelope.FromString(row["envelope"]))
+            cohorts.setdefault(row["group_id"], []).extend(behind or [row["node_id"]])
         return cohorts
 
     def answer(self, instruction_id: str, reply: bytes, *, ends: tuple[int, str] | None) -> bool:

@@ -28,6 +28,7 @@ class Channel:
         self._changed = threading.Condition()
         self._nodes: list[int] = []
         self._nodes_are_new = False
+        self._relays: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._stopping = False
         self._steps: dict[str, queue.SimpleQueue[pb.StepReply | pb.StepEnd]] = {}
@@ -56,6 +57,8 @@ class Channel:
                     if kind == "nodes":
                         self._nodes = list(message.nodes.node_ids)
                         self._names.update(zip(self._nodes, message.nodes.names, strict=False))
+                        relays = zip(self._nodes, message.nodes.relays, strict=False)
+                        self._relays.update((node, relay) for node, relay in relays if relay)
                         self._nodes_are_new = True
                     elif kind == "stop":
                         self._stopping = True
@@ -78,6 +81,15 @@ class Channel:
         with self._changed:
             self._nodes_are_new = False
             return list(self._nodes)
+
+    def relay_of(self, client: int) -> int:
+        """Return the relay that a client was last behind, 0 for none."""
+        return self._relays.get(client, 0)
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether a client is, or was, behind a relay."""
+        return bool(self._relays)
 
     def name_of(self, client: int) -> str | None:
         """Return a client's name, None if it was not available since this worker began."""

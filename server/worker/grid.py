@@ -11,16 +11,19 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from ...errors import ConfigError
 from ...flower.messages import rebuild_message, set_message_id
 from ...flower.run_grid import RunGrid
 from ...transport import fleet_pb2 as pb
 from ...transport.blobs import blob_path, blobs_of, require_intact
 from ...transport.codec import BlobWriter, decode, encode
 from ...transport.packed import PACKED_BYTES_MAX
-from .channel import Channel
+from ...transport.relaying import RELAY_RECORD
+from .relayed_replies import replies_behind
 
 __all__ = ["FleetGrid"]
 
@@ -28,8 +31,31 @@ NO_DEADLINE_S = 30 * 86400.0
 REPLY_UNREADABLE = 4
 """Flower's code for a reply that is not available. Source: flwr 1.41, ErrorCode."""
 REASON_CHARS_MAX = 500
+_REFUSED = (
+    "clients are behind a relay, which adds up the updates of clients that all get the same message, and "
+    "this run {}: connect these clients to the server itself, or choose others by selection.tags"
+)
 PACKED_TOGETHER_MAX = 1 << 20
 """Bound of the tensors inside the messages of one step, in bytes; others travel as files."""
+
+
+class GridChannel(Protocol):
+    """What a grid needs of a run worker's channel."""
+
+    @property
+    def stopping(self) -> bool: ...
+    @property
+    def nodes(self) -> list[int]: ...
+    @property
+    def has_relays(self) -> bool: ...
+    def relay_of(self, client: int) -> int: ...
+    def name_of(self, client: int) -> str | None: ...
+    def wait_for_nodes(self, count: int) -> list[int]: ...
+    def send(self, message: pb.WorkerMessage) -> None: ...
+    def next_of(self, key: str) -> pb.StepReply | pb.StepEnd: ...
+    def ready_of(self, key: str) -> pb.StepReply | pb.StepEnd | None: ...
+    def wait_for_any(self, keys: Iterable[str]) -> None: ...
+    def close_step(self, key: str) -> None: ...
 
 
 class FleetGrid(RunGrid):
@@ -37,7 +63,7 @@ class FleetGrid(RunGrid):
 
     def __init__(
         self,
-        channel: Channel,
+        channel: GridChannel,
         *,
         run_id: int,
         spool: Path,
@@ -46,9 +72,11 @@ class FleetGrid(RunGrid):
         secret: bytes,
         tags: Sequence[str] = (),
         announced_cohort: int = 0,
+        without_relays: str | None = None,
     ) -> None:
         """Send through `channel`; where the sample is secret, `announced_cohort` is the cohort's
-        size that instructions announce, and otherwise 0."""
+        size that instructions announce, and otherwise 0. `without_relays` says why a run can not
+        have clients behind relays."""
         self._channel = channel
         self._announced_cohort = announced_cohort
         super().__init__(run_id)
@@ -66,6 +94,9 @@ class FleetGrid(RunGrid):
         self._pushed: dict[str, dict[str, Message]] = {}
         """The open steps of pushed messages: by step, the unanswered messages without content."""
         self._arrived: dict[str, Message] = {}
+        self._without_relays = without_relays
+        self._behind: dict[str, Sequence[int]] = {}
+        """By message to a relay: the clients that it is for."""
         self.bytes_sent = 0
         self.bytes_received = 0
 
@@ -73,13 +104,17 @@ class FleetGrid(RunGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the clients that are connected or within their lease."""
-        return self._channel.nodes
+        nodes = self._channel.nodes
+        self._refuse_relays()
+        return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; their replies are fetched with `pull_messages`."""
         batch = list(messages)
         if not batch:
             return []
+        if any(self._channel.relay_of(message.metadata.dst_node_id) for message in batch):
+            raise ConfigError(_REFUSED.format("sends its messages one by one"))
         deadline_s = min(message.metadata.ttl for message in batch)
         key, ids = self._begin(batch, quorum=0, deadline_s=deadline_s)
         self._pushed[key] = {
@@ -127,7 +162,19 @@ class FleetGrid(RunGrid):
 
     def wait_for_nodes(self, count: int) -> list[int]:
         """Wait, without polling, until `count` clients are available; return all of them."""
-        return self._channel.wait_for_nodes(count)
+        nodes = self._channel.wait_for_nodes(count)
+        self._refuse_relays()
+        return nodes
+
+    @property
+    def adds_exactly(self) -> bool:
+        """As `combines_updates`: relays add up without rounding errors."""
+        return self._channel.has_relays
+
+    @property
+    def combines_updates(self) -> bool:
+        """Whether a reply may stand for many clients: those behind a relay."""
+        return self._channel.has_relays
 
     def name_of(self, client: int) -> str | None:
         """Return the name of a client's site."""
@@ -165,6 +212,7 @@ class FleetGrid(RunGrid):
         name = (head.group_id, head.message_type)
         key = f"{head.group_id}/{head.message_type}/{self._pushes[name]}"
         self._pushes[name] += 1
+        batch, behind = self._through_relays(batch, deadline_s)
         together = self._announced_cohort or len(batch)
         self._writer.packed_bytes_max = min(PACKED_BYTES_MAX, PACKED_TOGETHER_MAX // together)
         envelopes, ids = [], []
@@ -175,10 +223,45 @@ class FleetGrid(RunGrid):
             envelope.metadata.created_at_s = head.created_at
             envelopes.append(envelope)
             ids.append(message.metadata.message_id)
+            if clients := behind.get(message.metadata.dst_node_id):
+                self._behind[message.metadata.message_id] = clients
         self._remember(head.group_id, envelopes)
         step = pb.Step(key=key, envelopes=envelopes, quorum=quorum, deadline_s=deadline_s)
         self._channel.send(pb.WorkerMessage(step=step))
         return key, ids
+
+    def _through_relays(
+        self, batch: list[Message], deadline_s: float
+    ) -> tuple[list[Message], dict[int, list[int]]]:
+        """Return the messages with one to each relay instead of those to the clients behind it, and
+        these clients by relay.
+
+        Raises:
+            ConfigError: clients behind one relay are sent different messages.
+        """
+        head, direct, behind = batch[0], list[Message](), dict[int, list[int]]()
+        for message in batch:
+            relay = self._channel.relay_of(message.metadata.dst_node_id)
+            if not relay:
+                direct.append(message)
+                continue
+            if message.content is not head.content:
+                raise ConfigError(_REFUSED.format("sends different messages to its clients"))
+            behind.setdefault(relay, []).append(message.metadata.dst_node_id)
+        for relay, clients in sorted(behind.items()):
+            known = ConfigRecord({"clients": clients, "deadline-s": deadline_s})
+            content = RecordDict({**head.content, RELAY_RECORD: known})
+            kind, group, ttl = (
+                head.metadata.message_type,
+                head.metadata.group_id,
+                head.metadata.ttl,
+            )
+            direct.append(Message(content, relay, kind, group_id=group, ttl=ttl))
+        return direct, behind
+
+    def _refuse_relays(self) -> None:
+        if self._without_relays is not None and self._channel.has_relays:
+            raise ConfigError(_REFUSED.format(self._without_relays))
 
     def _id_of(self, key: str, index: int) -> str:
         """Return a message's id, which is the same in a restarted worker.
@@ -210,7 +293,13 @@ class FleetGrid(RunGrid):
 
     def _replies(self, key: str) -> Iterator[Message]:
         while isinstance(item := self._channel.next_of(key), pb.StepReply):
-            yield self._decode(item)
+            clients = self._behind.pop(item.envelope.metadata.reply_to_message_id, None)
+            reply = self._decode(item)
+            if clients is None:
+                yield reply
+            else:
+                name = self._channel.name_of(item.node_id) or f"relay {item.node_id}"
+                yield from replies_behind(reply, clients, relay=name)
         self.bytes_sent, self.bytes_received = item.bytes_sent, item.bytes_received
         self._channel.close_step(key)
 

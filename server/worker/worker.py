@@ -66,6 +66,7 @@ def main(fd: int) -> int:
             secret=_secret_in(Path(start.run_dir)),
             tags=_tags_of(app),
             announced_cohort=announced_cohort_of(app),
+            without_relays=without_relays(app),
         )
 
         def note(kind: str, detail: Mapping[str, Any]) -> None:
@@ -137,6 +138,23 @@ def announced_cohort_of(app: App) -> int:
         return 0
     assert app.config is not None
     return int(cohort_of(app.config))
+
+
+def without_relays(app: App) -> str | None:
+    """Return why a run can not have clients behind relays, None if it can."""
+    if app.config is None:
+        return "is a Flower app, which reads every single reply"
+    config = app.config
+    if config.privacy.secure_aggregation.enabled:
+        return "hides updates in a sum of its own (privacy.secure_aggregation)"
+    if config.privacy.differential_privacy.enabled:
+        return "bounds and counts single clients (privacy.differential_privacy)"
+    compression = config.compression
+    if compression is not None and {compression.upload, compression.download} != {"none"}:
+        return "compresses updates (compression)"
+    if config.run.update_norm_max is not None:
+        return "bounds the norm of single updates (run.update_norm_max)"
+    return None
 
 
 def _secret_in(folder: Path) -> bytes:

@@ -14,10 +14,17 @@ from typing import cast
 
 from flwr.app import Message, MetricRecord
 
-from ...flower.messages import records_in
+from ...flower.messages import FlatTensor, records_in
 from .metrics import MetricOfMeans, Metrics, computed
 
-__all__ = ["CLIENTS_KEY", "EXAMPLES_KEY", "ClientTable", "clients_of", "columns_in"]
+__all__ = [
+    "CLIENTS_KEY",
+    "EXAMPLES_KEY",
+    "ClientTable",
+    "SummedRecord",
+    "clients_of",
+    "columns_in",
+]
 
 EXAMPLES_KEY = "num-examples"
 CLIENTS_KEY = "combined-clients"
@@ -82,6 +89,16 @@ class ClientTable:
         record[CLIENTS_KEY] = list(self.clients)
         record.table = self
         return record
+
+
+class SummedRecord(MetricRecord):
+    """A MetricRecord of a relay's reply, whose tensors are sums, not means; it knows what rounding
+    took from them."""
+
+    weights: Sequence[float]
+    """Numbers with exactly the sum of the clients' weights."""
+    rests: Mapping[str, FlatTensor]
+    """"positions" (int64, in the row of all tensors, ascending) and "values" (float64)."""
 
 
 class CombinedRecord(MetricRecord):

@@ -18,7 +18,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ExactSums", "add_exactly", "exact_parts", "exact_sums"]
+__all__ = ["ExactSums", "SparseTensor", "add_exactly", "exact_parts", "exact_sums"]
 
 Reals = NDArray[np.float64]
 
@@ -58,6 +58,28 @@ class ExactSums:
             row[positions[first]] = rests[first]
             yield row
             positions, rests = positions[~first], rests[~first]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseTensor:
+    """A float64 `FlatTensor` with few values: `values` at `positions`, ascending, each there once."""
+
+    shape: tuple[int, ...]
+    positions: NDArray[np.int64]
+    values: Reals
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return self.values.dtype
+
+    def __getitem__(self, values: slice) -> Reals:
+        found = np.zeros(values.stop - values.start)
+        first, last = np.searchsorted(self.positions, (values.start, values.stop))
+        found[self.positions[first:last] - values.start] = self.values[first:last]
+        return found
+
+    def numpy(self) -> Reals:
+        return self[0 : math.prod(self.shape)].reshape(self.shape)
 
 
 def add_exactly(parts: list[Reals], row: Reals) -> None:

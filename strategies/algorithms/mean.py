@@ -32,7 +32,7 @@ from .algorithm import Aggregate, Params, Update
 from .exact_sums import add_exactly, exact_parts, exact_sums
 from .layout import BLOCK, Block, RowLayout
 
-__all__ = ["Alter", "MeanAggregator", "MeanSum", "as_reals"]
+__all__ = ["Alter", "MeanAggregator", "MeanSum", "as_reals", "factor_of", "rows_of"]
 
 Reals = NDArray[np.float64]
 Alter = Callable[[Block, Reals], None]
@@ -163,7 +163,7 @@ class MeanAggregator:
         """Add the first group of the waiting updates to the parts."""
         layout, group = accumulator.layout, accumulator.waiting[: self.group]
         space = Workspace(self.group, layout.total)
-        factors = np.array([_factor(update) for update in group])
+        factors = np.array([factor_of(update) for update in group])
         for _, _, values in _sums_of(layout, group, space, list(layout.cut(EXACT_VALUES_MAX))):
             for row in exact_sums(factors, values).rows():
                 add_exactly(accumulator.parts, row)
@@ -226,7 +226,7 @@ def _sums_of(
     Both lie in the workspace: they are valid until the next ones are asked for.
     """
     tensors = [[as_reals(update.params[name]) for name in layout.names] for update in updates]
-    weights = np.array([_factor(update) for update in updates], np.float64)
+    weights = np.array([factor_of(update) for update in updates], np.float64)
     for block in blocks:
         size = block.stop - block.start
         flat = space.scratch[: len(updates) * size]
@@ -251,7 +251,7 @@ def _sums_of_waiting(
     waiting, sums = accumulator.waiting, accumulator.sums
     width = max((block.stop - block.start for block in blocks), default=0)
     space = Workspace(min(group, len(waiting)), width)
-    weights = [_factor(update) for update in waiting]
+    weights = [factor_of(update) for update in waiting]
     first, *others = (
         _sums_of(accumulator.layout, waiting[start : start + group], space, blocks)
         for start in range(0, len(waiting), group)
@@ -321,7 +321,7 @@ class Doubtful:
 
     def settle(self) -> None:
         """Write the exact means."""
-        weights = np.array([_factor(update) for update in self._accumulator.waiting])
+        weights = np.array([factor_of(update) for update in self._accumulator.waiting])
         found, self._found, self._count = self._found, [], 0
         if not found:
             return
@@ -346,7 +346,14 @@ class Doubtful:
         return values
 
 
-def _factor(update: Update) -> float:
+def rows_of(layout: RowLayout, updates: Sequence[Update]) -> Iterator[tuple[Block, Reals]]:
+    """Yield block by block the values of updates, a row each: valid until the next are asked for."""
+    space = Workspace(len(updates), layout.width)
+    for block, _, rows in _sums_of(layout, updates, space, layout.blocks):
+        yield block, rows
+
+
+def factor_of(update: Update) -> float:
     """Return how often an update's values count."""
     return 1.0 if update.summed else update.weight
 

@@ -13,6 +13,7 @@ bytes_received            likewise
 name_of(client)           what people call a client, None if it has no name
 tags: Sequence[str]       the clients that are there are those that have all of them
 combines_updates: bool    whether a reply may stand for many clients
+adds_exactly: bool        whether such replies are exact sums, which only a mean can go on with
 combines_in_groups: bool  whether such replies come one a group, with groups drawn at random:
                           then what needs single updates takes a group's for one
 
@@ -30,6 +31,7 @@ from .failures import NameOf
 from .selection import Selection
 
 __all__ = [
+    "adds_exactly",
     "combines_in_groups",
     "combines_updates",
     "forget_group",
@@ -110,6 +112,11 @@ def refuse_tags(selection: Selection, grid: Grid) -> None:
 def combines_updates(grid: Grid) -> bool:
     """Return whether a reply may stand for many clients."""
     return bool(getattr(grid, "combines_updates", False))
+
+
+def adds_exactly(grid: Grid) -> bool:
+    """Return whether replies that stand for many clients are sums."""
+    return bool(getattr(grid, "adds_exactly", False))
 
 
 def combines_in_groups(grid: Grid) -> bool:

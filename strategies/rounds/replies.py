@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from flwr.app import Error, Message, MessageType
+from flwr.app import Error, Message, MessageType, MetricRecord
 
 from ...errors import NOTHING_TO_EVALUATE, QuorumError
-from ...flower.messages import FlatTensor, MemoryTensor
+from ...flower.messages import FlatTensor, records_in
 from ..algorithms.algorithm import Aggregate, Algorithm, Params, Update
 from ..algorithms.canonical import CanonicalFold
 from ..algorithms.combined import EXAMPLES_KEY, ClientTable
@@ -17,6 +17,7 @@ from ..algorithms.norms import clip_delta, delta_norm_l2
 from .checks import Reply, ReplyError, forms_of, read_reply
 from .failures import NameOf, failure_detail, named, printable
 from .plan import RoundPlan
+from .relayed import update_of
 
 __all__ = [
     "Emit",
@@ -126,19 +127,12 @@ class TrainingReplies:
         tensors = within_norm(
             client, reply.tensors, self._params, self._plan, number=self._number, emit=self._emit
         )
+        metrics = records_in(message.content, MetricRecord)[0]
+        update = update_of(reply, metrics, tensors, client=client)
         if self._reports:
             self._means.add(reply.metrics, weight=reply.weight)
             add_rows(self.table, reply)
         self._contributors.update(reply.clients)
-        count = len(reply.clients)
-        update = Update(
-            client=client,
-            params=tensors,
-            weight=reply.weight,
-            clients=count,
-            metrics=reply.metrics,
-            stored=not any(isinstance(tensor, MemoryTensor) for tensor in tensors.values()),
-        )
         self._close(reply.clients, update)
 
     def _fail(self, client: int, reason: str, error: Error | None = None) -> None:

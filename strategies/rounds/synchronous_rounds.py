@@ -16,10 +16,18 @@ from ...errors import ConfigError, QuorumError, RunError
 from ...flower.messages import params_to_arrays
 from ..algorithms.algorithm import State
 from ..algorithms.client_memory import ClientMemory, with_memory, without_memory
+from ..algorithms.mean import MeanAggregator
 from ..algorithms.metrics import Metrics, scalars_of
 from .broadcast import Broadcast, instruction_for_all
 from .cohort import wait_for_separated
-from .grids import combines_in_groups, combines_updates, forget_group, name_of, recall_group
+from .grids import (
+    adds_exactly,
+    combines_in_groups,
+    combines_updates,
+    forget_group,
+    name_of,
+    recall_group,
+)
 from .private_rounds import PrivateRounds
 from .recorder import RoundTable
 from .replies import TrainingReplies, collect_evaluation
@@ -72,6 +80,7 @@ class SynchronousRounds:
         if self._privacy is not None and self._privacy.ahead:
             self._spent = self._privacy.account(server_round)
         self._combined = combines_updates(grid)
+        self.refuse_misfit(grid)
         sent = run_state.algorithm.sent(run_state.state)
         algorithm = run_state.algorithm.at(run_state.state)
         self._replies = TrainingReplies(
@@ -157,6 +166,16 @@ class SynchronousRounds:
             raise ConfigError(
                 f"{algorithm.name} needs every single update, but {type(grid).__name__} "
                 "adds updates up: use a linear algorithm or another grid"
+            )
+        if adds_exactly(grid) and not (
+            isinstance(algorithm.aggregator, MeanAggregator)
+            and algorithm.fault is None
+            and not algorithm.lengths_max
+        ):
+            raise ConfigError(
+                f"{algorithm.name} needs more than the clients' weighted sum, but some clients are behind a "
+                "relay, which adds their updates up: connect them to the server itself, or choose others "
+                "by selection.tags"
             )
 
     def recall(self, state: State) -> State:

@@ -1,0 +1,174 @@
+"""Updates that relays have added up: exact sums, so that a tree gives the bits of one server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...flower.messages import FlatTensor, MemoryTensor
+from ..algorithms.algorithm import Params, Update
+from ..algorithms.combined import SummedRecord
+from ..algorithms.exact_sums import SparseTensor, add_exactly, exact_parts, exact_sums
+from ..algorithms.layout import RowLayout
+from ..algorithms.mean import factor_of, rows_of
+from .checks import Reply, ReplyError
+
+__all__ = ["ExactFold", "update_of"]
+
+GROUP = 20
+"""Updates that are held in memory, and added up at once."""
+STORED_MAX = 256
+"""So many updates in files may wait: each keeps a file open."""
+PARTS_MAX = 8
+"""Numbers that together are a sum of weights."""
+
+
+class ExactFold:
+    """Adds updates up, without rounding errors, in any order.
+
+    Memory: a row of float64 values, and a second one where sums need more bits; no copy of an
+    update that lies in a file.
+    """
+
+    def __init__(self, like: Params) -> None:
+        self._layout = RowLayout(like)
+        self._waiting: list[Update] = []
+        self._rows: list[NDArray[np.float64]] = []
+        self._weights: list[float] = []
+
+    def add(self, update: Update) -> None:
+        """Add an update."""
+        for each in (update, *update.rests):
+            self._waiting.append(each)
+            self._weights.append(each.weight)
+        held = not all(each.stored for each in self._waiting)
+        if len(self._waiting) >= (GROUP if held else STORED_MAX):
+            self._flush()
+        if len(self._weights) > STORED_MAX:
+            self._weights = exact_parts(self._weights)
+
+    def finish(self) -> tuple[Params, Params, Sequence[float]]:
+        """Return the sums by tensor, float64; what these lack, as a `SummedRecord` has it; and
+        numbers with exactly the sum of the weights."""
+        self._flush()
+        layout, rows = self._layout, self._rows or [np.zeros(self._layout.total)]
+        sums, start = {}, 0
+        for name, size, shape in zip(layout.names, layout.sizes, layout.shapes, strict=True):
+            sums[name] = rows[0][start : start + size].reshape(shape)
+            start += size
+        places = [np.flatnonzero(row) for row in rows[1:]]
+        positions = np.concatenate([np.zeros(0, np.int64), *places])
+        values = np.concatenate(
+            [np.zeros(0), *(row[at] for row, at in zip(rows[1:], places, strict=True))]
+        )
+        order = np.argsort(positions, kind="stable")
+        rests = {"positions": positions[order], "values": values[order]}
+        return sums, rests, exact_parts(self._weights)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), GROUP):
+            group = waiting[start : start + GROUP]
+            factors = np.array([factor_of(update) for update in group])
+            for block, values in rows_of(self._layout, group):
+                parts = [row[block.start : block.stop] for row in self._rows]
+                known = len(parts)
+                for row in exact_sums(factors, values).rows():
+                    add_exactly(parts, row)
+                for place, part in enumerate(parts):
+                    if place >= len(self._rows):
+                        self._rows.append(np.zeros(self._layout.total))
+                    if place >= known or part.base is not self._rows[place]:
+                        self._rows[place][block.start : block.stop] = part
+
+
+def update_of(
+    reply: Reply, metrics: object, tensors: Mapping[str, FlatTensor], *, client: int
+) -> Update:
+    """Return a reply's update; that of a relay consists of sums.
+
+    Raises:
+        ReplyError: what a relay says of its sums is not what it may be.
+    """
+    stored = not any(isinstance(tensor, MemoryTensor) for tensor in tensors.values())
+    update = Update(
+        client=client,
+        params=tensors,
+        weight=reply.weight,
+        clients=len(reply.clients),
+        metrics=reply.metrics,
+        stored=stored,
+        summed=isinstance(metrics, SummedRecord),
+    )
+    if not isinstance(metrics, SummedRecord):
+        return update
+    weights = [float(weight) for weight in metrics.weights]
+    if not 0 < len(weights) <= PARTS_MAX or weights[0] != reply.weight:
+        raise ReplyError(client, "weights", "are not those of the relay's clients")
+    rests = _rests(client, metrics.rests, tensors, stored=stored)
+    spare = [*weights[1:], *[0.0] * len(rests)]
+    while len(rests) < len(weights) - 1:
+        rests.append({name: _sparse(tensor) for name, tensor in tensors.items()})
+    more = tuple(
+        Update(client=client, params=params, weight=weight, clients=0, stored=stored, summed=True)
+        for params, weight in zip(rests, spare, strict=False)
+    )
+    return Update(
+        client=client,
+        params=tensors,
+        weight=weights[0],
+        clients=len(reply.clients),
+        metrics=reply.metrics,
+        stored=stored,
+        summed=True,
+        rests=more,
+    )
+
+
+def _rests(
+    client: int,
+    rests: Mapping[str, FlatTensor],
+    tensors: Mapping[str, FlatTensor],
+    *,
+    stored: bool,
+) -> list[dict[str, FlatTensor]]:
+    """Return what sums lack as rows, in each of which a position is there once."""
+    sizes = [int(np.prod(tensor.shape, dtype=np.int64)) for tensor in tensors.values()]
+    total = sum(sizes)
+    positions, values = rests.get("positions"), rests.get("values")
+    if (
+        set(rests) != {"positions", "values"}
+        or positions is None
+        or values is None
+        or positions.dtype != np.int64
+        or values.dtype != np.float64
+        or positions.shape != values.shape
+        or len(values.shape) != 1
+        or values.shape[0] > PARTS_MAX * total
+    ):
+        raise ReplyError(client, "rests", "are not positions and values")
+    places, found = positions.numpy(), values.numpy()
+    inside = not places.size or (places[0] >= 0 and places[-1] < total)
+    if not inside or (np.diff(places) < 0).any() or not np.isfinite(found).all():
+        raise ReplyError(client, "rests", "are not at ascending positions of the model")
+    rows: list[dict[str, FlatTensor]] = []
+    while places.size:
+        if len(rows) >= PARTS_MAX:
+            raise ReplyError(client, "rests", "have a position too often")
+        first = np.append(True, places[1:] != places[:-1])
+        at, row, start = places[first], dict[str, FlatTensor](), 0
+        for (name, tensor), size in zip(tensors.items(), sizes, strict=True):
+            low, high = np.searchsorted(at, (start, start + size))
+            row[name] = SparseTensor(
+                tensor.shape, at[low:high] - start, found[first][low:high].astype(np.float64)
+            )
+            start += size
+        rows.append(row)
+        places, found = places[~first], found[~first]
+    return rows
+
+
+def _sparse(tensor: FlatTensor) -> SparseTensor:
+    return SparseTensor(tensor.shape, np.zeros(0, np.int64), np.zeros(0))
