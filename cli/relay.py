@@ -63,11 +63,21 @@ def join(
 
 
 @app.command()
-def start(dir: RelayDir, format: FormatOption = Format.TEXT) -> None:
+def start(
+    dir: RelayDir,
+    fleet_port: Annotated[
+        int | None, typer.Option(help="port for enrolled clients; 0: any free one")
+    ] = None,
+    enroll_port: Annotated[
+        int | None, typer.Option(help="port for enrolment; 0: any free one")
+    ] = None,
+    format: FormatOption = Format.TEXT,
+) -> None:
     """Run the relay in the foreground; SIGTERM or Ctrl-C drains and stops it. Its log goes to stderr,
     with --format json as lines of JSON."""
     from ..client.agent.events import Event
     from ..relay.relay import Relay
+    from ..server.daemon.server_dir import ServerFolder
 
     keep_freed_memory()
     allow_many_files()
@@ -84,7 +94,8 @@ def start(dir: RelayDir, format: FormatOption = Format.TEXT) -> None:
         say(format, text, event="listening", **addresses)
 
     async def serve() -> None:
-        await Relay(dir, report=report).run(ready=ready)
+        server_folder = ServerFolder(dir, fleet_port=fleet_port, enroll_port=enroll_port)
+        await Relay(server_folder, report=report).run(ready=ready)
 
     asyncio.run(serve())
     say(format, "stopped; what was begun goes on at the next start", event="stopped")

@@ -47,16 +47,16 @@ class Below:
     @property
     def nodes(self) -> list[int]:
         """The clients that are there."""
-        return list(self._available)
+        return self._available
 
     @property
     def has_relays(self) -> bool:
         """Whether a client is behind another relay."""
-        return any(self._available.values())
+        return any(map(self._agents.relay_of, self._available))
 
     def relay_of(self, client: int) -> int:
         """Return the relay that a client is behind, 0 for none."""
-        return self._available.get(client, 0)
+        return self._agents.relay_of(client)
 
     def name_of(self, client: int) -> str | None:
         """Return a client's name."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ..client.agent.agent import Agent
 from ..client.agent.events import Report
@@ -22,17 +21,15 @@ class Relay:
 
     def __init__(
         self,
-        folder: Path,
+        server_folder: ServerFolder,
         *,
         report: Report = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._daemon = Daemon(ServerFolder(folder), clock=clock)
-        self._agents = self._daemon.agents
-        trainer = RelayTrainer(
-            self._daemon.journal, self._daemon.thread, self._daemon.dispatcher,
-            self._agents, self._daemon.spool, secret=secret_in(folder), clock=clock,
-        )  # fmt: skip
+        folder = server_folder.folder
+        self._daemon = Daemon(server_folder, clock=clock)
+        self._agents = self._daemon.works.agents
+        trainer = RelayTrainer(self._daemon.works, secret=secret_in(folder), clock=clock)
         self._agent = Agent(
             folder / ABOVE, trainer=trainer, report=report, clock=clock, leaves=self
         )
@@ -43,7 +40,7 @@ class Relay:
 
     def node_ids(self) -> list[int]:
         """Return the clients below that are there."""
-        return list(self._agents.available())
+        return self._agents.available()
 
     def stop(self) -> None:
         """Drain and end."""

@@ -22,12 +22,8 @@ from flwr.app import (
 
 from ..client.agent.training import APP_RAISED, failure
 from ..errors import ProtocolError, RunStoppedError, StoreError
-from ..flower.messages import params_to_arrays, records_in, set_message_id
-from ..server.daemon.agent_registry import AgentRegistry
-from ..server.daemon.dispatch import Dispatcher
-from ..server.daemon.spool import Spool
-from ..server.daemon.threads import JournalThread
-from ..server.journal.journal import Journal
+from ..flower.messages import identify_process, params_to_arrays, records_in, set_message_id
+from ..server.daemon.daemon import Works
 from ..server.worker.grid import FleetGrid
 from ..strategies.algorithms.combined import EXAMPLES_KEY
 from ..strategies.algorithms.metrics import MetricMeans
@@ -65,20 +61,16 @@ class RelayTrainer:
 
     def __init__(
         self,
-        journal: Journal,
-        thread: JournalThread,
-        dispatcher: Dispatcher,
-        agents: AgentRegistry,
-        spool: Spool,
+        works: Works,
         *,
         secret: bytes,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._journal = journal
-        self._thread = thread
-        self._dispatcher = dispatcher
-        self._agents = agents
-        self._spool = spool
+        self._journal = works.journal
+        self._thread = works.thread
+        self._dispatcher = works.dispatcher
+        self._agents = works.agents
+        self._spool = works.spool
         self._secret = secret
         self._clock = clock
         self._groups: dict[int, str] = {}
@@ -164,6 +156,9 @@ class RelayTrainer:
         def path_of(blob: Blob) -> Path:
             return blob_path(blob_dir, blob.id)
 
+        identify_process(  # one instruction is carried out at a time
+            run_id=instruction.run_id, node_id=instruction.envelope.metadata.dst_node_id
+        )
         asked = decode(instruction.envelope, path_of)
         content = RecordDict(dict(asked.content))
         about = content.pop(RELAY_RECORD, None)

@@ -31,6 +31,7 @@ from ...transport.fleet_pb2 import (
     TrainingStart,
     TrainingWork,
 )
+from ...transport.relaying import LEAF_BITS
 from ...transport.run_sites import index_of, pack_sites
 from ...transport.writer import BlobWriter
 from ..owner.secure_owner import owned_identity
@@ -124,7 +125,8 @@ class InstalledApp:
         if self._app.flower is not None:
             return Inspection(counted=False)
         metadata = Metadata(0, "inspect", 0, self._node_id, "", "", 0.0, 600.0, "query")
-        sites = pack_sites(range(1, self._node_id + 1))  # it is in no run
+        number = self._node_id % (1 << LEAF_BITS)  # it is in no run: as if in one with those before it
+        sites = pack_sites([*range(1, number), self._node_id])
         alone = Instruction(sites=sites.count, site_nodes=sites.bitmap)
         context = self._context(alone, RecordDict())
         reply = self._client_app(rebuild_message(metadata, RecordDict()), context)
@@ -142,6 +144,8 @@ class InstalledApp:
         index = index_of(self._node_id, instruction.site_nodes, instruction.joined_nodes)
         if index is not None:
             node_config.setdefault("site-index", index)
+            if any(node >> LEAF_BITS for node in instruction.joined_nodes):
+                node_config["site-stream"] = index + 1
         for ours, flowers in (("site-index", "partition-id"), ("site-count", "num-partitions")):
             if ours in node_config:
                 node_config.setdefault(flowers, node_config[ours])

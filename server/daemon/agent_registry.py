@@ -148,30 +148,32 @@ class AgentRegistry:
             link.close(reason)
             self.remove(link, revoked=True)
 
-    def available(self, tags: Collection[str] = ()) -> dict[int, int]:
+    def available(self, tags: Collection[str] = ()) -> list[int]:
         """Return the clients that are connected or within their lease, and have all of these tags.
 
-        A client below a relay is there while the relay is, and has its tags. The clients are
-        ascending; each has the node id of its relay, or 0.
+        Clients below a relay are there while the relay is, and have its tags.
         """
         now_s = self._clock()
         away = [node for node, until_s in self._away_until_s.items() if until_s > now_s]
         present = {*self._links, *away}
         if tags:
             present &= {site.node_id for site in self._sites.values() if site.tags.issuperset(tags)}
-        found = dict.fromkeys(present - self._leaves.keys(), 0)
-        for relay in present & self._leaves.keys():
-            found.update(dict.fromkeys(self._leaves[relay], relay))
-        return dict(sorted(found.items()))
+        behind = [self._leaves[node] for node in present & self._leaves.keys()]
+        return sorted((present - self._leaves.keys()).union(*behind))
+
+    def relay_of(self, node_id: int) -> int:
+        """Return the relay of this server that a client is behind, 0 for none."""
+        relay = node_id >> LEAF_BITS
+        while relay and relay not in self._leaves:
+            relay >>= LEAF_BITS
+        return relay
 
     def names_of(self, node_ids: Iterable[int]) -> list[str]:
         """Return the names of sites; of a client below a relay, the relay's and its number there."""
         names = {site.node_id: site.name for site in self._sites.values()}
 
         def name_of(node_id: int) -> str:
-            relay = node_id >> LEAF_BITS
-            while relay and relay not in self._leaves:
-                relay >>= LEAF_BITS
+            relay = self.relay_of(node_id)
             return f"{names.get(relay, '')}/{node_id}" if relay else ""
 
         return [names.get(node_id) or name_of(node_id) for node_id in node_ids]

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -41,7 +41,7 @@ from .spool import ABANDONED_S, Spool
 from .supervisor import Supervisor
 from .threads import JournalThread
 
-__all__ = ["Daemon"]
+__all__ = ["Daemon", "Works"]
 
 MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
 """A chunk with its framing; larger messages travel as files."""
@@ -61,6 +61,16 @@ ENROLL_CONNECTIONS_MAX = 4096
 """Bound of unauthenticated connections, so that file descriptors are left for the fleet."""
 
 
+class Works(NamedTuple):
+    """What a relay uses of its daemon, on the daemon's event loop."""
+
+    journal: Journal
+    thread: JournalThread
+    dispatcher: Dispatcher
+    agents: AgentRegistry
+    spool: Spool
+
+
 class Daemon:
     """Runs the server of a folder until it is stopped."""
 
@@ -70,36 +80,37 @@ class Daemon:
         config = server_folder.config
         self._server_folder = server_folder
         self._clock = clock
-        self.journal = Journal(server_folder.folder / "journal.sqlite")
-        self.journal.check()
-        self.thread = JournalThread(self.journal)
-        self.spool = Spool(
+        self._journal = Journal(server_folder.folder / "journal.sqlite")
+        self._journal.check()
+        self._thread = JournalThread(self._journal)
+        self._spool = Spool(
             server_folder.folder / "spool",
             blob_bytes_max=config.blob_bytes_max,
             reply_bytes_min=config.reply_bytes_min,
             client_bytes_max=config.client_bytes_max,
             bytes_max=config.spool_bytes_max,
         )
-        self.agents = AgentRegistry(self.journal.sites.all(), lease_s=config.lease_s, clock=clock)
-        self.dispatcher = Dispatcher(
-            self.journal, self.thread, self.spool, self.agents,
+        self._agents = AgentRegistry(self._journal.sites.all(), lease_s=config.lease_s, clock=clock)
+        self._dispatcher = Dispatcher(
+            self._journal, self._thread, self._spool, self._agents,
             lease_s=config.lease_s, clock=clock,
         )  # fmt: skip
         self._supervisor = Supervisor(
-            server_folder.folder, self.journal, self.thread, self.dispatcher, self.agents, self.spool,
+            server_folder.folder, self._journal, self._thread, self._dispatcher, self._agents, self._spool,
             clock=clock,
         )  # fmt: skip
         self._issuer = CertificateIssuer(
-            server_folder.authority, self.journal, self.thread, self.agents,
+            server_folder.authority, self._journal, self._thread, self._agents,
             days=config.certificate_days, clock=clock,
         )  # fmt: skip
         self._pair = server_folder.server_pair(self._now())
         self._pair_at_s = clock()
         self._floods = Floods()
         self._audit = AuditTrail(server_folder.audit_log(clock), clock=clock)
-        self._denials = Denials(self.journal, self.thread, self._audit.refused, clock=clock)
+        self._denials = Denials(self._journal, self._thread, self._audit.refused, clock=clock)
         self._listener: MetricsListener | None = None
         self._stop = asyncio.Event()
+        self.works = Works(self._journal, self._thread, self._dispatcher, self._agents, self._spool)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)
@@ -146,7 +157,7 @@ class Daemon:
             chores = [
                 asyncio.create_task(_every(MEMORY_KEPT_S, give_back_freed_memory)),
                 asyncio.create_task(self._end_floods(addresses)),
-                asyncio.create_task(_every(ABANDONED_S / 4, self.spool.drop_abandoned)),
+                asyncio.create_task(_every(ABANDONED_S / 4, self._spool.drop_abandoned)),
             ]
             await self._stop.wait()
             for chore in chores:
@@ -156,8 +167,8 @@ class Daemon:
             await self._drain(fleet, enroll)
         finally:
             self._server_folder.retract()
-            self.thread.close()
-            self.journal.close()
+            self._thread.close()
+            self._journal.close()
             unlock()
 
     def stop(self) -> None:
@@ -168,17 +179,17 @@ class Daemon:
         config = self._server_folder.config
         fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
         denials = self._denials
-        callers = Callers(self.agents, self._server_folder.roles, denials, clock=self._clock)
+        callers = Callers(self._agents, self._server_folder.roles, denials, clock=self._clock)
         first_messages = FirstMessages()
         service = FleetService(
-            self.journal, self.thread, self.agents, self.dispatcher, self._issuer, callers,
+            self._journal, self._thread, self._agents, self._dispatcher, self._issuer, callers,
             first_messages, self._floods, lease_s=config.lease_s, clock=self._clock,
         )  # fmt: skip
         admin = AdminService(
-            self.journal, self.thread, self.agents, self._supervisor, self.dispatcher,
+            self._journal, self._thread, self._agents, self._supervisor, self._dispatcher,
             self._floods, self._server_folder, clock=self._clock,
         )  # fmt: skip
-        bulk = BulkService(callers, self.dispatcher, self.spool, first_messages, self._floods)
+        bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
         handlers = {**service.handlers(), **bulk.handlers()}
         administration = Administration(admin, callers, first_messages, self._audit).handlers()
         fleet.add_generic_rpc_handlers(
@@ -222,7 +233,7 @@ class Daemon:
         from .monitoring import Monitoring  # imports the client of Prometheus
 
         monitoring = Monitoring(
-            self._server_folder, self.journal, self.thread, self.agents,
+            self._server_folder, self._journal, self._thread, self._agents,
             server_certificate=lambda: self._server_pair().certificate_pem,
         )  # fmt: skip
         self._supervisor.observe = monitoring.observe
@@ -233,7 +244,7 @@ class Daemon:
     async def _drain(self, fleet: grpc.aio.Server, enroll: grpc.aio.Server) -> None:
         """Finish the calls under way, then end; runs are resumed at the next start."""
         await self._record("stopping", {})
-        self.agents.close_all("the server is stopping")
+        self._agents.close_all("the server is stopping")
         if self._listener is not None:
             await self._listener.close()
         await asyncio.gather(fleet.stop(DRAIN_S), enroll.stop(DRAIN_S), self._supervisor.close())
@@ -255,8 +266,8 @@ class Daemon:
                 await self._denials.record(detail, caller=each.address, kind="flood_ended")
 
     async def _record(self, kind: str, detail: dict[str, Any]) -> None:
-        await self.thread(
-            self.journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
+        await self._thread(
+            self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
         )
 
 

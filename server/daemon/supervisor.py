@@ -342,7 +342,7 @@ class Supervisor:
                 nodes = pb.Nodes(
                     node_ids=available,
                     names=self._agents.names_of(available),
-                    relays=available.values(),
+                    relays=map(self._agents.relay_of, available),
                 )
                 await _send(pipe, pb.DaemonMessage(nodes=nodes))
         finally:

@@ -59,11 +59,11 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return sites.of(context).train(message, client=context.node_id, state=context.state)
+        return sites.of(context).train(message, client=stream_of(context), state=context.state)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return sites.of(context).evaluate(message, client=context.node_id, state=context.state)
+        return sites.of(context).evaluate(message, client=stream_of(context), state=context.state)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -114,6 +114,13 @@ class _Sites:
             )
         made: LocalSite = self._make(site)
         return made
+
+
+def stream_of(context: Context) -> int:
+    """Return the number that a client's random numbers follow from: its node id, or, in a run with
+    clients behind relays, one that does not depend on where in the tree it is."""
+    stream = context.node_config.get("site-stream", context.node_id)
+    return stream if isinstance(stream, int) else context.node_id
 
 
 def site_of(context: Context) -> Site:
