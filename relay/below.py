@@ -40,19 +40,18 @@ class Below:
         self._loop = loop
         self._suffix = sha256(above.id.encode()).hexdigest()[:KEY_CHARS]
         self._items: queue.SimpleQueue[pb.StepReply | pb.StepEnd | None] = queue.SimpleQueue()
-        self._available = agents.available()
 
     # ------------------------------------------------------------------ of the grid's thread
 
     @property
     def nodes(self) -> list[int]:
         """The clients that are there."""
-        return self._available
+        return self._agents.available()
 
     @property
     def has_relays(self) -> bool:
         """Whether a client is behind another relay."""
-        return any(map(self._agents.relay_of, self._available))
+        return bool(self._agents.relays())
 
     def relay_of(self, client: int) -> int:
         """Return the relay that a client is behind, 0 for none."""

@@ -181,12 +181,8 @@ class RelayTrainer:
             cohorts={},
             secret=hmac.digest(self._secret, instruction.id.encode(), "sha256"),
         )
-        present = set(below.nodes)
-        there = [client for client in clients if client in present]
-        broadcast = Broadcast(content, kind, there, group_id=asked.metadata.group_id)
+        broadcast = Broadcast(content, kind, sorted(clients), group_id=asked.metadata.group_id)
         answer = _Answer(content if kind == MessageType.TRAIN else None)
-        for client in set(clients) - present:
-            answer.fail(client, UNUSABLE, "is not connected")
         for reply in grid.send_and_receive(broadcast, timeout=DEADLINE_SHARE * waits_s):
             answer.take(reply)
         reply = Message(answer.content(clients), reply_to=asked)

@@ -541,12 +541,14 @@ class WorkerStart(_message.Message):
     def __init__(self, run_id: _Optional[int] = ..., app_dir: _Optional[str] = ..., run_dir: _Optional[str] = ..., spool_dir: _Optional[str] = ..., settings: _Optional[_Iterable[str]] = ..., cohorts: _Optional[_Iterable[_Union[Cohort, _Mapping]]] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Cohort(_message.Message):
-    __slots__ = ("group_id", "node_ids")
+    __slots__ = ("group_id", "node_ids", "relays")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     node_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, group_id: _Optional[str] = ..., node_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    relays: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group_id: _Optional[str] = ..., node_ids: _Optional[_Iterable[int]] = ..., relays: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Nodes(_message.Message):
     __slots__ = ("node_ids", "names", "relays")

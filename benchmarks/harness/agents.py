@@ -28,11 +28,11 @@ from meadow.transport.fleet_pb2 import Instruction, TrainingDone
 __all__ = ["enroll_many"]
 
 
-def enroll_many(server_dir: Path, folder: Path, app: Path, count: int) -> None:
-    """Invite and enrol `count` clients of a running server."""
+def enroll_many(server_dir: Path, folder: Path, app: Path, count: int, *, first: int = 0) -> None:
+    """Invite and enrol `count` clients of a running server, numbered from `first` on."""
     home = ServerFolder(server_dir)
     fingerprint = home.authority.fingerprint
-    for index in range(count):
+    for index in range(first, first + count):
         name = f"agent-{index:03d}"
         token, _ = home.invite(name, hours=1, now_s=time.time())
         enroll(

@@ -125,7 +125,9 @@ class InstalledApp:
         if self._app.flower is not None:
             return Inspection(counted=False)
         metadata = Metadata(0, "inspect", 0, self._node_id, "", "", 0.0, 600.0, "query")
-        number = self._node_id % (1 << LEAF_BITS)  # it is in no run: as if in one with those before it
+        number = self._node_id % (
+            1 << LEAF_BITS
+        )  # it is in no run: as if in one with those before it
         sites = pack_sites([*range(1, number), self._node_id])
         alone = Instruction(sites=sites.count, site_nodes=sites.bitmap)
         context = self._context(alone, RecordDict())

@@ -10,9 +10,11 @@ from ...transport import fleet_pb2 as pb
 from ...transport.relaying import LEAF_BITS, is_below
 from ..journal.site_table import SiteRow
 
-__all__ = ["OUTGOING_MAX", "AgentLink", "AgentRegistry"]
+__all__ = ["OUTGOING_MAX", "RELAY_MARK", "AgentLink", "AgentRegistry"]
 
 OUTGOING_MAX = 1024
+RELAY_MARK = " relay"
+"""What follows a relay's version, also in the table of sites: a server that has restarted knows by it."""
 
 
 class AgentLink:
@@ -58,16 +60,21 @@ class AgentRegistry:
         self._away_until_s: dict[int, float] = {}
         self._sites: dict[str, SiteRow] = {}
         self._leaves: dict[int, tuple[int, ...]] = {}
-        """By relay: the clients below it."""
+        """By relay: the clients below it; none until it has said who they are."""
+        self._nodes: set[int] = set()
+        """The nodes of all sites."""
         self._listeners: set[Callable[[], None]] = set()
         for site in sites:
             self.update(site)
+            if site.version.endswith(RELAY_MARK):
+                self._leaves[site.node_id] = ()
             if site.connected and site.revoked_at_s is None:
                 self._away_until_s[site.node_id] = clock() + lease_s
 
     def update(self, site: SiteRow) -> None:
         """Store a site's row of the journal."""
         self._sites[site.name] = site
+        self._nodes.add(site.node_id)
         self._changed()
 
     def site(self, name: str) -> SiteRow | None:
@@ -162,11 +169,11 @@ class AgentRegistry:
         return sorted((present - self._leaves.keys()).union(*behind))
 
     def relay_of(self, node_id: int) -> int:
-        """Return the relay of this server that a client is behind, 0 for none."""
+        """Return the relay of this server that a client belongs behind, 0 for a client of its own."""
         relay = node_id >> LEAF_BITS
-        while relay and relay not in self._leaves:
+        while relay and relay not in self._nodes:
             relay >>= LEAF_BITS
-        return relay
+        return 0 if node_id in self._nodes else relay
 
     def names_of(self, node_ids: Iterable[int]) -> list[str]:
         """Return the names of sites; of a client below a relay, the relay's and its number there."""

@@ -16,7 +16,7 @@ from ...transport import fleet_pb2 as pb
 from ...transport.fields import check_fields
 from ...transport.protocol import PROTOCOL_VERSION
 from ..journal.journal import Journal
-from .agent_registry import AgentLink, AgentRegistry
+from .agent_registry import RELAY_MARK, AgentLink, AgentRegistry
 from .audit_limiter import Allowance
 from .blob_service import fair_chunk_bytes
 from .calls import FirstMessages, parse, unary_handler
@@ -98,7 +98,7 @@ class FleetService:
             site.node_id,
             connected=True,
             now_s=now_s,
-            version=hello.version[:40],
+            version=hello.version[:40].removesuffix(RELAY_MARK) + RELAY_MARK * hello.relay,
         )
         site = await self._callers.site(context)  # it may have been revoked meanwhile
         link = AgentLink(site.node_id, site.name, relay=hello.relay)

@@ -322,7 +322,10 @@ class Supervisor:
             run_dir=str(folder),
             spool_dir=str(self._spool.outgoing(run_id)),
             settings=json.loads(run.settings),
-            cohorts=[pb.Cohort(group_id=g, node_ids=nodes) for g, nodes in cohorts.items()],
+            cohorts=[
+                pb.Cohort(group_id=group, node_ids=nodes, relays=map(self._agents.relay_of, nodes))
+                for group, nodes in cohorts.items()
+            ],
         )
         await _send(pipe, pb.DaemonMessage(start=start))
         if run_id in self._stopping:

@@ -42,6 +42,8 @@ class Channel:
         first = self._pipe.receive()
         if first is None or not first.HasField("start"):
             raise MeadowError("the daemon did not send the run of this worker")
+        for cohort in first.start.cohorts:
+            self._note_relays(cohort.node_ids, cohort.relays)
         threading.Thread(target=self._read, name="daemon", daemon=True).start()
         return first.start
 
@@ -57,8 +59,7 @@ class Channel:
                     if kind == "nodes":
                         self._nodes = list(message.nodes.node_ids)
                         self._names.update(zip(self._nodes, message.nodes.names, strict=False))
-                        relays = zip(self._nodes, message.nodes.relays, strict=False)
-                        self._relays.update((node, relay) for node, relay in relays if relay)
+                        self._note_relays(self._nodes, message.nodes.relays)
                         self._nodes_are_new = True
                     elif kind == "stop":
                         self._stopping = True
@@ -66,6 +67,10 @@ class Channel:
                             waiting.put(pb.StepEnd())
                 self._changed.notify_all()
         os._exit(DAEMON_GONE)
+
+    def _note_relays(self, nodes: Iterable[int], relays: Iterable[int]) -> None:
+        pairs = zip(nodes, relays, strict=False)
+        self._relays.update((node, relay) for node, relay in pairs if relay)
 
     def _queue(self, key: str) -> queue.SimpleQueue[pb.StepReply | pb.StepEnd]:
         return self._steps.setdefault(key, queue.SimpleQueue())

@@ -174,6 +174,7 @@ class FleetGrid(RunGrid):
     @property
     def combines_updates(self) -> bool:
         """Whether a reply may stand for many clients: those behind a relay."""
+        self._refuse_relays()
         return self._channel.has_relays
 
     def name_of(self, client: int) -> str | None:

@@ -22,7 +22,7 @@ from ..algorithms.metrics import Metrics
 from .broadcast import instruction_for_all
 from .cohort import draw_idle, size_of_cohort, wait_for_clients, wait_for_replies
 from .failures import named
-from .grids import combines_updates, forget_group, name_of, recall_group
+from .grids import adds_exactly, combines_updates, forget_group, name_of, recall_group
 from .in_flight import Again, InFlight, OpenInstruction, group_of
 from .recorder import RoundTable
 from .replies import collect_evaluation
@@ -58,6 +58,12 @@ class AsynchronousRounds:
                 f"{algorithm.name} sends or keeps more than params, or sees who is in a round, and "
                 "asynchronous rounds carry over params alone: use fedavg or fedprox, or "
                 "synchronous rounds"
+            )
+        if adds_exactly(grid):
+            raise ConfigError(
+                "asynchronous rounds weigh every single update, but some clients are behind a relay, which "
+                "adds their updates up: connect them to the server itself, choose others by "
+                "selection.tags, or use synchronous rounds"
             )
         if combines_updates(grid):
             raise ConfigError(

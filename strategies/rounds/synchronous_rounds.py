@@ -162,13 +162,9 @@ class SynchronousRounds:
     def refuse_misfit(self, grid: Grid) -> None:
         """Refuse a grid that adds up what the algorithm must see one by one."""
         algorithm = self._run_state.algorithm
-        if combines_updates(grid) and not combines_in_groups(grid) and not algorithm.linear:
-            raise ConfigError(
-                f"{algorithm.name} needs every single update, but {type(grid).__name__} "
-                "adds updates up: use a linear algorithm or another grid"
-            )
         if adds_exactly(grid) and not (
-            isinstance(algorithm.aggregator, MeanAggregator)
+            algorithm.linear
+            and isinstance(algorithm.aggregator, MeanAggregator)
             and algorithm.fault is None
             and not algorithm.lengths_max
         ):
@@ -176,6 +172,11 @@ class SynchronousRounds:
                 f"{algorithm.name} needs more than the clients' weighted sum, but some clients are behind a "
                 "relay, which adds their updates up: connect them to the server itself, or choose others "
                 "by selection.tags"
+            )
+        if combines_updates(grid) and not combines_in_groups(grid) and not algorithm.linear:
+            raise ConfigError(
+                f"{algorithm.name} needs every single update, but {type(grid).__name__} "
+                "adds updates up: use a linear algorithm or another grid"
             )
 
     def recall(self, state: State) -> State:

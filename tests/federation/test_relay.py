@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 
-from .processes import Federation, Process, meadow
+from .processes import Federation, Process, meadow, wait_until
 
 pytestmark = pytest.mark.fleet
 
@@ -47,12 +49,14 @@ class Branch(Federation):
 
 @contextmanager
 def tree(folder: Path) -> Iterator[tuple[Federation, list[Branch]]]:
-    """A server with one client of its own, and two relays with two clients each."""
+    """A server with a client, a relay with two, and below that another relay with two."""
     above, branches = Federation(folder, DIGITS), list[Branch]()
     try:
         above.start_server()
         for number in (1, 2):
-            branch = Branch(folder / f"relay-{number}", DIGITS, above, f"relay-{number}")
+            branch = Branch(
+                folder / f"relay-{number}", DIGITS, [above, *branches][-1], f"relay-{number}"
+            )
             branches.append(branch)
             branch.start_server()
             branch.add_clients(2)
@@ -89,3 +93,58 @@ def test_a_tree_gives_the_model_of_one_server(
     assert summary["status"] == "finished", summary
     assert [row["clients"] for row in above.rounds(run)] == [CLIENTS] * ROUNDS
     assert above.model(run) == alone
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_relay_is_killed_in_every_round(
+    fleet: tuple[Federation, list[Branch]], alone: bytes, killed: int
+) -> None:
+    """kill -9 of a relay at any moment, and a new start: the same bytes, and nobody is left out."""
+    above, branches = fleet
+    relay = branches[killed]
+    run = above.submit(*SETTINGS)
+    for number in range(ROUNDS):
+        above.wait_for_round(run, number)
+        time.sleep(0.13 * number * (1 + killed))  # in dispatch, in training, in its answer
+        relay.server.kill()
+        relay.start_server()
+    assert above.wait_for_end(run)["status"] == "finished"
+    assert [row["clients"] for row in above.rounds(run)] == [CLIENTS] * ROUNDS
+    assert above.model(run) == alone
+
+
+def test_what_fails_behind_a_relay_is_named(fleet: tuple[Federation, list[Branch]]) -> None:
+    """The run goes on without a client that is gone, and says which, behind which relay."""
+    above, branches = fleet
+    gone = branches[1].clients[1]
+    run = above.submit("run.rounds=2", "run.min_clients=4", "run.deadline_s=4", "training.epochs=1")
+    above.wait_for_round(run, 1)
+    gone.kill()
+    assert above.wait_for_end(run)["status"] == "finished"
+    gone.start()
+    shown = meadow("run", "show", str(run), "--dir", str(above.server_dir))
+    told = json.dumps(shown)
+    assert "relay-1" in told
+    wait_until(lambda: len(gone.events("connected")) > 1, "the client is back")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (("privacy.secure_aggregation.enabled=true",), "privacy.secure_aggregation"),
+        (("run.update_norm_max=3.0",), "run.update_norm_max"),
+        (("compression.upload=int8",), "compression"),
+        (("robust.aggregation=median",), "relay"),
+        (("rounds.kind=fedbuff",), "asynchronous"),
+    ],
+)
+def test_what_cannot_hold_behind_a_relay_is_refused(
+    fleet: tuple[Federation, list[Branch]], settings: tuple[str, ...], says: str
+) -> None:
+    """A run that needs single updates fails with a sentence that says why, and what to do."""
+    above, _ = fleet
+    run = above.submit("run.rounds=1", f"run.min_clients={CLIENTS}", *settings)
+    summary = above.wait_for_end(run)
+    assert summary["status"] == "failed"
+    assert "relay" in summary["cause"] and says in summary["cause"], summary["cause"]
+    assert "selection.tags" in summary["cause"]
