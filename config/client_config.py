@@ -26,6 +26,7 @@ __all__ = [
     "ClientConfig",
     "DataConfig",
     "DeviceConfig",
+    "MonitoringConfig",
     "PolicyConfig",
     "ServerAddresses",
     "load_client_config",
@@ -227,6 +228,19 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoringConfig:
+    """[monitoring]: what this site's own monitoring reads of the agent."""
+
+    metrics_port: int | None = setting(
+        None,
+        "port on 127.0.0.1 where Prometheus reads /metrics; every user of this machine can read the names "
+        "of apps and the privacy budget there. It is read when the agent starts. It is not there if absent",
+        at_least=1,
+        at_most=65535,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     """Everything that client.toml says."""
 
@@ -240,6 +254,7 @@ class ClientConfig:
     data: DataConfig = field(default_factory=DataConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    monitoring: MonitoringConfig = field(default_factory=MonitoringConfig)
     auto_approve: tuple[str, ...] = field(default=())
     """The authors of [apps]."""
     approved: Mapping[str, str] = field(default_factory=dict)

@@ -70,7 +70,7 @@ def test_configurations_load(tmp_path: Path, text: str) -> None:
     that there are."""
     text = re.sub(r'"(sha256|ed25519):\.\.\."', rf'"\1:{"0" * 64}"', text)
     told = tomllib.loads(text)
-    if "apps" in told or set(told) & {"policy", "device", "data", "server"}:
+    if "apps" in told or set(told) & {"policy", "device", "data", "server", "monitoring"}:
         (tmp_path / "client.toml").write_text(text)
         load_client_config(tmp_path)
     elif set(told) <= {name for name, hint in hints_of(Config).items() if section_of(hint)}:

@@ -27,8 +27,10 @@ Page = Callable[[], Awaitable[tuple[bytes, str]]]
 class MetricsListener:
     """Listens on one address until it is closed."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, *, key: str) -> None:
+        """`key` is the setting with the address, which the error names."""
         self._page = page
+        self._key = key
         self._server: asyncio.Server | None = None
         self._open = asyncio.Semaphore(CONNECTIONS_MAX)
         self.port = 0
@@ -46,7 +48,7 @@ class MetricsListener:
         except OSError as error:
             raise UnreachableError(
                 f"{address} cannot be listened on for /metrics: {error.strerror or error}; give another "
-                "address with metrics_address"
+                f"address with {self._key}"
             ) from error
         self.port = int(self._server.sockets[0].getsockname()[1])
 

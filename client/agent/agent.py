@@ -29,7 +29,9 @@ from ... import __version__
 from ...apps.folder import content_hash
 from ...errors import ConfigError, IdentityError, MeadowError, UnreachableError
 from ...transport import fleet_pb2 as pb
+from ...transport.address import Address
 from ...transport.fleet_pb2 import Welcome
+from ...transport.metrics_listener import MetricsListener
 from ..owner.database import AgentDatabase
 from ..owner.gate import Gate
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
@@ -96,6 +98,7 @@ class Agent:
         self._routes = Routes()
         self._stopping = asyncio.Event()
         self._renewed = False
+        self._connections = 0
         self._server_clock = Clock()
         self._clock_told: str | None = None
 
@@ -110,6 +113,7 @@ class Agent:
             IdentityError: the server has revoked this client, or its certificate is not usable.
             ConfigError: it is not enrolled, or client.toml is wrong.
             StoreError: another agent runs on the folder, its disk fails, or its ledger is missing.
+            UnreachableError: monitoring.metrics_port is taken.
         """
         identity = self._identities.load()
         with hold_lock(self._directory):
@@ -152,6 +156,9 @@ class Agent:
         )
         gate = Gate(self._directory, lambda: owner.config().policy, clock=self._clock)
         assignments = Assignments(execution, deliveries, state, self._uplink, gate, self._report)
+        listener = await self._listen_for_metrics(
+            owner, ledger, gate, trainer, assignments, deliveries
+        )
         tasks = [
             asyncio.create_task(self._stay_connected(owner, assignments, gate)),
             asyncio.create_task(assignments.work()),
@@ -165,9 +172,43 @@ class Agent:
             for task in (*tasks, stopping):
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            if listener is not None:
+                await listener.close()
             await deliveries.close()
             sent.close()
             state.close()
+
+    async def _listen_for_metrics(
+        self,
+        owner: Owner,
+        ledger: Ledger,
+        gate: Gate,
+        trainer: Trainer,
+        assignments: Assignments,
+        deliveries: Deliveries,
+    ) -> MetricsListener | None:
+        """Listen for the site's Prometheus, where client.toml says so."""
+        port = owner.config().monitoring.metrics_port
+        if port is None:
+            return None
+        from .monitoring import AgentMonitoring  # imports the client of Prometheus
+
+        monitoring = AgentMonitoring(
+            owner=owner,
+            identities=self._identities,
+            ledger=ledger,
+            gate=gate,
+            trainer=trainer,
+            assignments=assignments,
+            deliveries=deliveries,
+            line=self._line,
+            connections=lambda: (self._connections, self._uplink.attached),
+        )
+        address = Address("127.0.0.1", port)
+        listener = MetricsListener(monitoring.scraped, key="monitoring.metrics_port")
+        await listener.start(address)
+        self._report(Event(kind="listening", text=f"metrics at http://{address}/metrics"))
+        return listener
 
     # ------------------------------------------------------------------ the connection
 
@@ -192,6 +233,7 @@ class Agent:
                     relay = self._leaves is not None
                     welcome = await connection.hello(identity.name, __version__, relay=relay)
                     welcomed = True
+                    self._connections += 1
                     outages.clear()
                     self._compare_clocks(welcome, sent_s)
                     await self._converse(connection, identity, welcome, assignments, gate)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
-from ...errors import LimitError
+from ...errors import NOTHING_TO_EVALUATE, LimitError
 from ...transport.fields import ID_CHARS_MAX
 from ...transport.fleet_pb2 import AgentMessage, Cancel, Instruction, Progress, Reply
 from ..owner.gate import Gate
@@ -14,9 +15,10 @@ from .execution import Execution, label_of
 from .state import AgentState
 from .uplink import Uplink
 
-__all__ = ["INSTRUCTIONS_MAX", "Assignments"]
+__all__ = ["INSTRUCTIONS_MAX", "OUTCOMES", "Assignments"]
 
 INSTRUCTIONS_MAX = 64
+OUTCOMES = ("answered", "refused", "failed", "cancelled")
 CANCEL_GRACE_S = 2.0
 """Time that cancelled work has to end by itself, as a new training process takes longer."""
 LEASE_BEATS = 4
@@ -29,6 +31,9 @@ class Assignments:
     An instruction is *in hand* from its arrival until its reply is confirmed. In that time a
     second delivery of it has no effect, and its lease at the server is renewed - except while a
     training process does not report its progress.
+
+    Attributes:
+        outcomes: how many instructions ended in each of `OUTCOMES`, since the start.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Assignments:
         self._unwanted: set[str] = set()
         self._stepped = True
         self.lease_s = 60.0
+        self.outcomes: Counter[str] = Counter()
 
     async def accept(self, instruction: Instruction) -> None:
         """Take an instruction, unless it is in hand already.
@@ -74,10 +80,16 @@ class Assignments:
                 instruction_id=id_, refused=f"{INSTRUCTIONS_MAX} instructions are waiting already"
             )
             await self._uplink.try_to_send(AgentMessage(reply=reply))
+            self.outcomes["refused"] += 1
             return
         self._queued[id_] = instruction
         self._arrived.set()
         self._busy.set()
+
+    @property
+    def waiting(self) -> int:
+        """How many instructions wait for their execution."""
+        return len(self._queued)
 
     def confirm(self, instruction_id: str) -> None:
         """Note that the server has the reply to an instruction."""
@@ -86,7 +98,7 @@ class Assignments:
     async def cancel(self, cancel: Cancel) -> None:
         """Drop an instruction: from the queue, from execution, or its reply on its way."""
         id_ = cancel.instruction_id
-        self._queued.pop(id_, None)
+        self.outcomes["cancelled"] += self._queued.pop(id_, None) is not None
         if id_ in self._deliveries:
             self._deliveries.withdraw(id_)
             self._state.acknowledge(id_)
@@ -134,7 +146,9 @@ class Assignments:
             await asyncio.gather(task, return_exceptions=True)
             raise
         reply = None if task.cancelled() else task.result()
-        if instruction.id in self._unwanted:
+        unwanted = instruction.id in self._unwanted
+        self.outcomes["cancelled" if unwanted or reply is None else _outcome(reply)] += 1
+        if unwanted:
             self._state.acknowledge(instruction.id)
         elif reply is not None:
             await self._deliver(
@@ -166,3 +180,11 @@ class Assignments:
             for id_ in ids:
                 progress = AgentMessage(progress=Progress(instruction_id=id_))
                 await self._uplink.try_to_send(progress)
+
+
+def _outcome(reply: Reply) -> str:
+    """Return which of `OUTCOMES` a reply is."""
+    if reply.refused:
+        return "refused"
+    failed = reply.envelope.HasField("error")
+    return "failed" if failed and reply.envelope.error.code != NOTHING_TO_EVALUATE else "answered"

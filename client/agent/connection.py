@@ -121,10 +121,13 @@ class Connection:
     async def send(self, message: AgentMessage) -> None:
         """As `Stream.send`."""
         await self._stream.send(message)
+        self._line.sent_bytes += message.ByteSize()
 
     async def receive(self) -> ServerMessage:
         """As `Stream.receive`."""
-        return await self._stream.receive()
+        message = await self._stream.receive()
+        self._line.received_bytes += message.ByteSize()
+        return message
 
     async def download(self, blob: Blob, folder: Path, file_pool: FilePool | None = None) -> Path:
         """As `Bulk.download`."""

@@ -13,7 +13,7 @@ class Event:
     """An event for the owner's log.
 
     `kind`: connected, disconnected, training, sent, refused, failed, cancelled, renewed, paused,
-    warning.
+    listening, warning.
     """
 
     kind: str

@@ -24,11 +24,13 @@ class LineState:
     Attributes:
         chunk_bytes: the present size of a chunk.
         carried_bytes: the bytes of tensor files that have arrived, in both directions.
+        sent_bytes: the bytes of messages and tensor files to the server.
+        received_bytes: those from the server.
     """
 
     def __init__(self) -> None:
         self.chunk_bytes = self._most = UPLOAD_CHUNK_BYTES_MAX
-        self.carried_bytes = 0
+        self.carried_bytes = self.sent_bytes = self.received_bytes = 0
         self._since_bytes = 0
         self._begun: dict[str, int] = {}
 
@@ -67,7 +69,9 @@ class LineState:
 
     def arrived(self, blob_id: str, size_bytes: int) -> None:
         """Note how many bytes of a file the server reports to have."""
-        self.carried(max(0, size_bytes - self._begun.get(blob_id, 0)))
+        more = max(0, size_bytes - self._begun.get(blob_id, 0))
+        self.sent_bytes += more
+        self.carried(more)
         self._begun[blob_id] = size_bytes
 
     def done(self, blob_id: str) -> None:

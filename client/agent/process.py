@@ -121,12 +121,16 @@ class TrainingProcess:
         """Whether the process still runs."""
         return self._process.returncode is None
 
+    def resident_bytes(self) -> int:
+        """Return the memory of the process and its children; 0 if the system does not report it."""
+        return _resident_pages(self._process.pid) * os.sysconf("SC_PAGE_SIZE")
+
     def outgrown(self) -> bool:
         """Return whether the process and its children hold more memory than allowed; False if the
         system does not report it."""
         if self._memory_bytes_max is None:
             return False
-        used = _resident_pages(self._process.pid) * os.sysconf("SC_PAGE_SIZE")
+        used = self.resident_bytes()
         if used <= self._memory_bytes_max:
             return False
         bound_mb = self._memory_bytes_max // 1_000_000

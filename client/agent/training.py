@@ -51,6 +51,10 @@ class Trainer(Protocol):
     async def prepare(self, app: str) -> None:
         """Load an app, so that its first instruction does not have to wait."""
 
+    def resident_bytes(self) -> int | None:
+        """Return the memory that it holds now, None while no app is loaded."""
+        return None
+
     async def close(self) -> None:
         """Stop, and release memory and devices."""
 

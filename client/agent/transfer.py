@@ -101,6 +101,7 @@ class Bulk:
         try:
             for chunk in call:
                 receiver.write(chunk)
+                self._line.received_bytes += len(chunk.data)
                 self._line.carried(len(chunk.data))
         except grpc.RpcError:
             self._line.lost()

@@ -39,6 +39,11 @@ class Uplink:
         self._connection = None
         self._attached.clear()
 
+    @property
+    def attached(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
     async def online(self) -> Connection:
         """Return the connection; wait for one if there is none."""
         while self._connection is None:

@@ -119,6 +119,11 @@ class WarmProcess(Trainer):
                 raise AppError(process.ready.problem)
             return process.ready.device, await process.inspect()
 
+    def resident_bytes(self) -> int | None:
+        """As `Trainer.resident_bytes`: that of the process and its children; shared pages count for each."""
+        process = self._process
+        return process.resident_bytes() if process is not None and process.alive else None
+
     async def close(self) -> None:
         """Stop the process."""
         self._stay()

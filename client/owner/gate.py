@@ -18,11 +18,12 @@ from ...errors import ConfigError, StoreError
 from ...machine.power import on_mains
 from ...transport.durable import sync_folder, write_file
 
-__all__ = ["Gate", "is_paused", "pause", "resume"]
+__all__ = ["STATES", "Gate", "is_paused", "pause", "resume"]
 
 PAUSED: Final = "paused"
 """A file of the client's folder; the site is paused while it is there."""
 LOOK_EVERY_S: Final = 1.0
+STATES: Final = ("open", "paused", "hours", "battery")
 
 
 class Gate:
@@ -41,15 +42,20 @@ class Gate:
 
     def closed_by(self) -> str:
         """Return why the gate is closed, empty if it is open."""
+        return self.state()[1]
+
+    def state(self) -> tuple[str, str]:
+        """Return which of `STATES` the gate is in, and why it is closed in words."""
         if is_paused(self._directory):
-            return "paused by its owner; `meadow client resume` ends that"
+            return "paused", "paused by its owner; `meadow client resume` ends that"
         with suppress(ConfigError):  # every instruction is refused until client.toml is right again
             policy = self._policy()
             if policy.hours is not None and not _within(policy.hours, self._clock()):
-                return f"it takes part from {policy.hours.replace('-', ' to ')} (policy.hours)"
+                window = policy.hours.replace("-", " to ")
+                return "hours", f"it takes part from {window} (policy.hours)"
             if policy.mains_power_only and not on_mains():
-                return "this machine runs on its battery (policy.mains_power_only)"
-        return ""
+                return "battery", "this machine runs on its battery (policy.mains_power_only)"
+        return "open", ""
 
     async def until_open(self) -> None:
         """Wait while the gate is closed."""

@@ -237,7 +237,8 @@ class Daemon:
             server_certificate=lambda: self._server_pair().certificate_pem,
         )  # fmt: skip
         self._supervisor.observe = monitoring.observe
-        self._listener, address = MetricsListener(monitoring.scraped), Address.parse(asked)
+        self._listener = MetricsListener(monitoring.scraped, key="metrics_address")
+        address = Address.parse(asked)
         await self._listener.start(address)
         addresses["metrics"] = str(Address(address.host, self._listener.port))
 

@@ -1,23 +1,20 @@
 """What a monitoring system sees of a daemon: runs, rounds, sites, bytes, disk, certificates.
 
-Names and units are Prometheus' conventions. Labels are numbers of runs that are under way, and names of
-sites that are enrolled: what a peer sends is no label.
+Labels are numbers of runs that are under way, and names of sites that are enrolled.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from ... import __version__
 from ...transport.identity import read_certificate
+from ...transport.metrics_page import MetricsPage, gauge
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
 from .agent_registry import AgentRegistry
@@ -45,12 +42,10 @@ class Monitoring:
         self._folder = server_folder
         self._journal, self._thread, self._agents = journal, thread, agents
         self._server_certificate = server_certificate
-        self._registry = registry = CollectorRegistry()
+        self._page = MetricsPage("meadow_info", "The version of the server", self._families)
+        registry = self._page.registry
         self._runs: list[RunRow] = []
         self._pending = 0
-        ProcessCollector(registry=registry)
-        about = Gauge("meadow_info", "The version of the server", ["version"], registry=registry)
-        about.labels(__version__).set(1)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -71,8 +66,6 @@ class Monitoring:
         self._epsilon = Gauge(
             "meadow_run_epsilon", "What a run under way has spent", ["run"], registry=registry
         )
-        self._now = _Now(self._families)
-        registry.register(self._now)
 
     def observe(self, run_id: int, kind: str, detail: str) -> None:
         """Count an event of a run."""
@@ -97,16 +90,16 @@ class Monitoring:
         """Return the page in Prometheus' text format, and its media type."""
         self._runs = await self._thread(self._journal.runs.all)
         self._pending = await self._thread(self._journal.steps.pending)
-        return await asyncio.to_thread(generate_latest, self._registry), CONTENT_TYPE_LATEST
+        return await self._page.text()
 
     def _families(self) -> Iterable[Metric]:
         yield from self._of_runs()
         yield from self._of_sites()
         disk = shutil.disk_usage(self._folder.folder)
-        yield _one("meadow_disk_free_bytes", "Free space of the server's disk", disk.free)
-        yield _one("meadow_disk_size_bytes", "Its size", disk.total)
+        yield gauge("meadow_disk_free_bytes", "Free space of the server's disk", disk.free)
+        yield gauge("meadow_disk_size_bytes", "Its size", disk.total)
         spool = [each.stat().st_size for each in _files(self._folder.folder / "spool")]
-        yield _one("meadow_spool_bytes", "Files of tensors in transit", sum(spool))
+        yield gauge("meadow_spool_bytes", "Files of tensors in transit", sum(spool))
         ends = GaugeMetricFamily(
             "meadow_certificate_end_timestamp_seconds",
             "When a certificate of the server's ends",
@@ -132,7 +125,7 @@ class Monitoring:
                 asked.add_metric([str(run.id)], run.rounds)
         yield done
         yield asked
-        yield _one(
+        yield gauge(
             "meadow_open_instructions", "Instructions that clients have not answered", self._pending
         )
 
@@ -163,24 +156,7 @@ class Monitoring:
         yield there
         yield ends
         waiting = sum(link.outgoing.qsize() for link in self._agents.links())
-        yield _one("meadow_outgoing_messages", "Messages that wait for clients to read", waiting)
-
-
-class _Now:
-    """Collects at each scrape, and nothing before."""
-
-    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
-        self._families = families
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families()
-
-
-def _one(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, text, value=value)
+        yield gauge("meadow_outgoing_messages", "Messages that wait for clients to read", waiting)
 
 
 def _number(row: dict[str, Any], key: str) -> float:

@@ -25,7 +25,7 @@ def listening(
     """Run a scenario against a listener on any port."""
 
     async def run() -> None:
-        listener = MetricsListener(answer)
+        listener = MetricsListener(answer, key="metrics_address")
         await listener.start(Address("127.0.0.1", 0))
         try:
             await scenario(listener.port)
@@ -111,6 +111,6 @@ def test_a_port_that_is_taken() -> None:
 
     async def scenario(port: int) -> None:
         with pytest.raises(UnreachableError, match="give another address with metrics_address"):
-            await MetricsListener(page).start(Address("127.0.0.1", port))
+            await MetricsListener(page, key="metrics_address").start(Address("127.0.0.1", port))
 
     listening(scenario)
