@@ -99,7 +99,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Installing into .venv (several minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
-		-c constraints.txt -e '.[dev,compression,dp,examples,data,plots,tracking,xgboost,lora]'
+		-c constraints.txt -e '.[dev,compression,dp,examples,data,plots,tracking,tracing,xgboost,lora]'
 	@touch $@
 
 $(SITE_READY): $(READY)

@@ -72,6 +72,21 @@ WIRE_LIMITS = (
         "transport/test_metrics_listener.py::test_who_says_nothing_is_hung_up_on",
     ),
     Limit(
+        "transport.spans:TEXT_CHARS_MAX",
+        "an attribute of a trace's span that a peer has named",
+        "transport/test_tracing.py::test_what_a_peer_writes_is_bounded",
+    ),
+    Limit(
+        "transport.trace_export:FLUSH_S_MAX",
+        "the delay of a process's end by a collector of traces that does not answer",
+        "transport/test_tracing.py::test_a_collector_that_is_away_is_not_waited_for",
+    ),
+    Limit(
+        "server.worker.grid:SPANS_MAX",
+        "rounds of a run that are traced at once; an app may begin many and finish none",
+        "server/worker/test_grid.py::test_spans_of_rounds",
+    ),
+    Limit(
         "server.pages.sessions:SESSIONS_MAX",
         "browsers that are signed in to one `meadow server page`; the one that was used least recently is signed out",
         "server/pages/test_web.py::test_sessions_end",

@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +33,7 @@ from ...transport import fleet_pb2 as pb
 from ...transport.address import Address
 from ...transport.fleet_pb2 import Welcome
 from ...transport.metrics_listener import MetricsListener
+from ...transport.tracing import traces_of
 from ..owner.database import AgentDatabase
 from ..owner.gate import Gate
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
@@ -155,7 +157,12 @@ class Agent:
             relays=self._leaves is not None,
         )
         gate = Gate(self._directory, lambda: owner.config().policy, clock=self._clock)
-        assignments = Assignments(execution, deliveries, state, self._uplink, gate, self._report)
+        identity = self._identities.load()
+        traces = traces_of("meadow-agent", lambda: identity.ca_pem)
+        assignments = Assignments(
+            execution, deliveries, state, self._uplink, gate, self._report,
+            begin_span=partial(traces.received, client=identity.node_id),
+        )  # fmt: skip
         listener = await self._listen_for_metrics(
             owner, ledger, gate, trainer, assignments, deliveries
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from ...errors import NOTHING_TO_EVALUATE, LimitError
 from ...transport.fields import ID_CHARS_MAX
 from ...transport.fleet_pb2 import AgentMessage, Cancel, Instruction, Progress, Reply
+from ...transport.spans import NO_SPAN, Span
 from ..owner.gate import Gate
 from .delivery import Deliveries
 from .events import Event, Report
@@ -44,7 +46,11 @@ class Assignments:
         uplink: Uplink,
         gate: Gate,
         report: Report,
+        *,
+        begin_span: Callable[[Instruction], Span] = lambda instruction: NO_SPAN,
     ) -> None:
+        """`begin_span` begins the span of an instruction's execution and delivery."""
+        self._begin_span = begin_span
         self._execution = execution
         self._deliveries = deliveries
         self._state = state
@@ -138,24 +144,37 @@ class Assignments:
 
     async def _do(self, instruction: Instruction) -> None:
         self._current = instruction
+        span = self._begin_span(instruction)
+        with span.present():
+            delivering = await self._executed(instruction, span)
+        if not delivering:
+            span.end()
+        self._current = self._task = None
+        self._unwanted.discard(instruction.id)
+
+    async def _executed(self, instruction: Instruction, span: Span) -> bool:
+        """Execute an instruction; return whether a reply is being delivered, after which its span ends."""
         self._task = task = asyncio.create_task(self._execution.perform(instruction, self._step))
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            span.end()
             raise
         reply = None if task.cancelled() else task.result()
         unwanted = instruction.id in self._unwanted
-        self.outcomes["cancelled" if unwanted or reply is None else _outcome(reply)] += 1
+        outcome = "cancelled" if unwanted or reply is None else _outcome(reply)
+        self.outcomes[outcome] += 1
+        span.set_outcome(outcome)
         if unwanted:
             self._state.acknowledge(instruction.id)
         elif reply is not None:
             await self._deliver(
                 reply, instruction, instruction.run_id, label_of(instruction.envelope)
             )
-        self._current = self._task = None
-        self._unwanted.discard(instruction.id)
+            return True
+        return False
 
     async def _deliver(
         self, reply: Reply, instruction: Instruction | None, run_id: int, label: str

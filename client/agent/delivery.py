@@ -12,6 +12,7 @@ from ...privacy.secagg.terms.terms import is_talk
 from ...transport.blobs import blob_path, blobs_of
 from ...transport.durable import write_file
 from ...transport.fleet_pb2 import AgentMessage, AppError, Blob, Envelope, Instruction, Reply
+from ...transport.spans import Span, phase, present_span
 from ..owner.sent_log import SentLog
 from .events import Event, Report, size_text
 from .rpc_errors import GoneError
@@ -58,7 +59,8 @@ class Deliveries:
         self._confirmed[instruction_id] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._deliver(reply, instruction, run_id, label))
         self._tasks[instruction_id] = task
-        task.add_done_callback(lambda _: self._end(instruction_id))
+        span = present_span()
+        task.add_done_callback(lambda _: self._end(instruction_id, span))
 
     def confirm(self, instruction_id: str) -> None:
         """Note that the server has a reply."""
@@ -79,7 +81,8 @@ class Deliveries:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _end(self, instruction_id: str) -> None:
+    def _end(self, instruction_id: str, span: Span) -> None:
+        span.end()
         del self._tasks[instruction_id], self._confirmed[instruction_id]
         self._room.release()
 
@@ -98,9 +101,11 @@ class Deliveries:
                     await self._write_down(reply, instruction, size)
                     logged = reply
                 folder = self._state.reply_dir(run_id, reply.instruction_id)
-                for blob in blobs:
-                    await connection.upload(reply.instruction_id, blob, blob_path(folder, blob.id))
-                await connection.send(AgentMessage(reply=sent))
+                with phase("meadow.client.upload"):
+                    for blob in blobs:
+                        path = blob_path(folder, blob.id)
+                        await connection.upload(reply.instruction_id, blob, path)
+                    await connection.send(AgentMessage(reply=sent))
             except (UnreachableError, IdentityError):
                 attempt = await self._uplink.pause(connection, attempt)
             except GoneError:  # answered already, or no longer wanted; the record stays

@@ -24,6 +24,7 @@ from ...transport.blobs import blob_path, blobs_of, check_blob_id
 from ...transport.fields import check_fields
 from ...transport.file_pool import FilePool
 from ...transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
+from ...transport.spans import phase
 from ..owner.announcements import charged_noise, charged_steps, hides_from_server
 from ..owner.budget import check_budget
 from ..owner.ledger import Ledger, content_of
@@ -140,8 +141,9 @@ class Execution:
             blobs = [*blobs, instruction.app.archive]
         needed = {blob.id for blob in blobs}
         self._prune(needed, policy.received_bytes_max)
-        for blob in blobs:
-            await self._fetch(blob)
+        with phase("meadow.client.fetch"):
+            for blob in blobs:
+                await self._fetch(blob)
         self._prune(needed, policy.received_bytes_max)
         label = label_of(instruction.envelope)
         detail: dict[str, str | int | float] = {
@@ -169,9 +171,10 @@ class Execution:
         step()
         self.training = True
         try:
-            return await self._trainer.execute(
-                instruction, self._blob_dir, reply_dir, state_dir, state, step
-            )
+            with phase("meadow.client.train"):
+                return await self._trainer.execute(
+                    instruction, self._blob_dir, reply_dir, state_dir, state, step
+                )
         finally:
             self.training = False
 

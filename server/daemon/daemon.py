@@ -22,6 +22,7 @@ from ...transport.blobs import CHUNK_BYTES
 from ...transport.keys import KeyPair
 from ...transport.metrics_listener import MetricsListener
 from ...transport.tls import server_credentials
+from ...transport.tracing import traces_of
 from ..journal.journal import Journal
 from .admin import AdminService
 from .administration import Administration
@@ -94,6 +95,7 @@ class Daemon:
         self._dispatcher = Dispatcher(
             self._journal, self._thread, self._spool, self._agents,
             lease_s=config.lease_s, clock=clock,
+            traces=traces_of("meadow-server", lambda: server_folder.authority.certificate_pem),
         )  # fmt: skip
         self._supervisor = Supervisor(
             server_folder.folder, self._journal, self._thread, self._dispatcher, self._agents, self._spool,

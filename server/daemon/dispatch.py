@@ -18,6 +18,7 @@ from ...transport import fleet_pb2 as pb
 from ...transport.blobs import blobs_of, packed_bytes_in
 from ...transport.relaying import clients_behind
 from ...transport.run_sites import pack_sites
+from ...transport.spans import NO_TRACES, Traces
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
 from ..journal.step_table import InstructionRow
@@ -63,7 +64,9 @@ class Dispatcher:
         *,
         lease_s: float,
         clock: Callable[[], float],
+        traces: Traces = NO_TRACES,
     ) -> None:
+        self._traces = traces
         self._journal = journal
         self._thread = thread
         self._spool = spool
@@ -198,6 +201,7 @@ class Dispatcher:
                     step=step,
                     lease_until_s=now_s + self._lease_s,
                 )
+                item.span = self._traces.sent(item.instruction, client=row.node_id)
                 step.pending[row.id] = item
                 self._by_node.setdefault(row.node_id, {})[row.id] = item
                 self._send_instruction(item)
@@ -313,7 +317,9 @@ class Dispatcher:
         end = pb.StepEnd(key=step.key, bytes_sent=sent, bytes_received=received)
         await send(pb.DaemonMessage(end=end))
 
-    def _drop(self, item: Pending) -> None:
+    def _drop(self, item: Pending, outcome: str = "gone") -> None:
+        item.span.set_outcome(outcome)
+        item.span.end()
         item.step.pending.pop(item.instruction.id, None)
         self._by_node.get(item.node_id, {}).pop(item.instruction.id, None)
         for upload in item.uploads:
@@ -450,7 +456,7 @@ class Dispatcher:
             if not taken:
                 return
             item.named = frozenset(blob.id for blob in blobs_of(envelope))
-            self._drop(item)
+            self._drop(item, "failed" if envelope.HasField("error") else "answered")
             step.updates += updates_in(envelope)
             if step.attached:
                 await self._forward(step, id_, item.node_id, envelope)

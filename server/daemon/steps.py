@@ -13,6 +13,7 @@ from ...transport.codec import check_size
 from ...transport.fields import check_fields
 from ...transport.relaying import clients_behind
 from ...transport.run_sites import PackedSites
+from ...transport.spans import NO_SPAN, Span
 from ..journal.run_table import RunRow
 from ..journal.step_table import InstructionRow
 from .spool import Spool
@@ -45,6 +46,7 @@ class Pending:
     """The uploads for its answer that are under way; they are cancelled when it is answered."""
     named: frozenset[str] = frozenset()
     """The blobs of its answer, once it is answered."""
+    span: Span = NO_SPAN
 
 
 @dataclass(slots=True, kw_only=True)

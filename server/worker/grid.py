@@ -24,8 +24,9 @@ from ...transport.codec import BlobWriter, decode, encode
 from ...transport.packed import PACKED_BYTES_MAX
 from ...transport.relaying import RELAY_RECORD
 from .relayed_replies import replies_behind
+from ...transport.spans import NO_TRACES, Span, Traces
 
-__all__ = ["FleetGrid"]
+__all__ = ["SPANS_MAX", "FleetGrid"]
 
 NO_DEADLINE_S = 30 * 86400.0
 REPLY_UNREADABLE = 4
@@ -35,6 +36,8 @@ _REFUSED = (
     "clients are behind a relay, which adds up the updates of clients that all get the same message, and "
     "this run {}: connect these clients to the server itself, or choose others by selection.tags"
 )
+SPANS_MAX = 1024
+"""Rounds that are traced at once; an app may begin many and finish none."""
 PACKED_TOGETHER_MAX = 1 << 20
 """Bound of the tensors inside the messages of one step, in bytes; others travel as files."""
 
@@ -73,12 +76,15 @@ class FleetGrid(RunGrid):
         tags: Sequence[str] = (),
         announced_cohort: int = 0,
         without_relays: str | None = None,
+        traces: Traces = NO_TRACES,
     ) -> None:
         """Send through `channel`; where the sample is secret, `announced_cohort` is the cohort's
         size that instructions announce, and otherwise 0. `without_relays` says why a run can not
         have clients behind relays."""
         self._channel = channel
         self._announced_cohort = announced_cohort
+        self._traces = traces
+        self._rounds: dict[str, Span] = {}
         super().__init__(run_id)
         self._spool = spool
         self._writer = BlobWriter(spool)
@@ -194,6 +200,8 @@ class FleetGrid(RunGrid):
         for key in [key for key in self._pushed if key.startswith(f"{group_id}/")]:
             self._channel.close_step(key)
             del self._pushed[key]
+        if group_id in self._rounds:
+            self._rounds.pop(group_id).end()
         self._done.add(group_id)
         unneeded: set[str] = set()
         for group in self._done & self._blobs.keys() - {self._newest}:
@@ -203,6 +211,12 @@ class FleetGrid(RunGrid):
         self._done &= self._blobs.keys()
         forget = pb.Forget(group_id=group_id, blob_ids=sorted(unneeded))
         self._channel.send(pb.WorkerMessage(forget=forget))
+
+    def close(self) -> None:
+        """End the spans of rounds that were not finished."""
+        for span in self._rounds.values():
+            span.end()
+        self._rounds.clear()
 
     # ------------------------------------------------------------------ steps
 
@@ -216,6 +230,8 @@ class FleetGrid(RunGrid):
         batch, behind = self._through_relays(batch, deadline_s)
         together = self._announced_cohort or len(batch)
         self._writer.packed_bytes_max = min(PACKED_BYTES_MAX, PACKED_TOGETHER_MAX // together)
+        if head.group_id not in self._rounds and len(self._rounds) < SPANS_MAX:
+            self._rounds[head.group_id] = self._traces.round(self._run.run_id, head.group_id)
         envelopes, ids = [], []
         for index, message in enumerate(batch):
             set_message_id(message, self._id_of(key, index))

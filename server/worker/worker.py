@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ...transport import fleet_pb2 as pb
 from ...transport.durable import write_file
 from ...transport.entries import pack_entries
 from ...transport.pipe import Pipe
+from ...transport.tracing import traces_of
 from .channel import Channel
 from .grid import FleetGrid
 
@@ -57,6 +59,7 @@ def main(fd: int) -> int:
         identify_process(run_id=start.run_id, node_id=SERVER_NODE_ID, quiet=quiet)
         by_sampling = _is_sampled(app)
         quorum = app.config.run.min_clients if app.config and not by_sampling else 0
+        traces = traces_of("meadow-worker", lambda: _authority_pem(Path(start.run_dir)))
         grid = FleetGrid(
             channel,
             run_id=start.run_id,
@@ -67,6 +70,7 @@ def main(fd: int) -> int:
             tags=_tags_of(app),
             announced_cohort=announced_cohort_of(app),
             without_relays=without_relays(app),
+            traces=traces,
         )
 
         def note(kind: str, detail: Mapping[str, Any]) -> None:
@@ -81,7 +85,8 @@ def main(fd: int) -> int:
         )
         ledger = open_population(Path(start.run_dir).parents[1])
         share = RunShare(ledger, start.run_id)
-        summary = execute(app, grid, folder, run_id=start.run_id, share=share)
+        with closing(traces), closing(grid):  # the daemon hangs up once it has the end
+            summary = execute(app, grid, folder, run_id=start.run_id, share=share)
         finished = pb.Finished(status=summary["status"], cause=summary["cause"] or "")
     except MeadowError as error:
         traceback.print_exc()
@@ -164,6 +169,11 @@ def _secret_in(folder: Path) -> bytes:
         folder.mkdir(parents=True, exist_ok=True)
         write_file(file, system_entropy(SECRET_BYTES), mode=0o600)
     return file.read_bytes()
+
+
+def _authority_pem(run_dir: Path) -> bytes:
+    """Return the certificate of the server's authority, from the server's folder."""
+    return (run_dir.parents[1] / "ca" / "certificate.pem").read_bytes()
 
 
 def _tags_of(app: App) -> tuple[str, ...]:

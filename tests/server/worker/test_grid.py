@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from meadow.flower.messages import identify_process, params_to_arrays, set_message_id
-from meadow.server.worker.grid import FleetGrid
+from meadow.server.worker.grid import SPANS_MAX, FleetGrid
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, encode
+from meadow.transport.spans import Span, Traces
 
 identify_process(run_id=1, node_id=0)
 PARAMS = params_to_arrays({"w": np.arange(10_000, dtype=np.float32)})
@@ -194,3 +196,41 @@ def test_a_message_says_nothing_of_those_before_it(desk: Desk, tmp_path: Path) -
     for step in steps:
         assert len({each.metadata.created_at_s for each in step.envelopes}) == 1
     assert len({step.envelopes[0].records[0].arrays.WhichOneof("file") for step in steps}) == 1
+
+
+class Rounds(Traces):
+    """Counts the spans of rounds."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+
+    def round(self, run_id: int, group_id: str) -> Span:
+        self.begun.append(group_id)
+        span = Span()
+        span.end = lambda: self.ended.append(group_id)  # type: ignore[method-assign]
+        return span
+
+
+def test_spans_of_rounds(desk: Desk, tmp_path: Path) -> None:
+    """A round has one from its first message until it is done; those that never are end with the run,
+    and there is a bound of them."""
+    traces = Rounds()
+    told: dict[str, Any] = {
+        "run_id": 1,
+        "spool": tmp_path,
+        "quorum": 0,
+        "secret": b"s",
+        "cohorts": {},
+    }
+    grid = FleetGrid(desk, traces=traces, **told)  # type: ignore[arg-type]
+    for group in ("1", "1", "2"):
+        push(grid, group)
+    grid.forget("1")
+    grid.forget("3")
+    assert (traces.begun, traces.ended) == (["1", "2"], ["1"])
+    for number in range(SPANS_MAX):
+        push(grid, f"more-{number}")
+    assert len(traces.begun) - len(traces.ended) == SPANS_MAX
+    grid.close()
+    assert sorted(traces.begun) == sorted(traces.ended)
