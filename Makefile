@@ -11,7 +11,7 @@ PROTO := transport/fleet.proto
 PYTEST := $(BIN)/python -m pytest -q
 PARTS := tests/federation tests/client+tests/faults tests/interop+tests/simulations
 
-.PHONY: help demo test fuzz soak check format bench proto docs site changelog clean
+.PHONY: help demo test fuzz soak idle check format bench proto manifests docs site changelog clean
 .NOTPARALLEL:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo "make soak    a federation under random faults, for SECONDS=600, with SEED=1; MODEL_MB=20"
 	@echo "             makes the model so large, FAULTS=kills,network,bits,disks says which,"
 	@echo "             PAUSE=4 how many seconds apart, POINTS=1000 how many are enough"
+	@echo "make idle    idle agents behind proxies that cut idle connections after CUT=60 seconds, for"
+	@echo "             SECONDS=600: no instruction is lost"
 	@echo "make fuzz    inputs that nobody sends to every decoder, for as long as it is told:"
 	@echo "             make fuzz SECONDS=3600; what it finds is kept in fuzz-corpus/"
 	@echo "make check   formatting, lint, types, layers and packaging"
@@ -48,6 +50,11 @@ soak: $(READY) # kills, cut lines, full disks (as root) and flipped bits: every 
 		$(if $(MODEL_MB),--model-mb $(MODEL_MB)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(PAUSE),--pause $(PAUSE)) $(if $(POINTS),--points $(POINTS))
 
+idle: SECONDS ?= 600
+idle: CUT ?= 60
+idle: $(READY) # idle agents behind proxies that cut them: no instruction is lost
+	@cd tests && PYTHONPATH=shared ../$(BIN)/python -m federation.soak.idle --seconds $(SECONDS) --cut $(CUT)
+
 fuzz: SECONDS ?= 600
 fuzz: $(READY) # the inputs that it finds are changed further in later runs
 	@cd tests && ../$(BIN)/python -m fuzz --seconds $(SECONDS) --corpus ../fuzz-corpus
@@ -69,6 +76,12 @@ bench: $(READY)
 proto: $(READY) build/names/meadow
 	@$(BIN)/python -m grpc_tools.protoc -I build/names --python_out=build/names \
 		--pyi_out=build/names --grpc_python_out=build/names meadow/$(PROTO)
+
+manifests: # what deploy/kubernetes/meadow renders to, for who has no Helm; needs what render.go names
+	@for name in server agent; do \
+		{ echo "# Rendered from the chart beside it by make manifests: a copy to read, and for who has no Helm." && \
+		GO111MODULE=off GOPATH=/usr/share/gocode go run tests/deploy/chart/render.go deploy/kubernetes/meadow \
+			meadow default tests/deploy/chart/$$name.values.yaml; } > deploy/kubernetes/$$name.yaml || exit 1; done
 
 docs: $(READY)
 	@$(BIN)/python docs/configuration.py docs/configuration.md

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from idle_proxy import IdleProxy
 
 from meadow.client.agent import connection
 from meadow.client.agent.reconnecting import Routes
@@ -210,3 +211,27 @@ def test_cut_while_idle(client: Client, monkeypatch: pytest.MonkeyPatch, told: b
 
     asyncio.run(scenario())
     assert len(client.texts("training")) == 2
+
+
+def test_a_proxy_that_cuts_idle_connections(client: Client) -> None:
+    """It cuts after a second, and the agent's next ping would come after twenty: again and again the agent
+    is back, and every instruction is executed once. `make idle` is the same with a minute, for ten."""
+
+    async def scenario() -> None:
+        await client.fleet.start()
+        client.enroll()
+        async with IdleProxy(client.fleet.port, idle_s=1.0) as proxy:
+            lead(client, proxy.port)
+            async with client.running(), asyncio.timeout(120):
+                for number in range(4):
+                    seen = proxy.cuts
+                    while proxy.cuts == seen:
+                        await asyncio.sleep(0.05)
+                    client.fleet.send(client.instruction(f"{number}"))
+                    reply = await client.fleet.reply(f"{number}")
+                    assert client.count_of(reply) == number + 1
+        await client.fleet.stop()
+
+    asyncio.run(scenario())
+    assert len(client.texts("training")) == 4
+    assert len(client.fleet.hellos) >= 4
