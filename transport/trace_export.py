@@ -147,7 +147,10 @@ def _provider(service: str) -> tuple[TracerProvider, Callable[[], object]]:
 
     The variables OTEL_BSP_* bound how many spans wait; more are dropped.
     """
-    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
+    said = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+    named = {} if said else {"service.name": service}
     provider = TracerProvider(
         resource=Resource.create(named), id_generator=_Ids(), shutdown_on_exit=False
     )

@@ -43,12 +43,13 @@ def traces_of(service: str, authority_pem: Callable[[], bytes]) -> Traces:
     """
     if not asked_for(os.environ):
         return NO_TRACES
+    log, authority = logging.getLogger(__name__), fingerprint_of(authority_pem())
     try:
         from .trace_export import ExportedTraces
+
+        return ExportedTraces.of_environment(service, authority)
     except ImportError as error:
-        logging.getLogger(__name__).warning(
-            "no traces, though OTEL_* variables ask for them: %s; pip install 'meadow-fl[tracing]'",
-            error,
-        )
-        return NO_TRACES
-    return ExportedTraces.of_environment(service, fingerprint_of(authority_pem()))
+        log.warning("no traces: %s; they need pip install 'meadow-fl[tracing]'", error)
+    except (ValueError, OSError) as error:  # what a variable says
+        log.warning("no traces: one of the OTEL_* variables is wrong: %s", error)
+    return NO_TRACES

@@ -84,7 +84,8 @@ def test_a_process_without_the_extra_says_so(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.delitem(sys.modules, "meadow.transport.trace_export", raising=False)
-    assert traces_of("x", bytes) is NO_TRACES
+    pem = Authority.create(now=datetime.now(UTC)).certificate_pem
+    assert traces_of("x", lambda: pem) is NO_TRACES
     assert "pip install 'meadow-fl[tracing]'" in caplog.text
 
 
@@ -96,6 +97,17 @@ def test_another_exporter_is_not_here(
     pem = Authority.create(now=datetime.now(UTC)).certificate_pem
     assert traces_of("x", lambda: pem) is NO_TRACES
     assert "OTEL_TRACES_EXPORTER is 'zipkin'" in caplog.text
+
+
+def test_a_variable_that_is_wrong_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mistake there does not end an agent."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1000000")
+    pem = Authority.create(now=datetime.now(UTC)).certificate_pem
+    assert traces_of("wrong", lambda: pem) is NO_TRACES
+    assert "one of the OTEL_* variables is wrong" in caplog.text
 
 
 def test_both_sides_know_the_same_ids(exporter: InMemorySpanExporter) -> None:
