@@ -202,6 +202,7 @@ def test_every_dependency_is_pinned() -> None:
         *extras["examples"],
         *extras["data"],
         *extras["plots"],
+        *extras["tracing"],
     ]
     assert {distribution(each) for each in wanted} <= set(constraints())
 
