@@ -23,8 +23,8 @@ from ...transport.blobs import blob_path, blobs_of, require_intact
 from ...transport.codec import BlobWriter, decode, encode
 from ...transport.packed import PACKED_BYTES_MAX
 from ...transport.relaying import RELAY_RECORD
-from .relayed_replies import replies_behind
 from ...transport.spans import NO_TRACES, Span, Traces
+from .relayed_replies import replies_behind
 
 __all__ = ["SPANS_MAX", "FleetGrid"]
 
