@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import SplitResult, urlsplit
 
 from ..transport.address import Address, host_of
 from .schema.rules import Rule
@@ -14,17 +15,107 @@ from .schema.sources import given_by_table, read_toml
 from .schema.text import settings_to_toml
 from .schema.values import build
 
-__all__ = ["ServerConfig", "load_server_config", "make_server_config", "server_config_to_toml"]
+__all__ = [
+    "EVENTS",
+    "NotifyConfig",
+    "ServerConfig",
+    "load_server_config",
+    "make_server_config",
+    "server_config_to_toml",
+]
 
 FILE_NAME = "server.toml"
 REPLY_BYTES_MIN = 64 << 20
 CLIENT_BYTES_MAX = 32 << 30
 SPOOL_BYTES_MAX = 256 << 30
+EVENTS = (
+    "run_finished", "run_failed", "run_stopped", "site_gone", "site_back", "certificate_ending",
+    "certificate_renewed", "disk_low", "disk_recovered", "epsilon_near", "epsilon_recovered",
+)  # fmt: skip
+"""What the server tells somebody of, by its names."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def _wrong_url(text: str | None) -> str | None:
+    """Return what is wrong with a webhook's address, None if it can be used."""
+    try:
+        url = urlsplit(text or "https://-")
+        url.port  # noqa: B018  # is parsed when it is asked for
+    except ValueError as error:
+        return f"= {text} must be a URL: {error}"
+    if url.scheme not in ("https", "http") or not url.hostname or text != _plain(text):
+        return f"= {text} must be a URL as https://alerts.example.org/meadow"
+    if url.username is not None or url.password is not None:
+        return "must not hold a password, as key_file proves who sends; remove it from the URL"
+    if url.scheme == "http" and url.hostname not in LOOPBACK:
+        return f"= {text} must begin with https, as only this machine itself may be told over http"
+    return None
+
+
+def _plain(text: str | None) -> str | None:
+    """Return a text without what must not be in the first line of a request."""
+    return text and "".join(mark for mark in text if "!" <= mark <= "~")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyConfig:
+    """[notify]: whom the server tells what has happened to it."""
+
+    url: str | None = setting(
+        None,
+        "each event is sent there as JSON by POST, signed with `key_file`; https, or http to this machine itself",
+    )
+    key_file: str | None = setting(
+        None,
+        "the file of the secret that signs, 32 characters or more, which only the server's user may read; "
+        "relative to the server's folder",
+        only={"url": ()},
+    )
+    command: tuple[str, ...] = setting(
+        (),
+        "a program and its arguments, which gets each event as a mail on its standard input: "
+        '["/usr/sbin/sendmail", "ops@example.org"]',
+    )
+    events: tuple[str, ...] = setting(EVENTS, "which events are told")
+    site_gone_minutes: float = setting(
+        10.0, "a site is gone when it was away for so long", above=0, at_most=10080
+    )
+
+    rules: ClassVar[tuple[Rule[NotifyConfig], ...]] = (
+        Rule(
+            ("url",),
+            "https, or http to loopback; no password",
+            lambda notify: _wrong_url(notify.url),
+        ),
+        Rule(
+            ("url", "key_file"),
+            "`key_file`",
+            lambda notify: notify.url is not None and notify.key_file is None,
+            "= {url} needs key_file, which signs what is sent; `openssl rand -hex 32 > notify.key` makes one",
+        ),
+        Rule(
+            ("events",),
+            "events that there are",
+            lambda notify: next((each for each in notify.events if each not in EVENTS), None),
+            "must be some of " + ", ".join(EVENTS) + "; {found} is not one",
+        ),
+        Rule(
+            ("command",),
+            "a program by its whole path",
+            lambda notify: bool(notify.command) and not notify.command[0].startswith("/"),
+            "= {command} must begin with a program's whole path, as /usr/sbin/sendmail",
+        ),
+    )
+
+    @property
+    def parts(self) -> SplitResult | None:
+        """The parts of `url`, if there is one."""
+        return urlsplit(self.url) if self.url else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything that server.toml says; its keys are in no section."""
+    """Everything that server.toml says."""
 
     hosts: tuple[str, ...] = setting(
         ("localhost", "127.0.0.1"),
@@ -92,6 +183,7 @@ class ServerConfig:
         at_most=1e4,
     )
     delta: float = setting(1e-6, "the delta at which these epsilons are meant", above=0, below=1)
+    notify: NotifyConfig | None = None
     source: Path | None = field(default=None, compare=False)
     """The file it was read from."""
 

@@ -65,7 +65,7 @@ variable changes it.
 SERVER = """
 ## server.toml
 
-It lies in the server's folder; `meadow server init` makes it. Its keys are in no section.
+It lies in the server's folder; `meadow server init` makes it. Keys in no section come first.
 """
 
 FREE = "| any other key | | | handed to the app's `client_data` as `Site.config` | |"

@@ -87,6 +87,31 @@ WIRE_LIMITS = (
         "server/worker/test_grid.py::test_spans_of_rounds",
     ),
     Limit(
+        "server.notify.receivers:SEND_S_MAX",
+        "the time of one notice to a webhook, or of the command that gets it",
+        "server/notify/test_receivers.py::test_the_slow_are_hung_up_on",
+    ),
+    Limit(
+        "server.notify.receivers:ANSWER_BYTES_MAX",
+        "what is read of a webhook's answer, up to the end of its first line",
+        "server/notify/test_receivers.py::test_what_is_not_http",
+    ),
+    Limit(
+        "server.notify.receivers:PRINTED_CHARS_MAX",
+        "what is kept of a command's output",
+        "server/notify/test_receivers.py::test_what_a_command_prints_is_the_reason",
+    ),
+    Limit(
+        "server.notify.notifier:REFUSED_TRIES_MAX",
+        "how often a receiver may refuse a notice before it is dropped",
+        "server/notify/test_notifier.py::test_a_notice_that_is_refused",
+    ),
+    Limit(
+        "server.notify.notifier:KEPT_S_MAX",
+        "the age at which a notice is dropped that no receiver took",
+        "server/notify/test_notifier.py::test_old_events_are_dropped",
+    ),
+    Limit(
         "server.pages.sessions:SESSIONS_MAX",
         "browsers that are signed in to one `meadow server page`; the one that was used least recently is signed out",
         "server/pages/test_web.py::test_sessions_end",
@@ -644,6 +669,9 @@ BESIDES = {
         training.parallel.group:START_WAIT_S training.parallel.local_barrier:LOOKING_S
         client.agent.process:EXIT_WAIT_S client.worker.training_process:STEP_S client.tools.doctor:WAIT_S
         client.agent.delivery:LOG_RETRY_S client.owner.gate:LOOK_EVERY_S client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
+        server.daemon.condition_watch:EPSILON_S_MAX server.daemon.condition_watch:LOOKED_EVERY_S
+        server.notify.notifier:DEFECT_PAUSE_S server.notify.notifier:PAUSE_S server.notify.notifier:PAUSE_S_MAX
+        server.notify.receivers:LAST_WORDS_S
         server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S
@@ -662,6 +690,8 @@ BESIDES = {
         training.parallel.shared_sums:TOTALS_MAX client.agent.process:LOG_BYTES_MAX client.tools.profiling:STEPS_MAX
         privacy.secagg.client.app:TTL_S client.owner.secure_certificate:CHECKED_MAX privacy.secagg.client.past:MODELS_MAX
         client.agent.transfer:UPLOAD_SETBACKS_MAX server.daemon.daemon:SENT_MESSAGE_BYTES_MAX
+        server.daemon.condition_watch:ENDING_DAYS_MAX server.notify.notices:DETAILS_MAX server.notify.notices:SUBJECT_CHARS_MAX
+        server.notify.notices:TEXT_CHARS_MAX server.notify.notifier:READ_MAX server.notify.receivers:KEY_BYTES_MAX
         run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
         server.daemon.backup:MANIFEST_BYTES_MAX server.daemon.backup:TRIES_MAX
         server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX server.daemon.supervisor:PENDING_MAX

@@ -66,6 +66,19 @@ def _executor(detail: Detail) -> str:
     return f"{detail.get('executor')}{f' in {workers} processes' if workers else ''}"
 
 
+def _of(detail: Detail) -> str:
+    return str(detail.get("about") or "")
+
+
+def _days_left(detail: Detail) -> str:
+    days = detail.get("days")
+    return f"in {days:.1f} days" if isinstance(days, float) and days > 0 else "now"
+
+
+def _receiver(detail: Detail) -> str:
+    return {"url": "the webhook", "command": "the command"}.get(_of(detail), _of(detail))
+
+
 def _waiting(detail: Detail) -> str:
     if "needed" not in detail:  # a loop of the app's own
         return f"the app waits for clients: {detail.get('connected')} are there"
@@ -99,6 +112,32 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     ),
     "stopping": lambda d: f"stopping after {d.get('after')}",
     "update_clipped": _clipped,
+    "site_gone": lambda d: f"{_of(d)} has been away for {d.get('minutes', 0):g} minutes",
+    "site_back": lambda d: f"{_of(d)} is back",
+    "certificate_ending": lambda d: (
+        f"the certificate of {_of(d)} ends {_days_left(d)}: {d.get('remedy')}"
+    ),
+    "certificate_renewed": lambda d: f"the certificate of {_of(d)} is valid for long again",
+    "disk_low": lambda d: (
+        f"the server's disk has {amount(d.get('free_bytes', 0))} free: make room, before it is full"
+    ),
+    "disk_recovered": lambda d: (
+        f"the server's disk has {amount(d.get('free_bytes', 0))} free again"
+    ),
+    "epsilon_near": lambda d: (
+        f"all runs together cost a {_of(d)} epsilon = {d.get('epsilon')}, of at most {d.get('bound')}: "
+        "runs that need more are refused"
+    ),
+    "epsilon_recovered": lambda d: (
+        f"epsilon of a {_of(d)} is {d.get('epsilon')}, of at most {d.get('bound')}"
+    ),
+    "notify_failed": lambda d: (
+        f"{_receiver(d)} of [notify] does not take what it is told: {d.get('reason')}; it is tried again"
+    ),
+    "notify_recovered": lambda d: f"{_receiver(d)} of [notify] takes what it is told again",
+    "notify_dropped": lambda d: (
+        f"{_receiver(d)} of [notify] was not told of {d.get('event')}: {d.get('reason')}"
+    ),
     "executor_chosen": lambda d: f"clients run {_executor(d)}: {d.get('reason')}",
     "not_vectorized": lambda d: f"clients run one by one: {d.get('reason')}",
     "worker_lost": lambda d: f"a worker process was lost ({d.get('cause')}); its clients run again",

@@ -19,11 +19,14 @@ from ...errors import UnreachableError
 from ...machine.process_limits import give_back_freed_memory
 from ...transport.address import Address
 from ...transport.blobs import CHUNK_BYTES
+from ...transport.identity import fingerprint_of
 from ...transport.keys import KeyPair
 from ...transport.metrics_listener import MetricsListener
 from ...transport.tls import server_credentials
 from ...transport.tracing import traces_of
 from ..journal.journal import Journal
+from ..notify.notifier import Notifier
+from ..notify.receivers import receivers_of
 from .admin import AdminService
 from .administration import Administration
 from .agent_registry import AgentRegistry
@@ -31,6 +34,7 @@ from .audit_limiter import Denials
 from .audit_trail import AuditTrail
 from .blob_service import BulkService
 from .calls import FirstMessages
+from .condition_watch import ConditionWatch
 from .dispatch import Dispatcher
 from .enrollment import CertificateIssuer, EnrollmentService
 from .failures import service_of
@@ -111,8 +115,26 @@ class Daemon:
         self._audit = AuditTrail(server_folder.audit_log(clock), clock=clock)
         self._denials = Denials(self._journal, self._thread, self._audit.refused, clock=clock)
         self._listener: MetricsListener | None = None
+        self._watch = ConditionWatch(
+            server_folder, self._journal, self._agents,
+            server_certificate=lambda: self._server_pair().certificate_pem,
+            record=self._report, clock=clock,
+        )  # fmt: skip
+        self._notifier = self._make_notifier()
+        self._supervisor.observers.append(lambda run_id, kind, detail: self._notifier.wake())
         self._stop = asyncio.Event()
         self.works = Works(self._journal, self._thread, self._dispatcher, self._agents, self._spool)
+
+    def _make_notifier(self) -> Notifier:
+        config, folder = self._server_folder.config.notify, self._server_folder
+        return Notifier(
+            self._journal, self._thread.patiently,
+            receivers_of(config, folder.folder, clock=self._clock) if config else [],
+            events=config.events if config else (), folder=folder.folder,
+            server=folder.config.hosts[0],
+            server_id=fingerprint_of(folder.authority.certificate_pem)[:12],
+            record=self._report, clock=self._clock,
+        )  # fmt: skip
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)
@@ -145,6 +167,7 @@ class Daemon:
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._stop.set)
+            self._notifier.begin()
             interrupted = await self._supervisor.restore()
             fleet, enroll, addresses = await self._listen()
             await self._listen_for_metrics(addresses)
@@ -160,12 +183,15 @@ class Daemon:
                 asyncio.create_task(_every(MEMORY_KEPT_S, give_back_freed_memory)),
                 asyncio.create_task(self._end_floods(addresses)),
                 asyncio.create_task(_every(ABANDONED_S / 4, self._spool.drop_abandoned)),
+                asyncio.create_task(self._watch.run()),
+                asyncio.create_task(self._notifier.run()),
             ]
             await self._stop.wait()
             for chore in chores:
                 chore.cancel()
             if before_end is not None:
                 await before_end()
+            await asyncio.wait(chores)  # the notifier ends the command that it has started
             await self._drain(fleet, enroll)
         finally:
             self._server_folder.retract()
@@ -236,9 +262,9 @@ class Daemon:
 
         monitoring = Monitoring(
             self._server_folder, self._journal, self._thread, self._agents,
-            server_certificate=lambda: self._server_pair().certificate_pem,
+            notifier=self._notifier, server_certificate=lambda: self._server_pair().certificate_pem,
         )  # fmt: skip
-        self._supervisor.observe = monitoring.observe
+        self._supervisor.observers.append(monitoring.observe)
         self._listener = MetricsListener(monitoring.scraped, key="metrics_address")
         address = Address.parse(asked)
         await self._listener.start(address)
@@ -268,10 +294,17 @@ class Daemon:
                 }
                 await self._denials.record(detail, caller=each.address, kind="flood_ended")
 
-    async def _record(self, kind: str, detail: dict[str, Any]) -> None:
+    async def _record(self, kind: str, detail: Mapping[str, Any]) -> None:
         await self._thread(
             self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
         )
+
+    async def _report(self, kind: str, detail: Mapping[str, Any]) -> None:
+        """Record an event of which somebody may be told, as soon as the disk has room."""
+        await self._thread.patiently(
+            self._journal.events.record, 0, kind, json.dumps(detail), now_s=self._clock()
+        )
+        self._notifier.wake()
 
 
 async def _every(pause_s: float, chore: Callable[[], None]) -> None:

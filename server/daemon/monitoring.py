@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ...transport.identity import read_certificate
 from ...transport.metrics_page import MetricsPage, gauge
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
+from ..notify.notifier import Notifier
 from .agent_registry import AgentRegistry
 from .server_dir import ServerFolder
 from .threads import JournalThread
@@ -37,10 +38,12 @@ class Monitoring:
         thread: JournalThread,
         agents: AgentRegistry,
         *,
+        notifier: Notifier,
         server_certificate: Callable[[], bytes],
     ) -> None:
         self._folder = server_folder
         self._journal, self._thread, self._agents = journal, thread, agents
+        self._notifier = notifier
         self._server_certificate = server_certificate
         self._page = MetricsPage("meadow_info", "The version of the server", self._families)
         registry = self._page.registry
@@ -95,6 +98,7 @@ class Monitoring:
     def _families(self) -> Iterable[Metric]:
         yield from self._of_runs()
         yield from self._of_sites()
+        yield from self._of_receivers()
         disk = shutil.disk_usage(self._folder.folder)
         yield gauge("meadow_disk_free_bytes", "Free space of the server's disk", disk.free)
         yield gauge("meadow_disk_size_bytes", "Its size", disk.total)
@@ -157,6 +161,24 @@ class Monitoring:
         yield ends
         waiting = sum(link.outgoing.qsize() for link in self._agents.links())
         yield gauge("meadow_outgoing_messages", "Messages that wait for clients to read", waiting)
+
+    def _of_receivers(self) -> Iterable[Metric]:
+        found = self._notifier
+        for name, text, counts in (
+            ("meadow_notify_sent", "Notices that a receiver has taken", found.sent),
+            ("meadow_notify_failures", "Tries that a receiver did not take", found.failed),
+            ("meadow_notify_dropped", "Notices that were given up", found.dropped),
+        ):
+            counter = CounterMetricFamily(name, text, labels=["receiver"])
+            for receiver, count in counts.items():
+                counter.add_metric([receiver], count)
+            yield counter
+        waiting = GaugeMetricFamily(
+            "meadow_notify_waiting", "Notices that wait for a receiver", labels=["receiver"]
+        )
+        for receiver, count in found.waiting.items():
+            waiting.add_metric([receiver], count)
+        yield waiting
 
 
 def _number(row: dict[str, Any], key: str) -> float:

@@ -7,6 +7,7 @@ audit/           who did what (`audit_log.py`)
 spool/           tensors in transit                  runs/<id>/     the folder of a run
 privacy.sqlite   the privacy ledger of all runs      ledger         which ledger that is
 listening.json   the addresses in use while running  server.lock    one daemon at a time
+notify.json      what each receiver was told last
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Supervisor:
         self._stopping: set[int] = set()
         self._watchers: dict[int, set[asyncio.Event]] = {}
         self._ending: dict[int, str] = {}
-        self.observe: Observe = lambda run_id, kind, detail: None
+        self.observers: list[Observe] = []
         """Called with every event of a run that was recorded: kind, and detail as JSON."""
         self._failures: dict[int, MeadowError] = {}
         """By run: the error that ends it, reported from outside its own task."""
@@ -183,7 +183,7 @@ class Supervisor:
         await self._thread.patiently(
             self._journal.events.record, run_id, kind, detail, now_s=self._clock(), round=round_
         )
-        self.observe(run_id, kind, detail)
+        self._observe(run_id, kind, detail)
         self._wake(run_id)
 
     async def _status(self, run_id: int, status: str, cause: str = "") -> None:
@@ -196,8 +196,12 @@ class Supervisor:
             self._journal.events.record(run_id, "status", detail, now_s=now_s)
 
         await self._thread(write)
-        self.observe(run_id, "status", detail)
+        self._observe(run_id, "status", detail)
         self._wake(run_id)
+
+    def _observe(self, run_id: int, kind: str, detail: str) -> None:
+        for observe in self.observers:
+            observe(run_id, kind, detail)
 
     def _wake(self, run_id: int) -> None:
         for event in self._watchers.get(run_id, ()):

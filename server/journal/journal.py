@@ -9,12 +9,13 @@ from __future__ import annotations
 import json as json_module
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from ...machine.json_log import fields_of
 from ...transport.database import Salvage
+from .conditions import CONDITIONS
 from .database import JournalDatabase
 from .run_table import RunTable
 from .site_table import SiteTable
@@ -87,7 +88,17 @@ LOG = logging.getLogger("meadow.server")
 EVENTS_PER_RUN_MAX = 20_000
 
 
-TROUBLE = ("denied", "died", "damaged", "failed", "refused", "waits", "warning")
+TROUBLE = (
+    "denied",
+    "died",
+    "damaged",
+    "dropped",
+    "failed",
+    "refused",
+    "waits",
+    "warning",
+    *CONDITIONS,
+)
 TEXT_CHARS_MAX = 400
 
 
@@ -112,6 +123,19 @@ class EventTable:
             )
         _log(run_id, kind, json, round)
         return cursor.lastrowid or 0
+
+    def of_kinds(self, kinds: Collection[str], *, after: int, count_max: int) -> list[sqlite3.Row]:
+        """Return the first events of these kinds that came after number `after`, of all runs."""
+        marks = ",".join("?" * len(kinds))
+        return self._db.rows(
+            f"SELECT * FROM events WHERE id > ? AND kind IN ({marks}) ORDER BY id LIMIT ?",
+            (after, *kinds, count_max),
+        )
+
+    def last(self) -> int:
+        """Return the number of the last event; 0 before the first."""
+        rows = self._db.rows("SELECT seq FROM sqlite_sequence WHERE name = 'events'")
+        return int(rows[0]["seq"]) if rows else 0
 
     def after(self, run_id: int, *, after: int = 0) -> list[sqlite3.Row]:
         """Return a run's events (id, at_s, kind, json) that came after number `after`."""

@@ -54,6 +54,21 @@ def test_hosts(host: str) -> None:
         ({"lease_s": 0}, "lease_s must be a number >= 1"),
         ({"blob_bytes_max": 1}, "blob_bytes_max must be a whole number >= 1024"),
         ({"fleet": {"port": 1}}, "fleet is not a known key"),
+        ({"notify": {"url": "file:///etc/passwd", "key_file": "k"}}, "notify.url = "),
+        ({"notify": {"url": "https://a b\r\nX: y", "key_file": "k"}}, "notify.url = "),
+        (
+            {"notify": {"url": "https://u:p@a/", "key_file": "k"}},
+            "notify.url must not hold a password",
+        ),
+        (
+            {"notify": {"url": "http://10.0.0.1/", "key_file": "k"}},
+            "notify.url = http://10.0.0.1/ must begin with https",
+        ),
+        (
+            {"notify": {"url": "https://a:70000/", "key_file": "k"}},
+            "notify.url = https://a:70000/ must be a URL",
+        ),
+        ({"notify": {"key_file": "k"}}, "notify.key_file is only for when notify.url is set"),
     ],
 )
 def test_mistakes_are_named(values: dict[str, Any], says: str) -> None:

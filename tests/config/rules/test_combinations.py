@@ -156,6 +156,14 @@ OWNER: list[tuple[str, str]] = [
 SERVER: list[tuple[str, str]] = [
     ("hosts", "hosts = []"),
     ("fleet_port", "fleet_port = 9444"),
+    ("notify.url", "notify = {url = 'http://fl.example.org/hook', key_file = 'key'}"),
+    ("notify.url", "notify = {url = 'https://fl.example.org/hook'}"),
+    (
+        "notify.url",
+        "notify = {url = 'https://me:" + SECRET + "@fl.example.org/', key_file = 'key'}",
+    ),
+    ("notify.events", "notify.events = ['run_lost']"),
+    ("notify.command", "notify.command = ['sendmail', 'ops@example.org']"),
 ]
 FILES = {"meadow.toml": MEADOW, "client.toml": OWNER, "server.toml": SERVER}
 MAKERS: dict[str, Any] = {

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 import yaml
@@ -22,6 +24,7 @@ from meadow.server.daemon.monitoring import Monitoring
 from meadow.server.daemon.server_dir import ServerFolder
 from meadow.server.daemon.threads import JournalThread
 from meadow.server.journal.journal import Journal
+from meadow.server.notify.notifier import Notifier
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 ROUND = {"round": 2, "duration_s": 2.5, "bytes_sent": 1000, "bytes_received": 700}
@@ -65,7 +68,15 @@ def monitoring(home: ServerFolder) -> Iterator[Monitoring]:
         for _ in range(2):
             link.outgoing.put_nowait(None)
         pem = home.authority.certificate_pem
-        made = Monitoring(home, journal, thread, agents, server_certificate=lambda: pem)
+        listener = SimpleNamespace(name="url", place="there")
+        notifier = Notifier(
+            journal, thread.patiently, [listener], events=(), folder=home.folder, server="s",
+            server_id="s", record=AsyncMock(), clock=lambda: 0.0,
+        )  # fmt: skip
+        notifier.sent["url"], notifier.waiting["url"] = 4, 2
+        made = Monitoring(
+            home, journal, thread, agents, notifier=notifier, server_certificate=lambda: pem
+        )
         yield made
         thread.close()
 
@@ -96,6 +107,9 @@ def test_what_is_there_now(monitoring: Monitoring) -> None:
     assert found["meadow_open_instructions", ()] == 2
     assert found["meadow_outgoing_messages", ()] == 2
     assert found["meadow_spool_bytes", ()] == 5000
+    assert found["meadow_notify_sent_total", (("receiver", "url"),)] == 4
+    assert found["meadow_notify_failures_total", (("receiver", "url"),)] == 0
+    assert found["meadow_notify_waiting", (("receiver", "url"),)] == 2
     assert 0 < found["meadow_disk_free_bytes", ()] < found["meadow_disk_size_bytes", ()]
     assert found["process_resident_memory_bytes", ()] > 1e7
     ends = found["meadow_certificate_end_timestamp_seconds", (("of", "authority"),)]
