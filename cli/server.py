@@ -18,7 +18,7 @@ import typer
 from ..errors import MeadowError
 from ..machine.json_log import JsonFormatter
 from ..machine.process_limits import allow_many_files, keep_freed_memory
-from ..reports.sentences import moment
+from ..reports.sentences import amount, moment, sentence_of
 from ..server.daemon.server_dir import ServerFolder
 from ..server.remote.connection import admin_stub
 from ..transport import fleet_pb2 as pb
@@ -262,6 +262,51 @@ def restore(
 
 
 @app.command()
+def prune(
+    dir: ServerDir,
+    run: Annotated[
+        list[int] | None,
+        typer.Option(help="an ended run, whatever [storage] in server.toml says; may be repeated"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would be deleted, and delete nothing")
+    ] = False,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Delete what ended runs have left, as [storage] in server.toml says; also while the daemon runs.
+
+    Summaries, metrics and privacy ledgers stay."""
+    from ..server.tools.pruning import prune_now
+
+    found = list(prune_now(ServerFolder(dir), run, dry_run=dry_run, now_s=time.time()))
+    rows = [
+        {
+            "run": each.run_id,
+            "app": each.app,
+            "status": each.status,
+            "ended": moment(each.ended_at_s),
+            "size_bytes": each.size_bytes,
+            "frees": "-" if each.problem else amount(each.size_bytes),
+            "problem": each.problem,
+        }
+        for each in found
+    ]
+    columns = {"run": "RUN", "app": "APP", "status": "STATUS", "ended": "ENDED", "frees": "FREES"}
+    empty = (
+        "nothing is due; [storage] in server.toml says how long ended runs keep what they have left"
+    )
+    show_rows(format, rows, columns=columns, empty=empty)
+    if rows and format is Format.TEXT:
+        total = amount(sum(each.size_bytes for each in found))
+        say(format, f"{total} {'would be' if dry_run else 'were'} freed")
+        for each in found:
+            if each.problem:
+                say(format, f"run {each.run_id} cannot be pruned: {each.problem}")
+    if any(each.problem for each in found):
+        raise typer.Exit(1)
+
+
+@app.command()
 def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
     """Show whether the daemon runs, the connected clients, and the runs under way."""
     server_folder = ServerFolder(dir)
@@ -276,12 +321,19 @@ def status(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
         for run in now.runs
     ]
     addresses = server_folder.listening()
+    warnings = [
+        text
+        for (kind, _), detail in server_folder.conditions().items()
+        if (text := sentence_of(kind, detail))
+    ]
     if format is Format.JSON:
         say(format, "", version=now.version, connected=now.connected, enrolled=now.enrolled,
-            addresses=addresses, up_s=time.time() - now.started_at_s, runs=runs)  # fmt: skip
+            addresses=addresses, up_s=time.time() - now.started_at_s, runs=runs, warnings=warnings)  # fmt: skip
         return
     say(format, f"meadow {now.version}, up {_ago(now.started_at_s)}, fleet {addresses['fleet']}")
     say(format, f"{now.connected} of {now.enrolled} clients connected")
+    for text in warnings:
+        say(format, f"warning: {text}")
     columns = {"id": "RUN", "app": "APP", "status": "STATUS", "round": "ROUND"}
     show_rows(format, runs, columns=columns, empty="no run is under way")
 

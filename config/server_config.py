@@ -19,6 +19,7 @@ __all__ = [
     "EVENTS",
     "NotifyConfig",
     "ServerConfig",
+    "StorageConfig",
     "load_server_config",
     "make_server_config",
     "server_config_to_toml",
@@ -33,6 +34,7 @@ EVENTS = (
     "certificate_renewed", "disk_low", "disk_recovered", "epsilon_near", "epsilon_recovered",
 )  # fmt: skip
 """What the server tells somebody of, by its names."""
+FREE_BYTES_MIN = 5_000_000_000
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -114,6 +116,35 @@ class NotifyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """[storage]: how long ended runs keep what they have left, and how much the server's folder holds."""
+
+    keep_runs_days: float | None = setting(
+        None,
+        "so many days after its end, a run's app, checkpoints, model and logs are deleted; its summary, metrics, "
+        "configuration and privacy ledger stay. Everything stays if absent",
+        at_least=0,
+        at_most=36500,
+    )
+    keep_runs: int | None = setting(
+        None, "likewise of all ended runs but so many, the newest", at_least=0
+    )
+    bytes_max: int | None = setting(
+        None,
+        "the quota of the server's folder, in bytes: there is a warning at 80 %, and at 100 % no run begins; "
+        "runs under way go on",
+        at_least=1 << 20,
+        at_most=1 << 60,
+    )
+    free_bytes_min: int = setting(
+        FREE_BYTES_MIN,
+        "there is a warning when the server's disk has less than this free, in bytes",
+        at_least=0,
+        at_most=1 << 60,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Everything that server.toml says."""
 
@@ -184,6 +215,7 @@ class ServerConfig:
     )
     delta: float = setting(1e-6, "the delta at which these epsilons are meant", above=0, below=1)
     notify: NotifyConfig | None = None
+    storage: StorageConfig | None = None
     source: Path | None = field(default=None, compare=False)
     """The file it was read from."""
 

@@ -671,7 +671,7 @@ BESIDES = {
         client.agent.delivery:LOG_RETRY_S client.owner.gate:LOOK_EVERY_S client.agent.uplink:RETRY_S_MAX client.agent.warm_process:ATTEMPTS_MAX server.daemon.daemon:DRAIN_S
         server.daemon.condition_watch:EPSILON_S_MAX server.daemon.condition_watch:LOOKED_EVERY_S
         server.notify.notifier:DEFECT_PAUSE_S server.notify.notifier:PAUSE_S server.notify.notifier:PAUSE_S_MAX
-        server.notify.receivers:LAST_WORDS_S
+        server.notify.receivers:LAST_WORDS_S server.daemon.storage:MEASURED_EVERY_S server.daemon.storage:PRUNED_EVERY_S
         server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S

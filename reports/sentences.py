@@ -124,6 +124,15 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     "disk_recovered": lambda d: (
         f"the server's disk has {amount(d.get('free_bytes', 0))} free again"
     ),
+    "storage_near": lambda d: (
+        f"the server's folder has {amount(d.get('used_bytes', 0))} of its quota of "
+        f"{amount(d.get('bytes_max', 0))}: `meadow server prune`, before no run begins"
+    ),
+    "storage_recovered": lambda d: (
+        f"the server's folder has {amount(d.get('used_bytes', 0))} of its quota of "
+        f"{amount(d.get('bytes_max', 0))} again"
+    ),
+    "pruned": lambda d: "its app, checkpoints, model and logs were deleted, as [storage] says",
     "epsilon_near": lambda d: (
         f"all runs together cost a {_of(d)} epsilon = {d.get('epsilon')}, of at most {d.get('bound')}: "
         "runs that need more are refused"

@@ -34,7 +34,9 @@ from .dispatch import Dispatcher
 from .floods import Floods
 from .offer import OFFER_FOLDER
 from .peer_auth import REVOKED, Context
+from .retention import pruned_at
 from .server_dir import INVITATION_HOURS_MAX, ServerFolder
+from .storage import Storage
 from .supervisor import Supervisor
 from .threads import JournalThread
 
@@ -59,6 +61,7 @@ class AdminService(AdminServicer):
         dispatcher: Dispatcher,
         floods: Floods,
         server_folder: ServerFolder,
+        storage: Storage,
         *,
         clock: Callable[[], float],
     ) -> None:
@@ -69,6 +72,7 @@ class AdminService(AdminServicer):
         self._dispatcher = dispatcher
         self._floods = floods
         self._server_folder = server_folder
+        self._storage = storage
         self._clock = clock
         self._started_at_s = clock()
 
@@ -169,6 +173,7 @@ class AdminService(AdminServicer):
         if first.open.size_bytes > APP_ZIP_BYTES_MAX:
             text = f"the app is {first.open.size_bytes} bytes; at most {APP_ZIP_BYTES_MAX}"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        await self._storage.require_room()
         archive = bytearray()
         async for message in requests:
             archive += message.zip
@@ -268,14 +273,21 @@ class AdminService(AdminServicer):
             )
         elif not run.sha256:
             problem = f"run {run.id} never began: {run.cause or 'its app did not arrive'}"
-        elif not await self._thread(self._journal.runs.requeue, run.id):
-            problem = f"run {run.id} is {run.status}; only a failed or stopped run can be resumed"
         else:
-            problem = ""
+            problem = await self._thread(self._requeue, run)
         if problem:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         await self._supervisor.go_on(run.id)
         return _run(await self._row(request.id, context))
+
+    def _requeue(self, run: RunRow) -> str:
+        """Queue an ended run again; return why not, empty if it is queued."""
+        with self._journal.transaction():  # it may be pruned meanwhile, also by another process
+            if at := pruned_at(self._supervisor.run_dir(run.id)):
+                return f"run {run.id} was pruned at {at}: its checkpoints are gone; submit the app again"
+            if not self._journal.runs.requeue(run.id):
+                return f"run {run.id} is {run.status}; only a failed or stopped run can be resumed"
+        return ""
 
     async def Pull(
         self, request: pb.PullRequest, context: Context

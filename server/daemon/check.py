@@ -18,9 +18,10 @@ from ...transport.identity import verify_issued
 from ..journal.database import JOURNAL_LAYOUT
 from ..journal.journal import Journal
 from ..journal.run_table import RunRow
+from .retention import pruned_at
 from .server_dir import AdminIdentity, ServerFolder
 
-__all__ = ["FolderCheck", "check_server_folder", "repair_journal"]
+__all__ = ["DAMAGED_NAME", "FolderCheck", "audit_check", "check_server_folder", "repair_journal"]
 
 DAMAGED_NAME = "journal.damaged.sqlite"
 SAVED = ("sites", "site_tags", "tokens", "runs", "run_sites")
@@ -45,7 +46,7 @@ def check_server_folder(server_folder: ServerFolder) -> Iterator[FolderCheck]:
     try:
         yield _identity(server_folder)
         if (server_folder.folder / "audit").is_dir():
-            yield _audit(server_folder)
+            yield audit_check(server_folder)
         yield _journal(server_folder, _problems(server_folder.folder / "journal.sqlite"))
         runs = {str(row["id"]): RunRow(**row) for row in _salvaged(server_folder)["runs"].rows}
         folders = (path for path in (server_folder.folder / "runs").iterdir() if path.is_dir())
@@ -70,7 +71,8 @@ def _identity(server_folder: ServerFolder) -> FolderCheck:
     return FolderCheck(subject="identity", ok=True, text=text)
 
 
-def _audit(server_folder: ServerFolder) -> FolderCheck:
+def audit_check(server_folder: ServerFolder) -> FolderCheck:
+    """Check every line of the audit log, and the chain between them."""
     found = server_folder.audit_log().verify()
     whole = f"lines {found.first} to {found.head.n} are whole" if found.head else "no line yet"
     return FolderCheck(
@@ -96,7 +98,9 @@ def _run(folder: Path, row: RunRow | None) -> FolderCheck:
         with suppress(MeadowError):
             if content_hash(folder / "app") != row.sha256:
                 wrong.append("its app is not the one that was submitted")
-    if (folder / "checkpoints").is_dir():
+    if at := pruned_at(folder):
+        well.append(f"pruned at {at}")
+    elif (folder / "checkpoints").is_dir():
         checkpoints = Checkpoints(folder / "checkpoints")
         damaged = checkpoints.problems()
         wrong += [f"{name}: {reason}" for name, reason in damaged.items()]

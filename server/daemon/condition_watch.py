@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ...config.server_config import NotifyConfig
+from ...config.server_config import NotifyConfig, StorageConfig
 from ...errors import MeadowError
 from ...transport.identity import identity_of, read_certificate
 from ..journal.conditions import CONDITIONS, Condition, standing
@@ -24,19 +24,24 @@ from ..journal.journal import Journal
 from .agent_registry import AgentRegistry
 from .server_dir import AdminIdentity, ServerFolder
 
-__all__ = ["ConditionWatch"]
+__all__ = ["QUOTA_PART", "ConditionWatch", "is_ending"]
 
 LOG = logging.getLogger("meadow.server")
 LOOKED_EVERY_S: Final = 5.0
 ENDING_PART: Final = 0.15
 """A certificate is near its end when this part of its lifetime is left; agents renew at a third."""
 ENDING_DAYS_MAX: Final = 30.0
-DISK_FREE_BYTES_MIN: Final = 5_000_000_000
+QUOTA_PART: Final = 0.8
 RECOVERED_TIMES: Final = 1.2
 """A condition with a bound ends when the bound is kept by so much: it does not come and go."""
 EPSILON_PART: Final = 0.9
 EPSILON_S_MAX: Final = 300.0
 Record = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+
+def is_ending(until_s: float, days: float, *, now_s: float) -> bool:
+    """Return whether a certificate that was issued for so many days is near its end, or past it."""
+    return until_s - now_s < 86400 * min(ENDING_DAYS_MAX, ENDING_PART * days)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +64,15 @@ class ConditionWatch:
         agents: AgentRegistry,
         *,
         server_certificate: Callable[[], bytes],
+        used_bytes: Callable[[], int | None],
         record: Record,
         clock: Callable[[], float],
     ) -> None:
-        """`record` records an event of the server's."""
+        """`used_bytes` is what the folder holds, if it has a quota; `record` records an event of the
+        server's."""
         self._folder, self._agents = server_folder, agents
-        self._server_certificate = server_certificate
+        self._server_certificate, self._used_bytes = server_certificate, used_bytes
+        self._storage = server_folder.config.storage or StorageConfig()
         self._record, self._clock = record, clock
         self.standing: dict[Condition, dict[str, Any]] = standing(journal.events.after(0))
         """The conditions that hold, with their details."""
@@ -84,7 +92,7 @@ class ConditionWatch:
         """Record what has begun and ended since the last look."""
         seen = [
             *self._sites(),
-            *await asyncio.to_thread(lambda: [*self._certificates(), self._disk()]),
+            *await asyncio.to_thread(lambda: [*self._certificates(), *self._disk()]),
         ]
         seen += await self._epsilons()
         for each in seen:
@@ -151,18 +159,22 @@ class ConditionWatch:
         return _Seen(
             kind="certificate_ending",
             about=name,
-            holds=left_days < min(ENDING_DAYS_MAX, ENDING_PART * days),
+            holds=is_ending(until_s, days, now_s=self._clock()),
             detail={"days": round(left_days, 2), "remedy": remedy},
         )
 
-    def _disk(self) -> _Seen:
+    def _disk(self) -> Iterable[_Seen]:
         free = shutil.disk_usage(self._folder.folder).free
-        return self._below("disk_low", free, DISK_FREE_BYTES_MIN, {"free_bytes": free})
+        yield self._above("disk_low", self._storage.free_bytes_min, free, {"free_bytes": free})
+        used, quota = self._used_bytes(), self._storage.bytes_max
+        if used is not None and quota is not None:
+            detail = {"used_bytes": used, "bytes_max": quota}
+            yield self._above("storage_near", used, QUOTA_PART * quota, detail)
 
-    def _below(self, kind: str, value: float, bound: float, detail: Mapping[str, Any]) -> _Seen:
-        """A value that is below its bound, until it is well above."""
+    def _above(self, kind: str, value: float, bound: float, detail: Mapping[str, Any]) -> _Seen:
+        """A value that is above its bound, until it is well below."""
         margin = RECOVERED_TIMES if (kind, "") in self.standing else 1.0
-        return _Seen(kind=kind, holds=value < bound * margin, detail=detail)
+        return _Seen(kind=kind, holds=value * margin > bound, detail=detail)
 
     async def _epsilons(self) -> list[_Seen]:
         """The epsilons of all runs together; a process of its own computes them when they have changed."""

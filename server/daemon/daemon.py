@@ -43,6 +43,7 @@ from .floods import Floods
 from .peer_auth import Callers
 from .server_dir import SERVER_DAYS, ServerFolder
 from .spool import ABANDONED_S, Spool
+from .storage import Storage
 from .supervisor import Supervisor
 from .threads import JournalThread
 
@@ -115,10 +116,13 @@ class Daemon:
         self._audit = AuditTrail(server_folder.audit_log(clock), clock=clock)
         self._denials = Denials(self._journal, self._thread, self._audit.refused, clock=clock)
         self._listener: MetricsListener | None = None
+        self._storage = Storage(
+            server_folder, self._journal, self._thread, self._audit, clock=clock
+        )
         self._watch = ConditionWatch(
             server_folder, self._journal, self._agents,
             server_certificate=lambda: self._server_pair().certificate_pem,
-            record=self._report, clock=clock,
+            used_bytes=lambda: self._storage.used_bytes, record=self._report, clock=clock,
         )  # fmt: skip
         self._notifier = self._make_notifier()
         self._supervisor.observers.append(lambda run_id, kind, detail: self._notifier.wake())
@@ -183,6 +187,7 @@ class Daemon:
                 asyncio.create_task(_every(MEMORY_KEPT_S, give_back_freed_memory)),
                 asyncio.create_task(self._end_floods(addresses)),
                 asyncio.create_task(_every(ABANDONED_S / 4, self._spool.drop_abandoned)),
+                asyncio.create_task(self._storage.run()),
                 asyncio.create_task(self._watch.run()),
                 asyncio.create_task(self._notifier.run()),
             ]
@@ -215,7 +220,7 @@ class Daemon:
         )  # fmt: skip
         admin = AdminService(
             self._journal, self._thread, self._agents, self._supervisor, self._dispatcher,
-            self._floods, self._server_folder, clock=self._clock,
+            self._floods, self._server_folder, self._storage, clock=self._clock,
         )  # fmt: skip
         bulk = BulkService(callers, self._dispatcher, self._spool, first_messages, self._floods)
         handlers = {**service.handlers(), **bulk.handlers()}
@@ -262,7 +267,7 @@ class Daemon:
 
         monitoring = Monitoring(
             self._server_folder, self._journal, self._thread, self._agents,
-            notifier=self._notifier, server_certificate=lambda: self._server_pair().certificate_pem,
+            notifier=self._notifier, storage=self._storage, server_certificate=lambda: self._server_pair().certificate_pem,
         )  # fmt: skip
         self._supervisor.observers.append(monitoring.observe)
         self._listener = MetricsListener(monitoring.scraped, key="metrics_address")

@@ -13,6 +13,7 @@ from typing import Any, Final
 from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from ...config.server_config import StorageConfig
 from ...transport.identity import read_certificate
 from ...transport.metrics_page import MetricsPage, gauge
 from ..journal.journal import Journal
@@ -20,6 +21,7 @@ from ..journal.run_table import RunRow
 from ..notify.notifier import Notifier
 from .agent_registry import AgentRegistry
 from .server_dir import ServerFolder
+from .storage import Storage
 from .threads import JournalThread
 
 __all__ = ["Monitoring"]
@@ -39,11 +41,12 @@ class Monitoring:
         agents: AgentRegistry,
         *,
         notifier: Notifier,
+        storage: Storage,
         server_certificate: Callable[[], bytes],
     ) -> None:
         self._folder = server_folder
         self._journal, self._thread, self._agents = journal, thread, agents
-        self._notifier = notifier
+        self._notifier, self._storage = notifier, storage
         self._server_certificate = server_certificate
         self._page = MetricsPage("meadow_info", "The version of the server", self._families)
         registry = self._page.registry
@@ -102,6 +105,10 @@ class Monitoring:
         disk = shutil.disk_usage(self._folder.folder)
         yield gauge("meadow_disk_free_bytes", "Free space of the server's disk", disk.free)
         yield gauge("meadow_disk_size_bytes", "Its size", disk.total)
+        if (quota := (self._folder.config.storage or StorageConfig()).bytes_max) is not None:
+            used = self._storage.used_bytes or 0
+            yield gauge("meadow_storage_bytes", "What the server's folder holds", used)
+            yield gauge("meadow_storage_bytes_max", "Its quota", quota)
         spool = [each.stat().st_size for each in _files(self._folder.folder / "spool")]
         yield gauge("meadow_spool_bytes", "Files of tensors in transit", sum(spool))
         ends = GaugeMetricFamily(

@@ -23,6 +23,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ...config.server_config import (
     ServerConfig,
@@ -43,6 +44,7 @@ from ...transport.identity import (
 from ...transport.keys import KeyPair, create_request, read_key, write_key
 from ...transport.tokens import create_token
 from ..journal.audit_log import AuditLog
+from ..journal.conditions import Condition, standing
 from ..journal.journal import Journal
 from ..journal.site_table import TokenRow
 from .roles import ADMIN_NAME, ROLE_WORDS, RoleFolder
@@ -283,6 +285,10 @@ class ServerFolder:
         """Return the server's events (id, at_s, kind, json), the oldest first."""
         with closing(Journal(self.folder / "journal.sqlite")) as journal:
             return journal.events.after(0)
+
+    def conditions(self) -> dict[Condition, dict[str, Any]]:
+        """Return the conditions that hold, as the daemon has seen them last, with their details."""
+        return standing(self.events())
 
     def admin(self) -> AdminIdentity:
         """Return the administrator's identity, with the address that is in use now."""

@@ -20,7 +20,7 @@ from ...transport import fleet_pb2 as pb
 from ...transport.durable import write_file
 from ...transport.pipe import AsyncPipe
 from ..journal.journal import Journal
-from ..journal.run_table import RunRow
+from ..journal.run_table import OVER, RunRow
 from .agent_registry import AgentRegistry
 from .background import Background
 from .dispatch import Dispatcher
@@ -87,6 +87,11 @@ class Supervisor:
         for run in await self._thread(self._journal.runs.all, "arriving"):
             await asyncio.to_thread(shutil.rmtree, self.run_dir(run.id), ignore_errors=True)
             await self._status(run.id, "failed", "its app did not arrive; submit it again")
+        for run in await self._thread(
+            self._journal.runs.all, *OVER
+        ):  # killed before it was forgotten
+            if self._spool.outgoing(run.id).parent.exists():
+                await asyncio.to_thread(self._spool.forget, run.id, (), everything=True)
         runs = await self._thread(self._journal.runs.all, "queued", "running")
         for run in runs:
             try:

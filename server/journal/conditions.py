@@ -16,6 +16,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "site_gone": "site_back",
     "certificate_ending": "certificate_renewed",
     "disk_low": "disk_recovered",
+    "storage_near": "storage_recovered",
     "epsilon_near": "epsilon_recovered",
 }
 """The kind of the event with which a condition begins -> of the one with which it ends."""

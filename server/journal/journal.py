@@ -132,6 +132,11 @@ class EventTable:
             (after, *kinds, count_max),
         )
 
+    def forget(self, run_id: int) -> None:
+        """Drop a run's events but those of its status."""
+        with self._db.transaction() as db:
+            db.execute("DELETE FROM events WHERE run_id = ? AND kind != 'status'", (run_id,))
+
     def last(self) -> int:
         """Return the number of the last event; 0 before the first."""
         rows = self._db.rows("SELECT seq FROM sqlite_sequence WHERE name = 'events'")

@@ -63,6 +63,10 @@ class NoticeReceiver(Protocol):
     def place(self) -> str:
         """Where it is, without secrets, for events and logs."""
 
+    def why_not_reached(self) -> str:
+        """Return why it cannot be reached now, empty if it can; it is sent nothing, and may take
+        `SEND_S_MAX` seconds."""
+
     async def take(self, notice: Notice) -> None:
         """Hand a notice over.
 
@@ -137,6 +141,22 @@ class WebhookReceiver:
         """Without the path, which may be a secret of its own."""
         return f"{'https' if self._secure else 'http'}://{self._host}"
 
+    def why_not_reached(self) -> str:
+        """See `NoticeReceiver.why_not_reached`: it is connected to, and its certificate looked at."""
+
+        async def connect() -> None:
+            async with asyncio.timeout(SEND_S_MAX):
+                _, writer = await self._connected()
+                writer.transport.abort()
+
+        try:
+            asyncio.run(connect())
+        except TimeoutError:
+            return f"{self.place} did not answer in {SEND_S_MAX:.0f} s"
+        except (OSError, ValueError) as error:
+            return f"{self.place}: {_reason(error)}"
+        return ""
+
     async def take(self, notice: Notice) -> None:
         """See `NoticeReceiver.take`: any 2xx is an acceptance."""
         try:
@@ -171,16 +191,19 @@ class WebhookReceiver:
                 "\r\n",
             )
         )
-        context = ssl.create_default_context() if self._secure else None
-        reader, writer = await asyncio.open_connection(
-            self._address.host, self._address.port, ssl=context, limit=ANSWER_BYTES_MAX
-        )
+        reader, writer = await self._connected()
         try:
             writer.write(head.encode("ascii") + body)
             await writer.drain()
             return _status_in(await reader.readuntil(b"\n"))
         finally:
             writer.transport.abort()  # what else it sends is not waited for
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        context = ssl.create_default_context() if self._secure else None
+        return await asyncio.open_connection(
+            self._address.host, self._address.port, ssl=context, limit=ANSWER_BYTES_MAX
+        )
 
 
 def _status_in(line: bytes) -> int:
@@ -221,6 +244,13 @@ class CommandReceiver:
     def place(self) -> str:
         """The program, without its arguments."""
         return self._command[0]
+
+    def why_not_reached(self) -> str:
+        """See `NoticeReceiver.why_not_reached`: it is not started."""
+        path = Path(self._command[0])
+        if not path.is_file():
+            return f"{path} does not exist"
+        return "" if os.access(path, os.X_OK) else f"{path} may not be executed by this user"
 
     async def take(self, notice: Notice) -> None:
         """See `NoticeReceiver.take`."""

@@ -95,7 +95,15 @@ def test_a_submitted_app_is_there(root: Path, power: PowerCut, tmp_path: Path) -
         supervisor = Supervisor(root, journal, thread, dispatcher, links, spool, clock=lambda: 0.0)
         others: Any = None  # nobody floods, nobody is invited
         admin = AdminService(
-            journal, thread, links, supervisor, dispatcher, others, others, clock=lambda: 0.0
+            journal,
+            thread,
+            links,
+            supervisor,
+            dispatcher,
+            others,
+            others,
+            others,
+            clock=lambda: 0.0,
         )
         run = await admin._take(pb.SubmitOpen(name="digits"), pack(DIGITS))
         thread.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from meadow.config.server_config import NotifyConfig
+from meadow.config.server_config import FREE_BYTES_MIN, NotifyConfig, StorageConfig
 from meadow.privacy.dp.accounting.events import GaussianEvent
 from meadow.run.population_ledger import open_population
 from meadow.server.daemon import condition_watch as module
@@ -38,6 +38,7 @@ class Watched:
             self.journal.sites.invite(name, f"hash-{name}", now_s=0.0, expires_at_s=1e12)
             self.journal.sites.certify(name, name, shown=None, until_s=self.now_s + 7 * DAY_S)
         self.free_bytes = 10**12
+        self.used_bytes: int | None = None
         self.registry()
         self.watch = self.started()
 
@@ -55,8 +56,8 @@ class Watched:
 
         pem = self.home.authority.certificate_pem
         return ConditionWatch(
-            self.home, self.journal, self.agents, server_certificate=lambda: pem, record=record,
-            clock=lambda: self.now_s,
+            self.home, self.journal, self.agents, server_certificate=lambda: pem,
+            used_bytes=lambda: self.used_bytes, record=record, clock=lambda: self.now_s,
         )  # fmt: skip
 
     def connect(self, name: str) -> AgentLink:
@@ -178,6 +179,23 @@ def test_a_disk_that_fills(watched: Watched) -> None:
     assert watched.after(1) == [("disk_recovered", "")]
 
 
+def test_a_quota_that_fills(watched: Watched) -> None:
+    """It is near at 80 %, and no more when there is clearly less."""
+    watched.connect("a")
+    watched.connect("b")
+    watched.home.config = replace(watched.home.config, storage=StorageConfig(bytes_max=10**9))
+    watched.watch = watched.started()
+    for used, events in (
+        (800_000_000, []),
+        (800_000_001, [("storage_near", "")]),
+        (10**10, []),
+        (700_000_000, []),
+        (600_000_000, [("storage_recovered", "")]),
+    ):
+        watched.used_bytes = used
+        assert watched.after(1) == events
+
+
 def test_a_budget_that_is_nearly_spent(watched: Watched) -> None:
     """The epsilon of all runs is compared with the bound of server.toml whenever it has changed."""
     watched.connect("a")
@@ -205,5 +223,5 @@ def test_a_disk_is_looked_at(tmp_path: Path) -> None:
     """What the system says of the server's own disk."""
     watched = Watched(tmp_path / "server")
     with closing(watched.journal):
-        low = shutil.disk_usage(tmp_path).free < module.DISK_FREE_BYTES_MIN
+        low = shutil.disk_usage(tmp_path).free < FREE_BYTES_MIN
         assert (("disk_low", "") in watched.after(1)) == low

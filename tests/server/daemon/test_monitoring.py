@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +19,12 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from meadow.config.server_config import StorageConfig
 from meadow.errors import ConfigError
 from meadow.server.daemon.agent_registry import AgentLink, AgentRegistry
 from meadow.server.daemon.monitoring import Monitoring
 from meadow.server.daemon.server_dir import ServerFolder
+from meadow.server.daemon.storage import Storage
 from meadow.server.daemon.threads import JournalThread
 from meadow.server.journal.journal import Journal
 from meadow.server.notify.notifier import Notifier
@@ -35,6 +38,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 def home(tmp_path: Path) -> ServerFolder:
     """A server with a client of each state, a run under way and one that failed."""
     home = ServerFolder.create(tmp_path / "server", host="localhost", now=datetime.now(UTC))
+    home.config = replace(home.config, storage=StorageConfig(bytes_max=10**9))
     with closing(Journal(home.folder / "journal.sqlite")) as journal:
         for name in ("here", "gone", "new", "out"):
             journal.sites.invite(name, f"hash-{name}", now_s=0.0, expires_at_s=1e12)
@@ -75,8 +79,10 @@ def monitoring(home: ServerFolder) -> Iterator[Monitoring]:
         )  # fmt: skip
         notifier.sent["url"], notifier.waiting["url"] = 4, 2
         made = Monitoring(
-            home, journal, thread, agents, notifier=notifier, server_certificate=lambda: pem
-        )
+            home, journal, thread, agents, notifier=notifier,
+            storage=Storage(home, journal, thread, AsyncMock(), clock=lambda: 0.0),
+            server_certificate=lambda: pem,
+        )  # fmt: skip
         yield made
         thread.close()
 
@@ -107,6 +113,8 @@ def test_what_is_there_now(monitoring: Monitoring) -> None:
     assert found["meadow_open_instructions", ()] == 2
     assert found["meadow_outgoing_messages", ()] == 2
     assert found["meadow_spool_bytes", ()] == 5000
+    assert found["meadow_storage_bytes", ()] == 0, "it was not measured yet"
+    assert found["meadow_storage_bytes_max", ()] == 1e9
     assert found["meadow_notify_sent_total", (("receiver", "url"),)] == 4
     assert found["meadow_notify_failures_total", (("receiver", "url"),)] == 0
     assert found["meadow_notify_waiting", (("receiver", "url"),)] == 2

@@ -1,0 +1,1 @@
+"""What an operator calls on the server's machine, beside a daemon or without one."""
