@@ -213,6 +213,22 @@ def check(
 
 
 @app.command()
+def doctor(dir: ServerDir, format: FormatOption = Format.TEXT) -> None:
+    """Check configuration, keys, certificates, clock, disk, daemon, databases, audit log, backups, and who
+    is told; also while the daemon runs. Exit code 1 on a problem."""
+    from ..server.tools.doctor import examine_server
+
+    well = True
+    for finding in examine_server(dir):
+        mark = "ok      " if finding.ok else "problem "
+        say(format, f"{mark} {finding.subject:<14} {finding.text}",
+            subject=finding.subject, ok=finding.ok, finding=finding.text)  # fmt: skip
+        well = well and finding.ok
+    if not well:
+        raise typer.Exit(1)
+
+
+@app.command()
 def backup(
     file: Annotated[Path, typer.Argument(help="the file to write, outside the server's folder")],
     dir: ServerDir,

@@ -672,6 +672,7 @@ BESIDES = {
         server.daemon.condition_watch:EPSILON_S_MAX server.daemon.condition_watch:LOOKED_EVERY_S
         server.notify.notifier:DEFECT_PAUSE_S server.notify.notifier:PAUSE_S server.notify.notifier:PAUSE_S_MAX
         server.notify.receivers:LAST_WORDS_S server.daemon.storage:MEASURED_EVERY_S server.daemon.storage:PRUNED_EVERY_S
+        server.tools.doctor:REACH_S
         server.daemon.daemon:FLOODS_EVERY_S server.daemon.daemon:MEMORY_KEPT_S server.daemon.enrollment:GUESS_S
         server.worker.grid:NO_DEADLINE_S server.daemon.threads:RETRY_S transport.database:BUSY_WAIT_MS
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S
@@ -692,6 +693,8 @@ BESIDES = {
         client.agent.transfer:UPLOAD_SETBACKS_MAX server.daemon.daemon:SENT_MESSAGE_BYTES_MAX
         server.daemon.condition_watch:ENDING_DAYS_MAX server.notify.notices:DETAILS_MAX server.notify.notices:SUBJECT_CHARS_MAX
         server.notify.notices:TEXT_CHARS_MAX server.notify.notifier:READ_MAX server.notify.receivers:KEY_BYTES_MAX
+        server.tools.doctor:BACKUP_DAYS_MAX server.tools.doctor:BACKUP_LINES_MAX server.tools.doctor:CLOCK_S_MAX
+        server.tools.doctor:NAMED_MAX
         run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
         server.daemon.backup:MANIFEST_BYTES_MAX server.daemon.backup:TRIES_MAX
         server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX server.daemon.supervisor:PENDING_MAX

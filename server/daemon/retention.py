@@ -24,6 +24,7 @@ from typing import Final
 from ...config.server_config import StorageConfig
 from ...errors import MeadowError, StoreError
 from ...transport.durable import write_file
+from ...transport.file_pool import FilePool
 from ..journal.journal import Journal
 from ..journal.run_table import OVER, RunRow
 
@@ -33,6 +34,7 @@ __all__ = [
     "Retention",
     "due_runs",
     "folder_bytes",
+    "make_headroom",
     "pruned_at",
 ]
 
@@ -40,6 +42,8 @@ MARK: Final = "pruned.json"
 KEPT: Final = frozenset((MARK, "meadow.toml", "metrics.jsonl", "summary.json", "tracking.json"))
 LEDGER: Final = "privacy.sqlite"
 """Stays with SQLite's files beside it, whatever they are called."""
+HEADROOM_BYTES: Final = 1 << 20
+FREE_BYTES_NEEDED: Final = 256 << 10
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -82,6 +86,22 @@ def folder_bytes(folder: Path) -> int:
     Files may come and go meanwhile. No link is followed.
     """
     return _bytes_below([folder], set())
+
+
+def make_headroom(folder: Path) -> None:
+    """Delete the spare files of a server's spool if the disk is full: to prune takes a few kilobytes, for
+    the journal, the mark and the lines of the audit log.
+
+    Raises:
+        StoreError: it is full all the same.
+    """
+    if shutil.disk_usage(folder).free < HEADROOM_BYTES:
+        FilePool(folder / "spool" / "spare").clear()
+    if (free := shutil.disk_usage(folder).free) < FREE_BYTES_NEEDED:
+        raise StoreError(
+            f"the disk of {folder} has {free} bytes free, and pruning needs {FREE_BYTES_NEEDED} to begin; "
+            "delete a file elsewhere on it first"
+        )
 
 
 class Retention:

@@ -11,7 +11,7 @@ from ...errors import LimitError, MeadowError
 from ...reports.sentences import amount
 from ..journal.journal import Journal
 from .audit_trail import AuditTrail
-from .retention import Retention, due_runs, folder_bytes
+from .retention import Retention, due_runs, folder_bytes, make_headroom
 from .server_dir import ServerFolder
 from .threads import JournalThread
 
@@ -73,7 +73,10 @@ class Storage:
             await asyncio.to_thread(self._retention.delete, run_id)
         runs = await self._thread(self._journal.runs.all)
         due = due_runs(runs, self._config, now_s=self._clock())
-        for each in await asyncio.to_thread(self._retention.candidates, due):
+        candidates = await asyncio.to_thread(self._retention.candidates, due)
+        if candidates:
+            await asyncio.to_thread(make_headroom, self._folder)
+        for each in candidates:
             if each.problem:
                 LOG.error("run %d is due, and is not pruned: %s", each.run_id, each.problem)
                 continue

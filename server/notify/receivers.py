@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import os
 import signal
+import socket
 import ssl
 import stat
 from collections.abc import Callable, Sequence
@@ -225,6 +226,11 @@ def _reason(error: Exception) -> str:
         return "it closed the connection without an answer"
     if isinstance(error, asyncio.LimitOverrunError):
         return "its answer is not HTTP"
+    foreign = isinstance(
+        error, ssl.SSLError | socket.gaierror
+    )  # their numbers are not the system's
+    if isinstance(error, OSError) and error.errno and not foreign:
+        return os.strerror(error.errno)
     return str(getattr(error, "strerror", None) or error)
 
 

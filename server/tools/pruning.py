@@ -7,7 +7,7 @@ from contextlib import closing
 
 from ...config.server_config import StorageConfig
 from ...errors import MeadowError
-from ..daemon.retention import PrunableRun, Retention, due_runs
+from ..daemon.retention import PrunableRun, Retention, due_runs, make_headroom
 from ..daemon.server_dir import ServerFolder
 from ..journal.journal import Journal
 from ..journal.run_table import OVER
@@ -25,6 +25,8 @@ def prune_now(
         MeadowError: a run that was asked for is not over, or does not exist.
         StoreError: the disk fails, or a run's folder is a link.
     """
+    if not dry_run:
+        make_headroom(server_folder.folder)
     with closing(Journal(server_folder.folder / "journal.sqlite")) as journal:
         retention = Retention(server_folder.folder, journal)
         runs = {run.id: run for run in journal.runs.all()}

@@ -260,6 +260,29 @@ def test_a_full_disk(home: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> Non
     assert files(home, 1) == {*STAYS, MARK}
 
 
+def test_room_to_make_room(home: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk, spare files go first: the mark and the audit log need a few kilobytes."""
+    spare = home.folder / "spool" / "spare" / "0"
+    spare.parent.mkdir()
+    spare.write_bytes(bytes(5000))
+    assert pruned(home, 1) == [1]
+    assert spare.exists()
+    usage = shutil.disk_usage(home.folder)
+
+    def free(folder: Path) -> object:
+        return usage._replace(free=1000 if spare.exists() else 500_000)
+
+    monkeypatch.setattr(module.shutil, "disk_usage", free)
+    assert pruned(home, 2, dry_run=True) == [2]
+    assert spare.exists()
+    assert pruned(home, 2) == [2]
+    assert not spare.exists()
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: usage._replace(free=1000))
+    with pytest.raises(StoreError, match="delete a file elsewhere on it first"):
+        pruned(home, 3)
+    assert files(home, 3) == {*STAYS, *GOES}
+
+
 # ------------------------------------------------------------------ links
 
 
