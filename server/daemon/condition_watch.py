@@ -24,13 +24,16 @@ from ..journal.journal import Journal
 from .agent_registry import AgentRegistry
 from .server_dir import AdminIdentity, ServerFolder
 
-__all__ = ["QUOTA_PART", "ConditionWatch", "is_ending"]
+__all__ = ["AUTHORITY", "QUOTA_PART", "ConditionWatch", "is_ending"]
 
 LOG = logging.getLogger("meadow.server")
 LOOKED_EVERY_S: Final = 5.0
 ENDING_PART: Final = 0.15
 """A certificate is near its end when this part of its lifetime is left; agents renew at a third."""
 ENDING_DAYS_MAX: Final = 30.0
+AUTHORITY: Final = "the authority"
+AUTHORITY_DAYS: Final = 90.0
+"""Of the authority's: every client will have to enrol anew."""
 QUOTA_PART: Final = 0.8
 RECOVERED_TIMES: Final = 1.2
 """A condition with a bound ends when the bound is kept by so much: it does not come and go."""
@@ -39,9 +42,10 @@ EPSILON_S_MAX: Final = 300.0
 Record = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 
 
-def is_ending(until_s: float, days: float, *, now_s: float) -> bool:
+def is_ending(until_s: float, days: float, *, now_s: float, of_authority: bool = False) -> bool:
     """Return whether a certificate that was issued for so many days is near its end, or past it."""
-    return until_s - now_s < 86400 * min(ENDING_DAYS_MAX, ENDING_PART * days)
+    bound = AUTHORITY_DAYS if of_authority else min(ENDING_DAYS_MAX, ENDING_PART * days)
+    return until_s - now_s < 86400 * bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +138,7 @@ class ConditionWatch:
         folder = self._folder
         for name, pem, remedy in (
             (
-                "the authority",
+                AUTHORITY,
                 folder.authority.certificate_pem,
                 "make a new server, where clients enrol",
             ),
@@ -159,7 +163,7 @@ class ConditionWatch:
         return _Seen(
             kind="certificate_ending",
             about=name,
-            holds=is_ending(until_s, days, now_s=self._clock()),
+            holds=is_ending(until_s, days, now_s=self._clock(), of_authority=name == AUTHORITY),
             detail={"days": round(left_days, 2), "remedy": remedy},
         )
 

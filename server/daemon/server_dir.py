@@ -288,7 +288,10 @@ class ServerFolder:
 
     def conditions(self) -> dict[Condition, dict[str, Any]]:
         """Return the conditions that hold, as the daemon has seen them last, with their details."""
-        return standing(self.events())
+        found, notify = standing(self.events()), self.config.notify
+        told = {"url": notify and notify.url, "command": notify and notify.command}
+        gone = [each for each in found if each[0] == "notify_failed" and not told.get(each[1])]
+        return {each: detail for each, detail in found.items() if each not in gone}
 
     def admin(self) -> AdminIdentity:
         """Return the administrator's identity, with the address that is in use now."""

@@ -18,6 +18,7 @@ CONDITIONS: Final[Mapping[str, str]] = {
     "disk_low": "disk_recovered",
     "storage_near": "storage_recovered",
     "epsilon_near": "epsilon_recovered",
+    "notify_failed": "notify_recovered",
 }
 """The kind of the event with which a condition begins -> of the one with which it ends."""
 _BEGINNINGS: Final = {end: begin for begin, end in CONDITIONS.items()}

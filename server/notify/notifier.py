@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from ...errors import StoreError
 from ...transport.durable import write_file
+from ..journal.conditions import standing
 from ..journal.journal import Journal
 from .notices import KINDS, Notice, notice_of
 from .receivers import NoticeReceiver, NotTakenError
@@ -94,6 +95,9 @@ class Notifier:
         self._places = {
             each.name: min(stored.get(each.name, last), last) for each in self._receivers
         }
+        for (kind, about), detail in standing(self._journal.events.after(0)).items():
+            if kind == "notify_failed" and about in self._places:
+                self.troubles[about] = str(detail.get("reason"))
         if self._places or stored:
             self._save()
 

@@ -32,7 +32,7 @@ from ...transport.database import Database, TableLayout
 from ...transport.identity import identity_of, read_certificate
 from ...transport.reach import look_at, why_not_reached
 from ..daemon.check import DAMAGED_NAME, FolderCheck, audit_check
-from ..daemon.condition_watch import QUOTA_PART, is_ending
+from ..daemon.condition_watch import AUTHORITY, QUOTA_PART, is_ending
 from ..daemon.retention import Retention, folder_bytes
 from ..daemon.server_dir import SERVER_DAYS, AdminIdentity, ServerFolder
 from ..daemon.spool import Spool
@@ -159,7 +159,7 @@ def _certificates(home: ServerFolder, now_s: float) -> FolderCheck:
     ca = read_certificate(home.authority.certificate_pem)
     admin = identity_of(AdminIdentity.read(home.folder / "admin.json").certificate_pem)
     ends = [
-        _End("the authority", ca.not_valid_after_utc.timestamp(), 3650.0, "make a new server"),
+        _End(AUTHORITY, ca.not_valid_after_utc.timestamp(), 3650.0, "make a new server"),
         _End("admin.json", admin.not_after.timestamp(), 3650.0, "`meadow server renew-admin`"),
     ]
     for role in home.roles.entries():
@@ -173,7 +173,11 @@ def _certificates(home: ServerFolder, now_s: float) -> FolderCheck:
                 )
                 days = float(home.config.certificate_days)
                 ends.append(_End(site.name, site.certificate_until_s, days, remedy))
-    near = [each for each in ends if is_ending(each.until_s, each.days, now_s=now_s)]
+    near = [
+        each
+        for each in ends
+        if is_ending(each.until_s, each.days, now_s=now_s, of_authority=each.name == AUTHORITY)
+    ]
     if near:
         words = [f"{each.name}'s until {moment(each.until_s)} ({each.remedy})" for each in near]
         return _bad("certificates", f"near their end, or past it: {_some(words)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from webhooks import WebhookServer
 
-from .processes import Federation, wait_until
+from .processes import Federation, meadow, wait_until
 
 DIGITS = Path(__file__).parents[1] / "shared" / "digits"
 pytestmark = pytest.mark.fleet
@@ -62,9 +62,17 @@ def test_told_whatever_is_killed(told: tuple[Federation, WebhookServer, Path]) -
     seen = len(hook.got)
     federation.clients[1].kill()
     wait_until(lambda: was("site_gone"), "it is gone")
+    (warning,) = [text for text in warnings(federation) if "client-1" in text]
+    assert warning.startswith("client-1 has been away for")
     federation.clients[1].start()
     wait_until(lambda: was("site_back"), "it is back")
+    assert not [text for text in warnings(federation) if "client-1" in text]
     wait_until(lambda: "client-1 is back" in mails.read_text(), "the command was told, too")
     assert f"run {run} finished" in mails.read_text()
     for log in (federation.server.log, federation.server_dir / "journal.sqlite"):
         assert b"secret-secret" not in log.read_bytes()
+
+
+def warnings(federation: Federation) -> list[str]:
+    """Return what `meadow server status` warns of."""
+    return list(meadow("server", "status", "--dir", str(federation.server_dir))["warnings"])

@@ -7,11 +7,14 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from daemon_house import SERVICES, Code, House, in_a_house
@@ -21,6 +24,7 @@ from meadow.errors import MeadowError, StoreError
 from meadow.privacy.dp.accounting.events import GaussianEvent
 from meadow.run.privacy_ledger import RunLedger
 from meadow.server.daemon import retention as module
+from meadow.server.daemon.admin import AdminService
 from meadow.server.daemon.audit_trail import AuditTrail
 from meadow.server.daemon.check import check_server_folder
 from meadow.server.daemon.retention import MARK, Retention, due_runs, folder_bytes, pruned_at
@@ -28,6 +32,7 @@ from meadow.server.daemon.server_dir import ServerFolder
 from meadow.server.daemon.storage import Storage
 from meadow.server.daemon.threads import JournalThread
 from meadow.server.journal.journal import Journal
+from meadow.server.journal.run_table import RunRow
 from meadow.server.tools.pruning import prune_now
 from meadow.transport import fleet_pb2 as pb
 
@@ -161,6 +166,43 @@ def test_a_run_that_is_resumed_meanwhile(home: ServerFolder) -> None:
         with pytest.raises(MeadowError, match="run 2 is queued"):
             retention.mark(2, now_s=1.0)
     assert files(home, 2) == {*STAYS, *GOES}
+
+
+def test_pruned_or_resumed(home: ServerFolder) -> None:
+    """Of a process that prunes and a daemon that resumes the same run at once, one is refused."""
+    outcomes = set()
+    with (
+        closing(Journal(home.folder / "journal.sqlite")) as ours,
+        closing(Journal(home.folder / "journal.sqlite")) as daemons,
+    ):
+        retention = Retention(home.folder, ours)
+        supervisor: Any = SimpleNamespace(run_dir=retention.run_dir)
+        admin: Any = SimpleNamespace(_journal=daemons, _supervisor=supervisor)
+        for _ in range(30):
+            run_id = ours.runs.submit("app", "x", "[]", now_s=0.0)
+            ours.runs.status(run_id, "failed", now_s=1.0)
+            retention.run_dir(run_id).mkdir()
+            (run,) = [each for each in daemons.runs.all() if each.id == run_id]
+            together = threading.Barrier(2)
+            refused: list[str] = []
+
+            def resume(run: RunRow, together: threading.Barrier, refused: list[str]) -> None:
+                together.wait()
+                refused.append(AdminService._requeue(admin, run))
+
+            thread = threading.Thread(target=resume, args=(run, together, refused))
+            thread.start()
+            together.wait()
+            with suppress(MeadowError):
+                retention.mark(run_id, now_s=1.0)
+            thread.join()
+            pruned = pruned_at(retention.run_dir(run_id)) is not None
+            found = ours.runs.get(run_id)
+            assert found is not None
+            assert (found.status == "queued") is not pruned
+            assert bool(refused[0]) is pruned
+            outcomes.add(pruned)
+    assert outcomes
 
 
 # ------------------------------------------------------------------ killed at every point

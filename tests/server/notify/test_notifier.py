@@ -174,6 +174,21 @@ def test_a_receiver_that_fails_for_a_while(server: Server) -> None:
     assert not notifier.troubles
 
 
+def test_a_receiver_that_fails_over_a_restart(server: Server) -> None:
+    """Its trouble is known after the restart: it is not said again, and its end is."""
+    down, well = Listener(), Listener()
+    down.fails = lambda notice: NotTakenError("no route")
+    notifier = server.notifier(down)
+    server.event("status", 1, status="finished", cause="")
+    until(notifier, lambda: down.tries > 2)
+    again = server.notifier(down)
+    assert again.troubles == {"url": "no route"}
+    until(again, lambda: down.tries > 5)
+    until(server.notifier(well), lambda: "notify_recovered" in server.kinds())
+    assert server.kinds() == ["notify_failed", "notify_recovered"]
+    assert server.notifier(well).troubles == {}
+
+
 def test_a_notice_that_is_refused(server: Server) -> None:
     """It is tried so often and no more, and the next ones are told."""
     listener = Listener()
