@@ -37,6 +37,7 @@ WIRE = """\
 | a stranger | both addresses | open connections, fail the handshake, guess tokens | call the fleet's methods without a certificate; hold memory, files or calls of the server beyond the limits below; prevent others from enrolling |
 | an enrolled client | a certificate | send any message that a client can send: false updates, incomplete messages, endless uploads, floods | speak for another client; read messages of another client; use more than its own share of memory and disk; make a call of those who administer the server |
 | a viewer, an operator | a certificate of that role | what the [table of roles](operating.md#roles) says, until it is revoked | make another call, also on a connection that was open before; have an action without a line in the audit log |
+| a receiver of `[notify]`, or who has taken its place | what the server tells: names of clients, causes of failures | refuse, delay or forget it | make a notice that another receiver believes, without the key; hold up the server; have a redirect followed, or more read than the first line of an answer |
 | the server's operator, or an attacker that controls the server | the authority's key | choose cohorts, apps and settings; withhold answers | run code that the owner did not install or approve; bypass an owner's policy; see single updates within a secure sum |
 
 A message that exceeds its bound is refused as soon as its length is known, before it has arrived; a
