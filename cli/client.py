@@ -165,8 +165,8 @@ def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
         return
     running = f"running, process {now.process}" if now.process is not None else "not running"
     say(format, f"{now.name} (node {now.node_id}) of {now.server}: {running}")
-    if now.paused:
-        say(format, "paused: it is not connected, and takes no instruction")
+    if now.closed:
+        say(format, f"takes no part now: {now.closed}")
     say(format, f"certificate valid until {moment(now.certificate_until_s)}")
     columns = {"name": "APP", "sha256": "SHA-256", "problem": "PROBLEM"}
     rows = [asdict(installed) for installed in now.apps]
@@ -241,11 +241,20 @@ def log(
     from ..client.owner.sent_log import sent_rows
 
     rows = [
-        {**asdict(row), "at": moment(row.at_s), "size": amount(row.bytes), "hash": row.sha256[:12]}
+        {
+            **asdict(row),
+            "at": moment(row.at_s),
+            "size": amount(row.bytes),
+            "hash": row.sha256.removeprefix("sha256:")[:12],
+            "length": "-" if row.norm is None else f"{row.norm:.4g}",
+            "of_client": "-" if row.epsilon is None else epsilon_text(row.epsilon),
+            "of_record": "-" if row.record_epsilon is None else epsilon_text(row.record_epsilon),
+        }
         for row in sent_rows(dir, last=last, run_id=run)
     ]
     columns = {"at": "AT", "run_id": "RUN", "round": "ROUND", "app": "APP", "hash": "HASH"}
-    columns |= {"kind": "WHAT", "size": "BYTES", "reason": "REASON"}
+    columns |= {"kind": "WHAT", "size": "BYTES", "length": "NORM"}
+    columns |= {"of_client": "EPSILON", "of_record": "OF A RECORD", "reason": "REASON"}
     show_rows(format, rows, columns=columns, empty="nothing has left this site")
 
 

@@ -11,6 +11,7 @@ from ...transport.fields import ID_CHARS_MAX
 from ...transport.fleet_pb2 import AgentMessage, Cancel, Instruction, Progress, Reply
 from ...transport.spans import NO_SPAN, Span
 from ..owner.gate import Gate
+from ..owner.sent_log import Outgoing, SentFor
 from .delivery import Deliveries
 from .events import Event, Report
 from .execution import Execution, label_of
@@ -61,7 +62,7 @@ class Assignments:
         self._arrived = asyncio.Event()
         self._busy = asyncio.Event()
         self._current: Instruction | None = None
-        self._task: asyncio.Task[Reply | None] | None = None
+        self._task: asyncio.Task[Outgoing | None] | None = None
         self._unwanted: set[str] = set()
         self._stepped = True
         self.lease_s = 60.0
@@ -85,7 +86,7 @@ class Assignments:
             reply = Reply(
                 instruction_id=id_, refused=f"{INSTRUCTIONS_MAX} instructions are waiting already"
             )
-            await self._uplink.try_to_send(AgentMessage(reply=reply))
+            await self._deliveries.try_to_send(Outgoing(reply, SentFor.of(instruction)))
             self.outcomes["refused"] += 1
             return
         self._queued[id_] = instruction
@@ -123,8 +124,7 @@ class Assignments:
         """Send the recorded replies of an earlier agent process that were not confirmed."""
         for recorded in await asyncio.to_thread(self._state.unacknowledged):
             if recorded.instruction_id not in self._deliveries:
-                reply = Reply(instruction_id=recorded.instruction_id, envelope=recorded.envelope)
-                await self._deliver(reply, None, recorded.run_id, label_of(recorded.envelope))
+                await self._deliver(recorded.answer, label_of(recorded.envelope))
 
     async def work(self) -> None:
         """Execute the instructions of the queue, forever."""
@@ -162,25 +162,21 @@ class Assignments:
             await asyncio.gather(task, return_exceptions=True)
             span.end()
             raise
-        reply = None if task.cancelled() else task.result()
+        answer = None if task.cancelled() else task.result()
         unwanted = instruction.id in self._unwanted
-        outcome = "cancelled" if unwanted or reply is None else _outcome(reply)
+        outcome = "cancelled" if unwanted or answer is None else _outcome(answer.reply)
         self.outcomes[outcome] += 1
         span.set_outcome(outcome)
         if unwanted:
             self._state.acknowledge(instruction.id)
-        elif reply is not None:
-            await self._deliver(
-                reply, instruction, instruction.run_id, label_of(instruction.envelope)
-            )
+        elif answer is not None:
+            await self._deliver(answer, label_of(instruction.envelope))
             return True
         return False
 
-    async def _deliver(
-        self, reply: Reply, instruction: Instruction | None, run_id: int, label: str
-    ) -> None:
+    async def _deliver(self, answer: Outgoing, label: str) -> None:
         self._busy.set()
-        await self._deliveries.begin(reply, instruction, run_id=run_id, label=label)
+        await self._deliveries.begin(answer, label=label)
 
     def _step(self) -> None:
         self._stepped = True

@@ -11,9 +11,9 @@ from ...errors import IdentityError, MeadowError, StoreError, UnreachableError
 from ...privacy.secagg.terms.terms import is_talk
 from ...transport.blobs import blob_path, blobs_of
 from ...transport.durable import write_file
-from ...transport.fleet_pb2 import AgentMessage, AppError, Blob, Envelope, Instruction, Reply
+from ...transport.fleet_pb2 import AgentMessage, AppError, Blob, Envelope, Reply
 from ...transport.spans import Span, phase, present_span
-from ..owner.sent_log import SentLog
+from ..owner.sent_log import Outgoing, SentLog
 from .events import Event, Report, size_text
 from .rpc_errors import GoneError
 from .state import AgentState
@@ -24,6 +24,7 @@ __all__ = ["Deliveries"]
 
 DELIVERIES_MAX = 64
 LOG_RETRY_S = 5.0
+NOT_WRITTEN = "nothing leaves until the log of what has left can be written"
 REPLY_BYTES_MAX = 128 << 10
 """A larger reply is sent as a file, whose transfer resumes after a lost connection."""
 
@@ -47,20 +48,25 @@ class Deliveries:
         """Return the ids of the instructions whose replies are being delivered."""
         return list(self._tasks)
 
-    async def begin(
-        self, reply: Reply, instruction: Instruction | None, *, run_id: int, label: str
-    ) -> None:
-        """Deliver a reply in the background; waits only while too many are being delivered.
-
-        `instruction` is None for a reply of an earlier process.
-        """
+    async def begin(self, answer: Outgoing, *, label: str) -> None:
+        """Deliver a reply in the background; waits only while too many are being delivered."""
         await self._room.acquire()
-        instruction_id = reply.instruction_id
+        instruction_id = answer.reply.instruction_id
         self._confirmed[instruction_id] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._deliver(reply, instruction, run_id, label))
+        task = asyncio.create_task(self._deliver(answer, label))
         self._tasks[instruction_id] = task
         span = present_span()
         task.add_done_callback(lambda _: self._end(instruction_id, span))
+
+    async def try_to_send(self, answer: Outgoing) -> None:
+        """Send a reply once, without files, in which case nobody waits for its confirmation: without a
+        connection, or while the owner's log cannot be written, drop it."""
+        try:
+            await asyncio.to_thread(self._log.write, answer, size_bytes=answer.reply.ByteSize())
+        except StoreError as error:
+            self._report(Event(kind="warning", text=f"{NOT_WRITTEN}: {error}"))
+        else:
+            await self._uplink.try_to_send(AgentMessage(reply=answer.reply))
 
     def confirm(self, instruction_id: str) -> None:
         """Note that the server has a reply."""
@@ -86,9 +92,8 @@ class Deliveries:
         del self._tasks[instruction_id], self._confirmed[instruction_id]
         self._room.release()
 
-    async def _deliver(
-        self, reply: Reply, instruction: Instruction | None, run_id: int, label: str
-    ) -> None:
+    async def _deliver(self, answer: Outgoing, label: str) -> None:
+        reply, run_id = answer.reply, answer.about.run_id
         confirmed = self._confirmed[reply.instruction_id]
         attempt = size = 0
         logged: Reply | None = None
@@ -98,7 +103,7 @@ class Deliveries:
                 sent, blobs = await self._packed(reply, run_id)
                 size = sent.ByteSize() + sum(blob.size_bytes for blob in blobs)
                 if logged is not reply:
-                    await self._write_down(reply, instruction, size)
+                    await self._write_down(Outgoing(reply, answer.about), size)
                     logged = reply
                 folder = self._state.reply_dir(run_id, reply.instruction_id)
                 with phase("meadow.client.upload"):
@@ -126,17 +131,14 @@ class Deliveries:
             text = f"{label}: {what} sent {size_text(size)}"
             self._report(Event(kind="sent", text=text, detail={"run": run_id, "bytes": size}))
 
-    async def _write_down(
-        self, reply: Reply, instruction: Instruction | None, size_bytes: int
-    ) -> None:
+    async def _write_down(self, answer: Outgoing, size_bytes: int) -> None:
         """Write into the owner's log what is about to leave; nothing leaves before it is there."""
         while True:
             try:
-                await asyncio.to_thread(self._log.write, reply, instruction, size_bytes=size_bytes)
+                await asyncio.to_thread(self._log.write, answer, size_bytes=size_bytes)
                 return
             except StoreError as error:
-                text = f"nothing leaves until the log of what has left can be written: {error}"
-                self._report(Event(kind="warning", text=text))
+                self._report(Event(kind="warning", text=f"{NOT_WRITTEN}: {error}"))
                 await asyncio.sleep(LOG_RETRY_S)
 
     async def _packed(self, reply: Reply, run_id: int) -> tuple[Reply, list[Blob]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...config.client_config import PolicyConfig
 from ...errors import (
@@ -26,14 +27,16 @@ from ...transport.file_pool import FilePool
 from ...transport.fleet_pb2 import Blob, Envelope, Instruction, Reply, TrainingDone
 from ...transport.spans import phase
 from ..owner.announcements import charged_noise, charged_steps, hides_from_server
-from ..owner.budget import check_budget
+from ..owner.budget import check_budget, round_epsilons
 from ..owner.ledger import Ledger, content_of
 from ..owner.offers import Offers
 from ..owner.owner import Owner
 from ..owner.policy import NotInstalledError, check, is_training
+from ..owner.sent_log import Outgoing, SentFor
+from ..owner.update_norm import update_norm
 from .events import Event, Report
 from .rpc_errors import GoneError
-from .state import AgentState
+from .state import AgentState, Recorded
 from .training import APP_NOT_LOADED, APP_RAISED, REASON_CHARS_MAX, Trainer, failure
 from .uplink import Uplink
 
@@ -42,6 +45,7 @@ __all__ = ["Execution", "label_of"]
 BLOBS_KEPT = 4
 HIDDEN_REASON = "this client has no result; its owner's log says why"
 CORRUPT_MAX = 3
+T = TypeVar("T")
 
 
 class Execution:
@@ -75,8 +79,8 @@ class Execution:
         self.training = False
         """Whether the trainer is executing an instruction."""
 
-    async def perform(self, instruction: Instruction, step: Callable[[], None]) -> Reply | None:
-        """Return the reply to an instruction, None if the server no longer wants one.
+    async def perform(self, instruction: Instruction, step: Callable[[], None]) -> Outgoing | None:
+        """Return the answer to an instruction, None if the server no longer wants one.
 
         Guarantees: an instruction whose reply was recorded is not executed again, even after the
             reply was deleted; one that trains is counted in the ledger before it is executed.
@@ -85,8 +89,7 @@ class Execution:
         try:
             check_fields(instruction)
             recorded = self._state.recorded(instruction.id)
-            envelope = recorded.envelope if recorded else await self._execute(instruction, step)
-            return Reply(instruction_id=instruction.id, envelope=envelope)
+            return (recorded or await self._execute(instruction, step)).answer
         except NotInstalledError as error:
             return await self._offered(instruction, str(error), step)
         except RefusedError as error:
@@ -99,11 +102,12 @@ class Execution:
             text = f"{label_of(instruction.envelope)}: {reason[:REASON_CHARS_MAX]}"
             self._report(Event(kind="failed", text=text, detail={"run": instruction.run_id}))
             envelope = _for_server(instruction, failure(instruction, APP_NOT_LOADED, reason))
-            return Reply(instruction_id=instruction.id, envelope=envelope)
+            reply = Reply(instruction_id=instruction.id, envelope=envelope)
+            return Outgoing(reply, SentFor.of(instruction))
 
     async def _offered(
         self, instruction: Instruction, reason: str, step: Callable[[], None]
-    ) -> Reply | None:
+    ) -> Outgoing | None:
         """Fetch an offered app for the owner's approval; continue if its author is trusted."""
         app = instruction.app
         if not app.HasField("archive"):
@@ -125,17 +129,11 @@ class Execution:
         self._report(Event(kind="warning", text=text, detail={"run": instruction.run_id}))
         return await self.perform(instruction, step)
 
-    async def _execute(self, instruction: Instruction, step: Callable[[], None]) -> Envelope:
+    async def _execute(self, instruction: Instruction, step: Callable[[], None]) -> Recorded:
         policy = PolicyConfig() if self._relays else self._allow(instruction)
+        about = SentFor.of(instruction)
         if is_training(instruction) and not self._relays:
-            now_s = self._clock()
-            await asyncio.to_thread(
-                self._ledger.participate,
-                instruction,
-                now_s=now_s,
-                noise=charged_noise(instruction, policy),
-                steps=charged_steps(instruction, policy),
-            )
+            about = await self._book(instruction, policy)
         blobs = blobs_of(instruction.envelope)
         if self._relays and instruction.app.archive.id:
             blobs = [*blobs, instruction.app.archive]
@@ -160,8 +158,27 @@ class Execution:
             text = f"{label}: {error.reason}"
             self._report(Event(kind="failed", text=text, detail=detail))
         envelope = _for_server(instruction, done.envelope)
-        await _finish(asyncio.to_thread(self._state.record, instruction, envelope, done.state))
-        return envelope
+        norm = await asyncio.to_thread(
+            update_norm,
+            envelope,
+            instruction.envelope,
+            reply_dir=self._state.reply_dir(instruction.run_id, instruction.id),
+            blob_dir=self._blob_dir,
+        )
+        about = replace(about, norm=norm)
+        return await _finish(
+            asyncio.to_thread(self._state.record, instruction, envelope, done.state, about)
+        )
+
+    async def _book(self, instruction: Instruction, policy: PolicyConfig) -> SentFor:
+        """Count an instruction in the owner's ledger; return what the log says of that."""
+        now_s = self._clock()
+        noise, steps = charged_noise(instruction, policy), charged_steps(instruction, policy)
+        epsilon, of_record = round_epsilons(noise, steps, policy.delta)
+        await asyncio.to_thread(
+            self._ledger.participate, instruction, now_s=now_s, noise=noise, steps=steps
+        )
+        return replace(SentFor.of(instruction), epsilon=epsilon, record_epsilon=of_record)
 
     async def _train(self, instruction: Instruction, step: Callable[[], None]) -> TrainingDone:
         run_id = instruction.run_id
@@ -206,7 +223,7 @@ class Execution:
             )
         return policy
 
-    async def _refuse(self, instruction: Instruction, reason: str) -> Reply:
+    async def _refuse(self, instruction: Instruction, reason: str) -> Outgoing:
         now_s = self._clock()
         try:
             await asyncio.to_thread(self._ledger.refuse, instruction, reason, now_s=now_s)
@@ -219,7 +236,8 @@ class Execution:
             "app": instruction.app.name,
         }
         self._report(Event(kind="refused", text=text, detail=detail))
-        return Reply(instruction_id=instruction.id, refused=reason)
+        reply = Reply(instruction_id=instruction.id, refused=reason)
+        return Outgoing(reply, SentFor.of(instruction))
 
     async def _fetch(self, blob: Blob) -> None:
         """Fetch a blob into the folder of blobs, unless it is there and complete."""
@@ -267,7 +285,7 @@ def _for_server(instruction: Instruction, answer: Envelope) -> Envelope:
     return answer
 
 
-async def _finish(work: Coroutine[Any, Any, Any]) -> None:
+async def _finish(work: Coroutine[Any, Any, T]) -> T:
     """Wait until work in a thread has ended, even if cancelled: later steps need its result."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
@@ -275,9 +293,10 @@ async def _finish(work: Coroutine[Any, Any, Any]) -> None:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             cancelled = True
-    task.result()
+    result = task.result()
     if cancelled:
         raise asyncio.CancelledError
+    return result
 
 
 def label_of(envelope: Envelope) -> str:

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ...transport.blobs import blob_path, blobs_of
 from ...transport.file_pool import FilePool
-from ...transport.fleet_pb2 import Envelope, Instruction
+from ...transport.fleet_pb2 import Envelope, Instruction, Reply
 from ..owner.database import AgentDatabase
 from ..owner.ledger import content_of
+from ..owner.sent_log import Outgoing, SentFor
 
 __all__ = ["AgentState", "Recorded"]
 
@@ -39,9 +41,15 @@ class Recorded:
     """An instruction's reply as it was committed."""
 
     instruction_id: str
-    run_id: int
     envelope: Envelope
-    acknowledged: bool
+    about: SentFor
+
+    @property
+    def answer(self) -> Outgoing:
+        """The reply as it is sent."""
+        return Outgoing(
+            Reply(instruction_id=self.instruction_id, envelope=self.envelope), self.about
+        )
 
 
 class AgentState:
@@ -87,8 +95,10 @@ class AgentState:
         found = self._select("ORDER BY number DESC LIMIT 1")
         return found[0] if found else None
 
-    def record(self, instruction: Instruction, reply: Envelope, state: bytes) -> Recorded:
-        """Commit a reply together with the client state after its execution.
+    def record(
+        self, instruction: Instruction, reply: Envelope, state: bytes, about: SentFor
+    ) -> Recorded:
+        """Commit a reply together with the client state after its execution, and what it is about.
 
         Guarantees: durable on return. A run keeps its newest reply and those that are not yet
             acknowledged; older ones are deleted, with their files.
@@ -101,8 +111,18 @@ class AgentState:
                 "UPDATE spent SET answered = 1 WHERE content = ?", (content_of(instruction),)
             )
             rows.execute(
-                "INSERT INTO replies (instruction_id, run_id, envelope) VALUES (?, ?, ?)",
-                (instruction.id, key, reply.SerializeToString()),
+                "INSERT INTO replies (instruction_id, run_id, envelope, app, sha256, norm, epsilon,"
+                " record_epsilon) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    instruction.id,
+                    key,
+                    reply.SerializeToString(),
+                    about.app,
+                    about.sha256,
+                    about.norm,
+                    about.epsilon,
+                    about.record_epsilon,
+                ),
             )
             rows.execute(
                 "INSERT OR REPLACE INTO runs SELECT ?, ?, coalesce(max(used), 0) + 1 FROM runs",
@@ -124,9 +144,7 @@ class AgentState:
         for (run,) in forgotten:
             shutil.rmtree(self._runs / run, ignore_errors=True)
         self._sweep(run_id, Envelope.FromString(state))
-        return Recorded(
-            instruction_id=instruction.id, run_id=run_id, envelope=reply, acknowledged=False
-        )
+        return Recorded(instruction_id=instruction.id, envelope=reply, about=about)
 
     def acknowledge(self, instruction_id: str) -> None:
         """Note that the server has a reply, or no longer wants it; durable with the next record.
@@ -142,15 +160,7 @@ class AgentState:
             rows.executemany(ACKNOWLEDGE, [(id_,) for id_ in self._acknowledged])
 
     def _select(self, condition: str, values: tuple[object, ...] = ()) -> list[Recorded]:
-        return [
-            Recorded(
-                instruction_id=row["instruction_id"],
-                run_id=int(row["run_id"]),
-                envelope=Envelope.FromString(row["envelope"]),
-                acknowledged=bool(row["acknowledged"]),
-            )
-            for row in self._database.sealed("replies", condition, values)
-        ]
+        return [_recorded(row) for row in self._database.sealed("replies", condition, values)]
 
     def _sweep(self, run_id: int, state: Envelope) -> None:
         """Delete the files of earlier states, and of attempts that were not committed."""
@@ -159,3 +169,17 @@ class AgentState:
         for path in folder.iterdir() if folder.is_dir() else ():
             if path.name not in present:
                 path.unlink(missing_ok=True)
+
+
+def _recorded(row: Mapping[str, Any]) -> Recorded:
+    envelope = Envelope.FromString(row["envelope"])
+    about = SentFor(
+        run_id=int(row["run_id"]),
+        round=envelope.metadata.group_id,
+        app=row["app"],
+        sha256=row["sha256"],
+        norm=row["norm"],
+        epsilon=row["epsilon"],
+        record_epsilon=row["record_epsilon"],
+    )
+    return Recorded(instruction_id=row["instruction_id"], envelope=envelope, about=about)

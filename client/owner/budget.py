@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from ...config.client_config import PolicyConfig
 from ...errors import RefusedError
 from ...privacy.dp.accounting.concentrated import epsilon_of_line
-from ...privacy.dp.accounting.events import GaussianEvent
+from ...privacy.dp.accounting.events import GaussianEvent, StepsEvent
 from ...privacy.dp.accounting.gaussian import epsilon_of_cost
+from ...privacy.dp.noise_terms import NoiseTerms
 from ...privacy.dp.private_algorithm import REACH_KEY
 from ...privacy.secagg.terms.terms import is_talk
 from ...transport.fleet_pb2 import Instruction
@@ -24,7 +25,7 @@ from .announcements import announcement_of, charged_noise, charged_steps
 from .example_budget import Release, record_epsilon
 from .policy import is_training
 
-__all__ = ["Spending", "check_budget", "epsilon_spent"]
+__all__ = ["Spending", "check_budget", "epsilon_spent", "finite", "round_epsilons"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,30 @@ def epsilon_spent(spent: Sequence[Spending], delta: float) -> float:
     if all(each.gaussian for each in spent):
         return epsilon_of_cost(cost, delta)
     return epsilon_of_line(cost, delta)
+
+
+def round_epsilons(
+    noise: NoiseTerms | None, steps: StepsEvent | None, delta: float
+) -> tuple[float | None, float | None]:
+    """Return the epsilon of one round alone, for the client with all its data and for a single record;
+    None for what the round does not hide."""
+    if noise is None and steps is None:
+        return None, None
+    cost = None if noise is None else noise.event.cost
+    of_client = None
+    if noise is not None:
+        gaussian = isinstance(noise.event, GaussianEvent)
+        of_client = finite(
+            epsilon_of_cost(noise.event.cost, delta)
+            if gaussian
+            else epsilon_of_line(noise.event.cost, delta)
+        )
+    return of_client, finite(record_epsilon([Release(rounds=1, cost=cost, steps=steps)], delta))
+
+
+def finite(epsilon: float) -> float | None:
+    """Return an epsilon, None for one that is infinite: nothing is hidden."""
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def check_budget(

@@ -97,8 +97,16 @@ CREATE TABLE ledger (
 );
 """
 
+_VERSION_3: Final = """
+ALTER TABLE replies ADD COLUMN app TEXT NOT NULL DEFAULT '';    -- of the instruction, for the owner's log
+ALTER TABLE replies ADD COLUMN sha256 TEXT NOT NULL DEFAULT '';
+ALTER TABLE replies ADD COLUMN norm REAL;
+ALTER TABLE replies ADD COLUMN epsilon REAL;
+ALTER TABLE replies ADD COLUMN record_epsilon REAL;
+"""
+
 AGENT_LAYOUT: Final = TableLayout(
-    versions=((_VERSION_1, _take_over_spent), (_VERSION_2,)),
+    versions=((_VERSION_1, _take_over_spent), (_VERSION_2,), (_VERSION_3,)),
     sealed={
         "runs": ("run_id",),
         "replies": ("number",),

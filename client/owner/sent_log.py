@@ -1,7 +1,6 @@
 """What has left this site: one row for each answer to the server, written before its first byte leaves.
 
-The log is a file of its own, `sent.sqlite`, which is read without Meadow, too. After a power cut its last
-rows may be missing; the death of a process loses none.
+The log is a file of its own, `sent.sqlite`, which is read without Meadow, too.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...transport.database import Database, TableLayout
 from ...transport.fleet_pb2 import Instruction, Reply
 
-__all__ = ["SentLog", "SentRow", "sent_rows"]
+__all__ = ["Outgoing", "SentFor", "SentLog", "SentRow", "sent_rows"]
 
 FILE_NAME: Final = "sent.sqlite"
 RESULTS_KEPT_MAX: Final = 100_000
@@ -45,6 +44,14 @@ CREATE TABLE IF NOT EXISTS sent (
 CREATE INDEX IF NOT EXISTS sent_by_digest ON sent (digest);
 """,
         ),
+        (
+            """
+ALTER TABLE sent ADD COLUMN norm REAL;           -- L2, of the update in the message
+ALTER TABLE sent ADD COLUMN epsilon REAL;        -- that was booked for it, by its own noise alone
+ALTER TABLE sent ADD COLUMN record_epsilon REAL; -- likewise, of a single record
+CREATE INDEX sent_by_run ON sent (run_id, number);
+""",
+        ),
     ),
     sealed={},
     remedy="move it away; the agent begins a new one",
@@ -66,6 +73,44 @@ class SentRow:
     bytes: int
     reason: str
     digest: str
+    norm: float | None
+    """The L2 norm of the update in it, as `update_norm` has it; None without one."""
+    epsilon: float | None
+    """What the owner's ledger booked with it: the epsilon of this round alone; None if it has no such noise.
+
+    That of all rounds together is less than the sum."""
+    record_epsilon: float | None
+    """Likewise, of a single record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentFor:
+    """What an answer was made for, and what was in it; norm and epsilons as in `SentRow`."""
+
+    run_id: int
+    round: str
+    app: str
+    sha256: str
+    norm: float | None = None
+    epsilon: float | None = None
+    record_epsilon: float | None = None
+
+    @classmethod
+    def of(cls, instruction: Instruction) -> SentFor:
+        """Return that of an instruction, before anything was done for it."""
+        return cls(
+            run_id=instruction.run_id,
+            round=instruction.envelope.metadata.group_id,
+            app=instruction.app.name,
+            sha256=instruction.app.sha256,
+        )
+
+
+class Outgoing(NamedTuple):
+    """A reply, and what it is the reply to."""
+
+    reply: Reply
+    about: SentFor
 
 
 class SentLog:
@@ -78,26 +123,21 @@ class SentLog:
             DamageError: the file is not as it was written.
             StoreError: the disk fails.
         """
-        self._database = Database(directory / FILE_NAME, _LAYOUT, sync=False)
+        self._database = Database(directory / FILE_NAME, _LAYOUT)
         self._clock = clock
 
-    def write(self, reply: Reply, instruction: Instruction | None, *, size_bytes: int) -> None:
-        """Append a row; an answer that is sent once more, as it was not confirmed, has one already.
-
-        `instruction` is None for an answer that an earlier process has made.
+    def write(self, answer: Outgoing, *, size_bytes: int) -> None:
+        """Append a row, durably; an answer that is sent once more, as it was not confirmed, has one already.
 
         Raises:
             StoreError: the disk is full or fails.
         """
-        metadata = reply.envelope.metadata
-        kind, reason = metadata.message_type, ""
+        reply, about = answer
+        kind, reason = reply.envelope.metadata.message_type, ""
         if reply.refused:
             kind, reason = REFUSED, reply.refused
         elif reply.envelope.HasField("error"):
             kind, reason = FAILED, reply.envelope.error.reason
-        about = instruction.envelope.metadata if instruction is not None else metadata
-        app = instruction.app if instruction is not None else None
-        run_id = instruction.run_id if instruction is not None else metadata.run_id
         refusal = kind in (REFUSED, FAILED)
         digest = sha256(reply.SerializeToString(deterministic=True)).hexdigest()
         with self._database.transaction() as rows:
@@ -105,18 +145,22 @@ class SentLog:
                 return
             rows.execute(
                 "INSERT INTO sent (at_s, instruction_id, run_id, round, app, sha256, kind, bytes, reason,"
-                " digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " digest, norm, epsilon, record_epsilon)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     self._clock(),
                     reply.instruction_id,
-                    str(run_id),
-                    about.group_id[:TEXT_CHARS_MAX],
-                    app.name[:TEXT_CHARS_MAX] if app is not None else "",
-                    app.sha256[:TEXT_CHARS_MAX] if app is not None else "",
+                    str(about.run_id),
+                    about.round[:TEXT_CHARS_MAX],
+                    about.app[:TEXT_CHARS_MAX],
+                    about.sha256[:TEXT_CHARS_MAX],
                     kind[:TEXT_CHARS_MAX],
                     size_bytes,
                     reason[:TEXT_CHARS_MAX],
                     digest,
+                    about.norm,
+                    about.epsilon,
+                    about.record_epsilon,
                 ),
             )
             rows.execute(
@@ -143,6 +187,6 @@ def sent_rows(directory: Path, *, last: int, run_id: int | None = None) -> list[
     condition, values = (
         ("", [last]) if run_id is None else ("WHERE run_id = ?", [str(run_id), last])
     )
-    with closing(Database(directory / FILE_NAME, _LAYOUT, sync=False)) as database:
+    with closing(Database(directory / FILE_NAME, _LAYOUT)) as database:
         rows = database.rows(f"SELECT * FROM sent {condition} ORDER BY number DESC LIMIT ?", values)
     return [SentRow(**dict(row)) for row in reversed(rows)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +9,10 @@ from ...apps.folder import content_hash
 from ...errors import MeadowError
 from ..agent.lock import lock_holder
 from ..agent.state import AgentState
-from ..owner.budget import epsilon_spent
+from ..owner.budget import epsilon_spent, finite
 from ..owner.database import AgentDatabase
 from ..owner.example_budget import record_epsilon
-from ..owner.gate import is_paused
+from ..owner.gate import Gate, is_paused
 from ..owner.identity_folder import IdentityFolder
 from ..owner.ledger import Ledger
 from ..owner.owner import Owner
@@ -65,6 +64,8 @@ class ClientStatus:
     """The process id of the running agent."""
     paused: bool
     """Whether the owner has paused the site."""
+    closed: str
+    """Why the site takes no part now, by a pause or a window of its policy; empty if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +111,9 @@ def spending_of(directory: Path) -> ClientSpending:
     finally:
         database.close()
     return ClientSpending(
-        epsilon=_bounded(epsilon_spent(spent, policy.delta)),
+        epsilon=finite(epsilon_spent(spent, policy.delta)),
         epsilon_max=policy.epsilon_max,
-        record_epsilon=_bounded(
+        record_epsilon=finite(
             record_epsilon([release for each in spent for release in each.releases], policy.delta)
         ),
         record_epsilon_max=policy.record_epsilon_max,
@@ -122,16 +123,12 @@ def spending_of(directory: Path) -> ClientSpending:
                 app=each.app,
                 run_id=each.run_id,
                 rounds=each.rounds,
-                epsilon=_bounded(epsilon_spent([each], policy.delta)),
-                record_epsilon=_bounded(record_epsilon(each.releases, policy.delta)),
+                epsilon=finite(epsilon_spent([each], policy.delta)),
+                record_epsilon=finite(record_epsilon(each.releases, policy.delta)),
             )
             for each in spent
         ),
     )
-
-
-def _bounded(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None
 
 
 def status_of(directory: Path, *, now_s: float) -> ClientStatus:
@@ -150,6 +147,7 @@ def status_of(directory: Path, *, now_s: float) -> ClientStatus:
         )
         for name, found in owner.apps().items()
     ]
+    policy = owner.config().policy
     database = AgentDatabase(directory / "agent.sqlite")
     try:
         ledger = Ledger(database)
@@ -168,6 +166,7 @@ def status_of(directory: Path, *, now_s: float) -> ClientStatus:
             ),
             process=lock_holder(directory),
             paused=is_paused(directory),
+            closed=Gate(directory, lambda: policy, clock=lambda: now_s).closed_by(),
         )
     finally:
         database.close()

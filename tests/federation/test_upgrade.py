@@ -103,6 +103,7 @@ def test_folders_of_a_release(tmp_path: Path, release: str) -> None:
             run,
         }
     for index in range(2):
+        assert version_of(tmp_path / f"client-{index}" / "agent.sqlite") == 3
         spent = meadow("client", "privacy", "--dir", str(tmp_path / f"client-{index}"))["runs"]
         counted = {each["run_id"]: each["rounds"] for each in spent}
         assert counted.items() >= {("1", 2), (str(run), 2)}

@@ -18,30 +18,31 @@ from meadow.client.agent.training import REASON_CHARS_MAX, failure
 from meadow.client.owner import ledger
 from meadow.client.owner.database import AgentDatabase
 from meadow.client.owner.ledger import Ledger
+from meadow.client.owner.sent_log import Outgoing, SentFor
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fields import ID_CHARS_MAX
 
 
 def test_instructions_that_wait() -> None:
     """Those beyond the bound are refused, and say so; the same one twice is one."""
-    said: list[pb.AgentMessage] = []
+    said: list[pb.Reply] = []
 
-    class Line:
-        async def try_to_send(self, message: pb.AgentMessage) -> None:
-            said.append(message)
+    class Sender(dict[str, Any]):
+        async def try_to_send(self, answer: Outgoing) -> None:
+            said.append(answer.reply)
 
     nothing: Any = {}
 
     async def flood() -> None:
-        assignments = Assignments(nothing, nothing, nothing, Line(), nothing, nothing)  # type: ignore[arg-type]
+        assignments = Assignments(nothing, Sender(), nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
         for number in range(2 * INSTRUCTIONS_MAX):
             for _ in range(2):
                 await assignments.accept(pb.Instruction(id=str(number)))
 
     asyncio.run(flood())
-    refused = {message.reply.instruction_id for message in said}
+    refused = {reply.instruction_id for reply in said}
     assert refused == {str(n) for n in range(INSTRUCTIONS_MAX, 2 * INSTRUCTIONS_MAX)}
-    assert "64 instructions are waiting already" in said[0].reply.refused
+    assert "64 instructions are waiting already" in said[0].refused
 
 
 @pytest.mark.parametrize("id_", ["", "x" * (ID_CHARS_MAX + 1)])
@@ -90,12 +91,13 @@ def test_runs_and_replies_that_are_remembered(
         for run in range(1, 9):
             asked = pb.Instruction(id=f"first of {run}", run_id=run)
             memory.reply_dir(run, asked.id).mkdir(parents=True)
-            memory.record(asked, pb.Envelope(), b"")
+            memory.record(asked, pb.Envelope(), b"", SentFor.of(asked))
         assert {int(row["run_id"]) for row in database.rows("SELECT * FROM runs")} == {6, 7, 8}
         assert {path.name for path in (tmp_path / "runs").iterdir()} == {"6", "7", "8"}
         for number in range(20):
-            memory.record(pb.Instruction(id=f"{number}", run_id=8), pb.Envelope(), b"")
-        assert len([each for each in memory.unacknowledged() if each.run_id == 8]) <= 5
+            asked = pb.Instruction(id=f"{number}", run_id=8)
+            memory.record(asked, pb.Envelope(), b"", SentFor.of(asked))
+        assert len([each for each in memory.unacknowledged() if each.about.run_id == 8]) <= 5
 
 
 def test_what_a_failure_says() -> None:

@@ -125,6 +125,7 @@ def test_a_paused_site(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
             async with client.running():
                 await client.hear("paused", 2)
                 assert status_of(client.directory, now_s=0.0).paused
+                assert "by its owner" in status_of(client.directory, now_s=0.0).closed
                 assert len(client.fleet.hellos) == hellos and not client.fleet.replies
                 gate.resume(client.directory)
                 await client.fleet.reply("a")
@@ -132,6 +133,9 @@ def test_a_paused_site(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             await client.fleet.stop()
         assert not status_of(client.directory, now_s=0.0).paused
+        client.configure('[policy]\nhours = "20:00-06:00"')
+        assert "20:00 to 06:00" in status_of(client.directory, now_s=local(12, 0)).closed
+        assert status_of(client.directory, now_s=local(21, 0)).closed == ""
 
     asyncio.run(scenario())
     assert not client.texts("disconnected") and not client.texts("failed")
