@@ -15,9 +15,9 @@ import typer
 
 from ..errors import ConfigError, IdentityError
 from ..machine.process_limits import keep_freed_memory
-from ..reports.sentences import amount, moment
+from ..reports.sentences import amount, epsilon_text, moment
 from . import client_apps
-from .output import Format, FormatOption, epsilon_text, say, show_rows
+from .output import Format, FormatOption, say, show_rows
 
 __all__ = ["app", "invitation_text"]
 
@@ -27,6 +27,7 @@ app.add_typer(client_apps.app, name="apps")
 
 ClientDir = Annotated[Path, typer.Option("--dir", help="the client's folder")]
 TOKEN_VARIABLE = "MEADOW_TOKEN"
+PAGE_PORT = 9481
 
 
 @app.command()
@@ -256,6 +257,32 @@ def log(
     columns |= {"kind": "WHAT", "size": "BYTES", "length": "NORM"}
     columns |= {"of_client": "EPSILON", "of_record": "OF A RECORD", "reason": "REASON"}
     show_rows(format, rows, columns=columns, empty="nothing has left this site")
+
+
+@app.command()
+def page(
+    dir: ClientDir,
+    port: Annotated[
+        int, typer.Option(help="the port of this machine; 0: any", min=0, max=65535)
+    ] = PAGE_PORT,
+    format: FormatOption = Format.TEXT,
+) -> None:
+    """Serve the owner's pages to a browser on this machine: what left, the budgets, pause and resume.
+
+    The agent may run or not.
+    """
+    from ..client.owner.identity_folder import IdentityFolder
+    from ..client.pages.site_folder import SiteFolder
+    from ..client.pages.web import owner_app
+    from ..pages.serve import serve_pages  # imports the web server
+
+    name = IdentityFolder(dir).load().name
+    site = SiteFolder(dir, clock=time.time)
+    serve_pages(
+        lambda browsers: owner_app(site, browsers, name=name),
+        port=port,
+        invite=lambda link: say(format, f"open this link once:  {link}", event="link", link=link),
+    )
 
 
 @app.command()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,6 @@ from ..deprecated import RenamedWarning
 __all__ = [
     "Format",
     "FormatOption",
-    "epsilon_text",
     "fail",
     "plain",
     "say",
@@ -88,8 +86,3 @@ def show_renamings() -> None:
 def plain(text: str) -> str:
     """Return text without terminal control characters, as a peer may have sent it."""
     return "".join(mark if mark.isprintable() or mark == "\n" else "?" for mark in text)
-
-
-def epsilon_text(epsilon: float | None) -> str:
-    """Return an epsilon, rounded up, for people; None is that of rounds without noise."""
-    return "unbounded" if epsilon is None else f"{math.ceil(epsilon * 1e4 - 1e-9) / 1e4:.4g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,10 @@ def page(
 
     It may do what the certificate may: a viewer's looks, an operator's runs, an administrator's all.
     """
-    from ..server.pages.serve import serve_pages  # imports the web server
+    from ..pages.serve import serve_pages  # imports the web server
+    from ..server.pages.remote_server import RemoteServer
+    from ..server.pages.web import server_app
+    from ..server.remote.connection import connected
 
     if apps is not None and not apps.is_dir():
         raise ConfigError(f"--apps {apps} is not a folder")
@@ -40,4 +44,8 @@ def page(
     def invite(link: str) -> None:
         say(format, f"open this link once:  {link}", event="link", link=link)
 
-    serve_pages(admin_identity(dir, admin), port=port, apps=apps, invite=invite)
+    identity = admin_identity(dir, admin)
+    with connected(identity) as stub, closing(RemoteServer(stub, identity)) as server:
+        serve_pages(
+            lambda browsers: server_app(server, browsers, apps=apps), port=port, invite=invite
+        )

@@ -11,8 +11,9 @@ import typer
 from ..config.sections.privacy import DifferentialPrivacyConfig
 from ..deprecated import warn_renamed
 from ..errors import ConfigError
+from ..reports.sentences import epsilon_text
 from .completion import choice
-from .output import Format, FormatOption, epsilon_text, say, show_rows
+from .output import Format, FormatOption, say, show_rows
 
 if TYPE_CHECKING:
     from ..privacy.dp.plan import PrivacyPlan

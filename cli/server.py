@@ -18,7 +18,7 @@ import typer
 from ..errors import MeadowError
 from ..machine.json_log import JsonFormatter
 from ..machine.process_limits import allow_many_files, keep_freed_memory
-from ..reports.sentences import amount, moment, sentence_of
+from ..reports.sentences import amount, epsilon_text, moment, sentence_of
 from ..server.daemon.server_dir import ServerFolder
 from ..server.remote.connection import admin_stub
 from ..transport import fleet_pb2 as pb
@@ -27,7 +27,7 @@ from . import role
 from .admin import ServerDir
 from .audit import audit
 from .invite import invite as invite_
-from .output import Format, FormatOption, epsilon_text, say, show_rows
+from .output import Format, FormatOption, say, show_rows
 from .page import page
 
 __all__ = ["app", "log_to_stderr"]

@@ -113,27 +113,27 @@ WIRE_LIMITS = (
         "server/notify/test_notifier.py::test_old_events_are_dropped",
     ),
     Limit(
-        "server.pages.sessions:SESSIONS_MAX",
-        "browsers that are signed in to one `meadow server page`; the one that was used least recently is signed out",
-        "server/pages/test_web.py::test_sessions_end",
+        "pages.sessions:SESSIONS_MAX",
+        "browsers that are signed in to one `meadow server page` or `meadow client page`; the one that was used least recently is signed out",
+        "pages/test_sessions.py::test_sessions_end",
     ),
     Limit(
-        "server.pages.sessions:SESSION_IDLE_S",
+        "pages.sessions:SESSION_IDLE_S",
         "a browser that asks for nothing for so long is signed out",
-        "server/pages/test_web.py::test_sessions_end",
+        "pages/test_sessions.py::test_sessions_end",
     ),
     Limit(
-        "server.pages.web:FORM_BYTES_MAX",
+        "pages.web:FORM_BYTES_MAX",
         "a form of the pages",
         "server/pages/test_web.py::test_nothing_is_done_by_a_foreign_page",
     ),
     Limit(
-        "server.pages.serve:REQUEST_BYTES_MAX",
+        "pages.serve:REQUEST_BYTES_MAX",
         "the head of a request to the pages",
         "server/pages/test_serve.py::test_a_page_is_renewed",
     ),
     Limit(
-        "server.pages.serve:CONNECTIONS_MAX",
+        "pages.serve:CONNECTIONS_MAX",
         "connections of browsers to the pages; further ones are answered 503",
         "server/pages/test_serve.py::test_a_page_is_renewed",
     ),
@@ -679,8 +679,8 @@ BESIDES = {
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S
         server.remote.runs:CALL_S server.remote.runs:SUBMIT_S
         server.pages.followed_run:CLOSE_S server.pages.remote_server:CALL_S server.pages.remote_server:FIRST_ROUNDS_S
-        server.pages.remote_server:STOP_S server.pages.serve:DRAIN_S server.pages.web:RENEWED_EVERY_S
-        server.pages.web:SILENCE_S""",
+        client.agent.lock:BETWEEN_ATTEMPTS_S server.pages.remote_server:STOP_S pages.serve:DRAIN_S pages.web:RENEWED_EVERY_S
+        pages.web:SILENCE_S""",
     "how much this side does, sends, stores or shows by itself; a peer cannot increase it": """
         server.daemon.admin:EVENTS_SENT_MAX server.pages.curves:POINTS_MAX server.pages.followed_run:EVENTS_KEPT_MAX
         server.pages.followed_run:ROUNDS_KEPT_MAX server.pages.remote_server:RUNS_FOLLOWED_MAX server.pages.views:CURVES_MAX

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["amount", "moment", "sentence_of"]
+__all__ = ["amount", "epsilon_text", "moment", "sentence_of"]
 
 Detail = Mapping[str, Any]
 CALENDAR_END_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
@@ -33,6 +34,11 @@ def amount(size_bytes: float) -> str:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1000
     raise AssertionError("unreachable")
+
+
+def epsilon_text(epsilon: float | None) -> str:
+    """Return an epsilon, rounded up, for people; None is that of rounds without noise."""
+    return "unbounded" if epsilon is None else f"{math.ceil(epsilon * 1e4 - 1e-9) / 1e4:.4g}"
 
 
 def _of_client(detail: Detail) -> str:

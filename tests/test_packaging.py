@@ -152,7 +152,16 @@ def test_each_limit_names_a_test_that_exists() -> None:
 def limit_constants() -> dict[str, Path]:
     """Return the constants that are named like limits, as `server.daemon.spool:BLOBS_PER_REPLY_MAX`."""
     found = {}
-    for package in ("client", "compression", "privacy", "run", "server", "training", "transport"):
+    for package in (
+        "client",
+        "compression",
+        "pages",
+        "privacy",
+        "run",
+        "server",
+        "training",
+        "transport",
+    ):
         for path in sorted((ROOT / package).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             for node in ast.parse(path.read_text()).body:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...errors import StoreError
@@ -13,6 +14,8 @@ from ...errors import StoreError
 __all__ = ["hold_lock", "lock_holder"]
 
 NAME = "agent.lock"
+ATTEMPTS = 10
+BETWEEN_ATTEMPTS_S = 0.02
 
 
 @contextmanager
@@ -25,7 +28,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
     fd = os.open(directory / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
         except BlockingIOError:
             holder = os.pread(fd, 20, 0).decode(errors="replace").strip()
             text = f"{directory}: an agent is already running on it, process {holder}"
@@ -51,3 +54,13 @@ def lock_holder(directory: Path) -> int | None:
         return int(holder) if holder.isdigit() else 0
     finally:
         os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    """Take the lock; whoever looks at who has it holds it for a moment, too."""
+    for _ in range(ATTEMPTS):
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(BETWEEN_ATTEMPTS_S)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -175,8 +175,18 @@ class SentLog:
         self._database.close()
 
 
-def sent_rows(directory: Path, *, last: int, run_id: int | None = None) -> list[SentRow]:
+def sent_rows(
+    directory: Path,
+    *,
+    last: int,
+    run_id: int | None = None,
+    before: int | None = None,
+    refused: bool | None = None,
+) -> list[SentRow]:
     """Return the last rows of a client's log, oldest first; an agent may be running.
+
+    Of one run, if `run_id` is given, and those `before` the row of this number; `refused` is whether only
+    refusals and failures are wanted, or none of them.
 
     Raises:
         DamageError: the file is not as it was written.
@@ -184,9 +194,16 @@ def sent_rows(directory: Path, *, last: int, run_id: int | None = None) -> list[
     """
     if not (directory / FILE_NAME).exists():
         return []
-    condition, values = (
-        ("", [last]) if run_id is None else ("WHERE run_id = ?", [str(run_id), last])
-    )
+    conditions, values = ["TRUE"], list[object]()
+    if run_id is not None:
+        conditions, values = [*conditions, "run_id = ?"], [*values, str(run_id)]
+    if before is not None:
+        conditions, values = [*conditions, "number < ?"], [*values, before]
+    if refused is not None:
+        conditions.append(f"kind {'' if refused else 'NOT '}IN ('{REFUSED}', '{FAILED}')")
     with closing(Database(directory / FILE_NAME, _LAYOUT)) as database:
-        rows = database.rows(f"SELECT * FROM sent {condition} ORDER BY number DESC LIMIT ?", values)
+        rows = database.rows(
+            f"SELECT * FROM sent WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT ?",
+            [*values, last],
+        )
     return [SentRow(**dict(row)) for row in reversed(rows)]

@@ -59,6 +59,8 @@ class ClientStatus:
     apps: tuple[AppStatus, ...]
     last_instruction: str
     rounds_today: int
+    rounds_per_day: int | None
+    """The owner's bound of them."""
     refusals: tuple[Refusal, ...]
     process: int | None
     """The process id of the running agent."""
@@ -95,14 +97,14 @@ class ClientSpending:
     runs: tuple[RunSpending, ...]
 
 
-def spending_of(directory: Path) -> ClientSpending:
-    """Read the privacy cost from a client's folder.
+def spending_of(directory: Path, owner: Owner | None = None) -> ClientSpending:
+    """Read the privacy cost from a client's folder; `owner` as in `status_of`.
 
     Raises:
         ConfigError: client.toml is missing or wrong.
         StoreError: the database is damaged, or not the complete ledger of this client.
     """
-    policy = Owner(directory, content_hash).config().policy
+    policy = (owner or Owner(directory, content_hash)).config().policy
     database = AgentDatabase(directory / "agent.sqlite")
     try:
         ledger = Ledger(database)
@@ -131,14 +133,14 @@ def spending_of(directory: Path) -> ClientSpending:
     )
 
 
-def status_of(directory: Path, *, now_s: float) -> ClientStatus:
-    """Read a client's folder.
+def status_of(directory: Path, *, now_s: float, owner: Owner | None = None) -> ClientStatus:
+    """Read a client's folder; an `owner` of it that is handed in again knows the apps' hashes.
 
     Raises:
         ConfigError: it is not enrolled, or client.toml is wrong.
         IdentityError, StoreError: its files are damaged.
     """
-    identity, owner = IdentityFolder(directory).load(), Owner(directory, content_hash)
+    identity, owner = IdentityFolder(directory).load(), owner or Owner(directory, content_hash)
     apps = [
         AppStatus(
             name=name,
@@ -160,6 +162,7 @@ def status_of(directory: Path, *, now_s: float) -> ClientStatus:
             apps=tuple(apps),
             last_instruction=last.instruction_id if last else "",
             rounds_today=ledger.rounds_today(now_s=now_s),
+            rounds_per_day=policy.rounds_per_day,
             refusals=tuple(
                 Refusal(at_s=at_s, app=app, reason=reason)
                 for at_s, app, reason in ledger.refusals(REFUSALS_SHOWN)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from ...pages.parts import facts, quiet
 from ...reports.markup import Html, element, fragment, table
 from ...reports.sentences import amount, moment, sentence_of
 from ...transport import fleet_pb2 as pb
@@ -16,11 +17,8 @@ from .followed_run import FollowedRun
 
 __all__ = [
     "events_part",
-    "folded",
-    "form",
     "invitation_part",
     "overview_part",
-    "page",
     "run_part",
     "runs_table",
     "sites_part",
@@ -37,69 +35,11 @@ TONES: Final = {
 PARTS: Final = ("train", "evaluate", "server", "query")
 
 
-def page(
-    title: str,
-    *,
-    who: str,
-    role: str,
-    address: str,
-    live: Html | None,
-    content: Html,
-    form_key: str,
-) -> Html:
-    """Return a whole page. `live` is the part that is renewed while the page is open."""
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", f"{title} - Meadow"),
-        element("link", rel="stylesheet", href="/style.css"),
-        element("script", src="/live.js", defer=""),
-    )
-    here = {"Overview": "/", "Runs": "/runs", "Sites": "/sites", "Events": "/events"}
-    links = [
-        element("a", name, href=path, **({"aria_current": "page"} if name == title else {}))
-        for name, path in here.items()
-    ]
-    leave = form("/leave", "Sign out", form_key, class_="leave")
-    said = element("span", f"{who}, {role}", class_="who", title=f"the server at {address}")
-    top = element(
-        "header",
-        element("a", "Skip to the content", href="#content", class_="skip"),
-        element("nav", element("strong", "Meadow"), *links, aria_label="pages"),
-        element("div", said, leave),
-    )
-    parts = [element("h1", title), content]
-    if live is not None:
-        lost = "The server does not answer; this page shows what was last known."
-        parts.append(element("p", lost, id="lost", class_="bad", role="status", hidden=""))
-        parts.append(element("div", live, id="live"))
-    body = element("body", top, element("main", *parts, id="content"))
-    return Html(f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n")
-
-
-def folded(title: str, content: Html) -> Html:
-    """Return a part that is opened by its title."""
-    return element("details", element("summary", title), content)
-
-
-def form(
-    action: str, button: str, form_key: str, *fields: Html, method: str = "post", class_: str = ""
-) -> Html:
-    """Return a form with one button."""
-    key = element("input", type="hidden", name="form_key", value=form_key)
-    kept = [key] if method == "post" else []
-    return element(
-        "form", *kept, *fields, element("button", button, type="submit"),
-        action=action, method=method, class_=class_,
-    )  # fmt: skip
-
-
 def overview_part(
     status: pb.ServerStatus, runs: Sequence[pb.Run], events: Sequence[pb.RunEvent]
 ) -> Html:
     """Return the live part of the overview."""
-    facts = {
+    said = {
         "sites connected": f"{status.connected} of {status.enrolled}",
         "runs under way": str(len(status.runs)),
         "version": status.version,
@@ -107,11 +47,11 @@ def overview_part(
     }
     return fragment(
         [
-            _facts(facts),
+            facts(said),
             element("h2", "Under way"),
-            runs_table(status.runs) if status.runs else _quiet("No run is under way."),
+            runs_table(status.runs) if status.runs else quiet("No run is under way."),
             element("h2", "Last runs"),
-            runs_table(runs[:RUNS_SHOWN]) if runs else _quiet("There was no run yet."),
+            runs_table(runs[:RUNS_SHOWN]) if runs else quiet("There was no run yet."),
             element("h2", "Last events"),
             _events((each.at_s, each.kind, _detail(each)) for each in events[:RUNS_SHOWN]),
         ]
@@ -139,7 +79,7 @@ def run_part(run: pb.Run, followed: FollowedRun) -> Html:
     rounds = followed.rounds()
     last: Mapping[str, Any] = rounds[-1] if rounds else {}
     failed = sum(_number(row.get("failures")) for row in rounds)
-    facts = {
+    said = {
         "status": _status(run.status),
         "round": _progress(run),
         "clients in the last round": f"{_number(last.get('clients')):g}" if last else "-",
@@ -156,12 +96,12 @@ def run_part(run: pb.Run, followed: FollowedRun) -> Html:
     drawn = [curve(title, points) for title, points in _curves(rounds)]
     return fragment(
         [
-            _facts(facts),
+            facts(said),
             *cause,
             element("h2", "By round"),
             element("div", *drawn, class_="curves")
             if any(drawn)
-            else _quiet("No round is complete."),
+            else quiet("No round is complete."),
             element("h2", "Last rounds"),
             _rounds(rounds[-ROUNDS_SHOWN:]),
             element("h2", "Clients that failed"),
@@ -175,7 +115,7 @@ def run_part(run: pb.Run, followed: FollowedRun) -> Html:
 def sites_part(sites: Sequence[pb.Site], *, may_tag: bool, may_revoke: bool) -> Html:
     """Return the live part of the page of sites."""
     if not sites:
-        return _quiet("No site was invited yet.")
+        return quiet("No site was invited yet.")
     rows = []
     for site in sites:
         links = []
@@ -199,8 +139,8 @@ def sites_part(sites: Sequence[pb.Site], *, may_tag: bool, may_revoke: bool) -> 
         for state in ("connected", "away", "invited", "revoked")
     }
     headings = ("site", "state", "tags", "last seen", "certificate until", "version", "")
-    facts = {state: str(count) for state, count in counts.items()}
-    return fragment([_facts(facts), table(headings, rows, class_="words")])
+    counted = {state: str(count) for state, count in counts.items()}
+    return fragment([facts(counted), table(headings, rows, class_="words")])
 
 
 def events_part(events: Sequence[pb.RunEvent]) -> Html:
@@ -229,17 +169,6 @@ def invitation_part(site: str, invitation: pb.Invitation) -> Html:
 
 
 # ---------------------------------------------------------------------- parts of pages
-
-
-def _facts(facts: Mapping[str, str]) -> Html:
-    pairs = (
-        element("div", element("dt", name), element("dd", value)) for name, value in facts.items()
-    )
-    return element("dl", *pairs)
-
-
-def _quiet(text: str) -> Html:
-    return element("p", text, class_="note")
 
 
 def _status(status: str) -> Html:
@@ -284,7 +213,7 @@ def _curves(rounds: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[tuple[f
 
 def _rounds(rounds: Sequence[Mapping[str, Any]]) -> Html:
     if not rounds:
-        return _quiet("No round is complete.")
+        return quiet("No round is complete.")
     names = sorted(
         {
             (part, name)
@@ -323,7 +252,7 @@ def _events(
         for at_s, kind, detail in events
     ]
     if not rows:
-        return _quiet(none)
+        return quiet(none)
     made = element("table", element("tbody", *rows), class_="words events")
     return element("div", made, class_="scroll")
 

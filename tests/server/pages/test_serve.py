@@ -17,7 +17,7 @@ import pytest
 from chromium import Chromium, find_chromium
 from daemon_house import House, in_a_house
 
-from meadow.server.pages.serve import CONNECTIONS_MAX, REQUEST_BYTES_MAX
+from meadow.pages.serve import CONNECTIONS_MAX, REQUEST_BYTES_MAX
 
 CALL_S = 60.0
 

@@ -16,10 +16,11 @@ import pytest
 from daemon_house import House, in_a_house
 from starlette.testclient import TestClient
 
+from meadow.pages.sessions import Sessions
+from meadow.pages.web import HEADERS, Browsers
 from meadow.server.daemon.server_dir import AdminIdentity
 from meadow.server.pages.remote_server import RemoteServer
-from meadow.server.pages.sessions import SESSION_IDLE_S, SESSIONS_MAX, Sessions
-from meadow.server.pages.web import HEADERS, PAGES, make_app
+from meadow.server.pages.web import PAGES, server_app
 from meadow.server.remote.connection import connected
 from meadow.transport.invitation import Invitation
 
@@ -86,14 +87,8 @@ def browser(house: House, folder: Path, name: str, apps: Path | None = None) -> 
     with connected(identity) as stub:
         server, sessions = RemoteServer(stub, identity), Sessions(clock=lambda: 0.0)
         link = f"/enter/{sessions.new_link()}"
-        app = make_app(
-            server,
-            sessions,
-            hosts=frozenset({HOST}),
-            entered=lambda: None,
-            ending=lambda: False,
-            apps=apps,
-        )
+        browsers = Browsers(sessions, frozenset({HOST}), lambda: None, lambda: False)
+        app = server_app(server, browsers, apps=apps)
         with closing(server):
             yield Browser(TestClient(app, base_url=f"http://{HOST}"), sessions, link)
 
@@ -283,33 +278,6 @@ def test_actions(tmp_path: Path) -> None:
             assert token not in json.dumps(lines) and len(token) > 20
 
     beside(tmp_path, seen, status="running")
-
-
-def test_sessions_end() -> None:
-    """A link opens one session; the least used of too many ends, and one that was left alone."""
-    now = [0.0]
-    sessions = Sessions(clock=lambda: now[0])
-    assert sessions.enter("") is None
-
-    def opened() -> str:
-        link = sessions.new_link()
-        cookie = sessions.enter(link)
-        assert cookie is not None and sessions.enter(link) is None
-        return cookie
-
-    cookies = [opened() for _ in range(SESSIONS_MAX)]
-    assert sessions.find(cookies[0])
-    cookies.append(opened())
-    assert (
-        sessions.find(cookies[0]) and not sessions.find(cookies[1]) and sessions.find(cookies[-1])
-    )
-    now[0] += SESSION_IDLE_S - 1
-    assert sessions.find(cookies[0])
-    now[0] += 2
-    assert sessions.find(cookies[0]) and not sessions.find(cookies[2])
-    old = sessions.new_link()
-    sessions.new_link()
-    assert sessions.enter(old) is None
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,15 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import uvicorn
+from starlette.applications import Starlette
 
-from ...errors import UnreachableError
-from ...transport.address import Address
-from ..daemon.server_dir import AdminIdentity
-from ..remote.connection import connected
-from .remote_server import RemoteServer
+from ..errors import UnreachableError
+from ..transport.address import Address
 from .sessions import Sessions
-from .web import make_app
+from .web import Browsers
 
 __all__ = ["serve_pages"]
 
@@ -28,17 +25,16 @@ DRAIN_S: Final = 2
 
 
 def serve_pages(
-    identity: AdminIdentity, *, port: int, apps: Path | None, invite: Callable[[str], None]
+    make: Callable[[Browsers], Starlette], *, port: int, invite: Callable[[str], None]
 ) -> None:
-    """Serve the pages on the loopback address.
+    """Serve an application on the loopback address.
 
     `invite` gets each new one-time link: one at the start, and another whenever one was used.
 
     Raises:
-        UnreachableError: no server answers there, or the port is taken.
+        UnreachableError: the port is taken.
     """
-    with connected(identity) as stub, _listening(port) as listener:
-        server = RemoteServer(stub, identity)
+    with _listening(port) as listener:
         sessions = Sessions(clock=time.monotonic)
         own_port = int(listener.getsockname()[1])
         host = f"{LOOPBACK}:{own_port}"
@@ -46,16 +42,14 @@ def serve_pages(
         def new_link() -> None:
             invite(f"http://{host}/enter/{sessions.new_link()}")
 
-        hosts = frozenset({host, f"localhost:{own_port}"})
+        browsers = Browsers(
+            sessions=sessions,
+            hosts=frozenset({host, f"localhost:{own_port}"}),
+            entered=new_link,
+            ending=lambda: web.should_exit,
+        )
         config = uvicorn.Config(
-            lambda: make_app(
-                server,
-                sessions,
-                hosts=hosts,
-                entered=new_link,
-                ending=lambda: web.should_exit,
-                apps=apps,
-            ),
+            lambda: make(browsers),
             factory=True,
             log_level="error",
             access_log=False,
@@ -75,10 +69,7 @@ def serve_pages(
         ):  # uvicorn ends by them, and raises them again
             signal.signal(number, lambda *_: None)
         new_link()
-        try:
-            web.run(sockets=[listener])
-        finally:
-            server.close()
+        web.run(sockets=[listener])
 
 
 def _listening(port: int) -> socket.socket:

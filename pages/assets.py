@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...reports.style import PAGE_CSS
+from ..reports.style import PAGE_CSS
 
 __all__ = ["LIVE_JS", "STYLE_CSS"]
 
@@ -27,6 +27,9 @@ textarea:focus-visible, pre:focus-visible { outline: 3px solid var(--accent); ou
 .who { color: var(--quiet); }
 .words th, .words td { text-align: left; }
 .words td { white-space: normal; min-width: 5em; overflow-wrap: anywhere; }
+.log th, .log td { text-align: left; }
+.log td { max-width: 20em; overflow: hidden; text-overflow: ellipsis; }
+.log td.why { white-space: normal; min-width: 18em; max-width: 40em; overflow-wrap: anywhere; }
 .events th { white-space: nowrap; color: var(--quiet); vertical-align: top; }
 dl { display: flex; flex-wrap: wrap; gap: 10px 34px; margin: 0 0 12px; }
 dl div { min-width: 7em; }
@@ -70,7 +73,7 @@ LIVE_JS: Final = """"use strict";
 const live = document.getElementById("live");
 const lost = document.getElementById("lost");
 if (live) {
-  const stream = new EventSource(location.pathname);
+  const stream = new EventSource(location.pathname + location.search);
   stream.onopen = () => { lost.hidden = true; };
   stream.onerror = () => { lost.hidden = false; };
   stream.addEventListener("lost", () => { lost.hidden = false; });
