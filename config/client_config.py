@@ -137,6 +137,20 @@ class PolicyConfig:
         at_least=0,
         at_most=64 << 30,
     )
+    disk_bytes_max: int | None = setting(
+        None,
+        "refuse an instruction for which this folder would need more than this, with as much for the answer "
+        "as for what is received; no limit if absent",
+        at_least=1 << 20,
+        at_most=1 << 50,
+    )
+    bandwidth_bytes_per_s_max: int | None = setting(
+        None,
+        "transfer tensors with at most so many bytes per second, received and sent together; no limit if "
+        "absent",
+        at_least=16 << 10,
+        at_most=1 << 40,
+    )
     rounds_per_day: int | None = setting(
         None, "train in at most this many rounds in 24 hours; no limit if absent", at_least=1
     )
@@ -172,6 +186,29 @@ class PolicyConfig:
     )
     mains_power_only: bool = setting(
         False, "take part only while this machine has mains power (Linux)"
+    )
+    load_max: float | None = setting(
+        None,
+        "take part only while the system's load, the average of a minute for each core, is at most this; "
+        "training counts: with device.threads = 2 on 4 cores it makes 0.5",
+        above=0,
+        at_most=1000,
+    )
+    temperature_max_c: float | None = setting(
+        None,
+        "take part only while no sensor of this machine is hotter than this, in degrees Celsius (Linux)",
+        above=0,
+        at_most=150,
+    )
+    unmetered_only: bool = setting(
+        False,
+        "take part only while the network in use is not metered, by NetworkManager's word or by "
+        "metered_interfaces (Linux)",
+    )
+    metered_interfaces: tuple[str, ...] = setting(
+        ("wwan*", "ppp*"),
+        "network interfaces that are metered, whatever NetworkManager says; * stands for anything",
+        only={"unmetered_only": (True,)},
     )
     report_device: bool = setting(
         False, "send examples a second, peak memory and the GPU's utilisation with an update"

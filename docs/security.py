@@ -679,7 +679,8 @@ BESIDES = {
         transport.file_pool:OPENINGS_MAX transport.file_pool:OPENING_WAIT_S server.remote.connection:CONNECT_S
         server.remote.runs:CALL_S server.remote.runs:SUBMIT_S
         server.pages.followed_run:CLOSE_S server.pages.remote_server:CALL_S server.pages.remote_server:FIRST_ROUNDS_S
-        client.agent.lock:BETWEEN_ATTEMPTS_S server.pages.remote_server:STOP_S pages.serve:DRAIN_S pages.web:RENEWED_EVERY_S
+        client.agent.lock:BETWEEN_ATTEMPTS_S client.agent.token_bucket:BURST_S
+        client.owner.gate:SETTLING_S client.owner.gate:TOLD_AGAIN_S server.pages.remote_server:STOP_S pages.serve:DRAIN_S pages.web:RENEWED_EVERY_S
         pages.web:SILENCE_S""",
     "how much this side does, sends, stores or shows by itself; a peer cannot increase it": """
         server.daemon.admin:EVENTS_SENT_MAX server.pages.curves:POINTS_MAX server.pages.followed_run:EVENTS_KEPT_MAX

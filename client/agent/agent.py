@@ -50,6 +50,7 @@ from .line import LineState
 from .lock import hold_lock
 from .reconnecting import Outage, Routes
 from .state import AgentState
+from .token_bucket import TokenBucket
 from .training import Trainer
 from .uplink import Uplink
 from .warm_process import WarmProcess
@@ -221,9 +222,10 @@ class Agent:
 
     async def _stay_connected(self, owner: Owner, assignments: Assignments, gate: Gate) -> None:
         attempt, outages = 0, defaultdict[str, Outage](lambda: Outage(self._report))
+        bucket = TokenBucket(_Bandwidth(owner))
         self._routes.update([self._identities.load().fleet_address])
         while True:
-            if why := gate.closed_by():
+            if why := await asyncio.to_thread(gate.closed_by):
                 self._report(Event(kind="paused", text=f"not connected: {why}"))
                 await gate.until_open()
                 attempt = 0
@@ -235,7 +237,7 @@ class Agent:
             self._renewed = False
             try:
                 credentials = identity.credentials()
-                async with Connection(address, credentials, self._line) as connection:
+                async with Connection(address, credentials, self._line, bucket) as connection:
                     sent_s = self._clock()
                     relay = self._leaves is not None
                     welcome = await connection.hello(identity.name, __version__, relay=relay)
@@ -248,7 +250,7 @@ class Agent:
                 raise
             except MeadowError as error:
                 self._check_certificate(identity)
-                if not self._renewed and not gate.closed_by():
+                if not self._renewed and not await asyncio.to_thread(gate.closed_by):
                     await outages[address].tell(
                         error, address, identity.ca_pem, welcomed=welcomed, now_s=self._clock()
                     )
@@ -362,6 +364,19 @@ class Agent:
         self._report(Event(kind="renewed", text="the certificate was renewed"))
         self._renewed = True
         connection.hang_up()
+
+
+class _Bandwidth:
+    """The owner's bound in bytes per second; the last one while client.toml has a mistake."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._last: int | None = None
+
+    def __call__(self) -> int | None:
+        with suppress(MeadowError):
+            self._last = self._owner.config().policy.bandwidth_bytes_per_s_max
+        return self._last
 
 
 async def _prepare(owner: Owner, trainer: Trainer) -> None:

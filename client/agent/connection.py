@@ -28,6 +28,7 @@ from ...transport.proxy import proxy_options
 from .line import LineState
 from .rpc_errors import rpc_errors
 from .stream import Stream
+from .token_bucket import TokenBucket
 from .transfer import Bulk
 
 __all__ = ["MESSAGE_BYTES_MAX", "Connection", "channel_options"]
@@ -80,19 +81,26 @@ class Connection:
     """
 
     def __init__(
-        self, address: str, credentials: grpc.ChannelCredentials, line: LineState | None = None
+        self,
+        address: str,
+        credentials: grpc.ChannelCredentials,
+        line: LineState | None = None,
+        bucket: TokenBucket | None = None,
     ) -> None:
-        """Open a connection; `line` is the state that earlier connections have measured."""
+        """Open a connection; `line` is the state that earlier connections have measured, and `bucket` what
+        its transfers are held to."""
         self.address = address
         self._line = line or LineState()
         lookahead = LOOKAHEAD_CHUNKS * self._line.chunk_bytes
         if self._line.is_steady:
             lookahead = LOOKAHEAD_BYTES_MAX
+        if bucket is not None:
+            lookahead = min(lookahead, LOOKAHEAD_CHUNKS * bucket.chunk_bytes)
         options = [*channel_options(), *_OPTIONS, ("grpc.http2.lookahead_bytes", lookahead)]
         options += proxy_options(address)
         self._channel = grpc.secure_channel(address, credentials, options)
         self._stub = FleetStub(self._channel)
-        self._bulk = Bulk(self._channel, address, self._line, blob_bytes_max=BLOB_BYTES_MAX)
+        self._bulk = Bulk(self._channel, address, self._line, bucket, blob_bytes_max=BLOB_BYTES_MAX)
         self._stream = Stream(self._stub.Connect, address)
         self.lost = self._stream.lost
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -214,6 +215,8 @@ class Execution:
             now_s = self._clock()
             rounds_today = self._ledger.rounds_today(now_s=now_s, besides=content_of(instruction))
         check(instruction, policy, installed=installed, rounds_today=rounds_today)
+        if policy.disk_bytes_max is not None:
+            self._require_room(instruction, policy.disk_bytes_max)
         if policy.has_budget:
             check_budget(
                 instruction,
@@ -222,6 +225,28 @@ class Execution:
                 rounds=self._ledger.rounds_of_run(instruction),
             )
         return policy
+
+    def _require_room(self, instruction: Instruction, bytes_max: int) -> None:
+        """Check that what an instruction brings, and as much for its answer, fits into the owner's bound; what
+        is stored only for reuse goes first.
+
+        Raises:
+            RefusedError: it does not fit.
+        """
+        blobs = blobs_of(instruction.envelope)
+        sizes = {blob_path(self._blob_dir, check_blob_id(b.id)): b.size_bytes for b in blobs}
+        missing = sum(size - _size_of(path) for path, size in sizes.items())
+        needed = max(0, missing) + sum(sizes.values())
+        if not needed or _used_bytes(self._owner.directory) + needed <= bytes_max:
+            return
+        self._prune({blob.id for blob in blobs}, 0)
+        self._state.file_pool.clear()
+        used = _used_bytes(self._owner.directory)
+        if used + needed > bytes_max:
+            raise RefusedError(
+                f"policy.disk_bytes_max is {bytes_max}: {used} bytes are used, and this instruction "
+                f"needs {needed} more"
+            )
 
     async def _refuse(self, instruction: Instruction, reason: str) -> Outgoing:
         now_s = self._clock()
@@ -275,6 +300,19 @@ class Execution:
             if index >= BLOBS_KEPT or kept_bytes > bytes_max:
                 self._state.file_pool.keep(path)
                 self._verified.pop(path.stem, None)
+
+
+def _used_bytes(folder: Path) -> int:
+    """Return the sizes of all files in a folder, without links and without what goes meanwhile."""
+    files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    return sum(_size_of(path) for path in files)
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _for_server(instruction: Instruction, answer: Envelope) -> Envelope:

@@ -23,6 +23,7 @@ from ...transport.file_pool import FilePool
 from ...transport.fleet_pb2 import Blob, DownloadRequest, UploadOpen, UploadState
 from .line import LineState
 from .rpc_errors import rpc_errors
+from .token_bucket import TokenBucket
 
 __all__ = ["Bulk"]
 
@@ -41,6 +42,7 @@ class Bulk:
         channel: grpc.Channel,
         address: str,
         line: LineState | None = None,
+        bucket: TokenBucket | None = None,
         *,
         blob_bytes_max: int,
     ) -> None:
@@ -56,6 +58,7 @@ class Bulk:
         )
         self._address = address
         self._line = line or LineState()
+        self._bucket = bucket or TokenBucket(lambda: None)
         self._blob_bytes_max = blob_bytes_max
 
     async def download(self, blob: Blob, folder: Path, file_pool: FilePool | None = None) -> Path:
@@ -94,8 +97,11 @@ class Bulk:
 
     def _receive(self, receiver: Receiver, blob: Blob, started: Started) -> None:
         offset = receiver.received_bytes
-        chunk_bytes = 0 if self._line.is_steady else self._line.chunk_bytes
-        request = DownloadRequest(blob_id=blob.id, offset=offset, chunk_bytes=chunk_bytes)
+        chunk_bytes = self._chunk_bytes()
+        any_size = self._line.is_steady and chunk_bytes == self._line.chunk_bytes
+        request = DownloadRequest(
+            blob_id=blob.id, offset=offset, chunk_bytes=0 if any_size else chunk_bytes
+        )
         call = self._call_download(request)
         started(cast("grpc.Future[Any]", call))
         try:
@@ -103,11 +109,15 @@ class Bulk:
                 receiver.write(chunk)
                 self._line.received_bytes += len(chunk.data)
                 self._line.carried(len(chunk.data))
+                self._bucket.take(len(chunk.data))
         except grpc.RpcError:
             self._line.lost()
             raise
         finally:
             cast("grpc.Future[Any]", call).cancel()
+
+    def _chunk_bytes(self) -> int:
+        return min(self._line.chunk_bytes, self._bucket.chunk_bytes)
 
     def _receiver(self, folder: Path, blob: Blob, file_pool: FilePool | None) -> Receiver:
         size_max = self._blob_bytes_max
@@ -121,7 +131,7 @@ class Bulk:
         while setbacks < UPLOAD_SETBACKS_MAX:
             opening = UploadOpen(instruction_id=instruction_id, blob=blob, offset=offset)
             portion = 0 if asks else None if self._line.is_steady else PORTION_CHUNKS
-            pieces = islice(chunks(path, offset, self._line.chunk_bytes), portion)
+            pieces = islice(chunks(path, offset, self._chunk_bytes()), portion)
             there = min(size, self._send(opening, pieces, started))
             self._line.arrived(blob.id, there)
             if there == size:
@@ -136,7 +146,7 @@ class Bulk:
         blob = opening.blob
         try:
             with rpc_errors(self._address):
-                call = self._call_upload.future(_messages(opening, pieces))
+                call = self._call_upload.future(_messages(opening, pieces, self._bucket))
                 started(call)
                 state = call.result()
                 return blob.size_bytes if state.complete else int(state.received_bytes)
@@ -151,9 +161,11 @@ class Bulk:
             return int(found[1])
 
 
-def _messages(opening: UploadOpen, pieces: Iterable[Piece]) -> Iterator[bytes]:
+def _messages(opening: UploadOpen, pieces: Iterable[Piece], bucket: TokenBucket) -> Iterator[bytes]:
     yield pack_upload_open(opening)
-    yield from map(pack_upload_chunk, pieces)
+    for piece in pieces:
+        bucket.take(len(piece.data))
+        yield pack_upload_chunk(piece)
 
 
 async def _in_thread(function: Callable[[Started], T]) -> T:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meadow.client.agent import agent as module
+from meadow.client.agent import execution
 from meadow.client.owner.database import AgentDatabase
 from meadow.errors import DamageError
 
@@ -108,5 +109,40 @@ def test_a_state_that_has_changed_on_the_disk_is_not_trained_on(client: Client) 
             client.fleet.send(client.instruction("c", values=4000))
             reason = (await client.fleet.reply("c")).envelope.error.reason
             assert "has changed on the disk since it was written there" in reason
+
+    asyncio.run(scenario())
+
+
+def test_the_owners_bound_of_the_disk(client: Client) -> None:
+    """What is kept for reuse makes room; an instruction that does not fit all the same is refused with the
+    numbers, before it is counted."""
+    values = 1 << 17
+    blob_bytes = 4 * values
+
+    def used() -> int:
+        return execution._used_bytes(client.directory)
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.fleet.send(client.instruction("a", values=values))
+            await client.fleet.reply("a")
+            old = next((client.directory / "blobs").iterdir())
+        client.configure(f"[policy]\ndisk_bytes_max = {used() + 2 * blob_bytes}")
+        async with client.connected():
+            client.fleet.send(client.instruction("b", values=values))
+            assert client.count_of(await client.fleet.reply("b")) == 2
+            assert not old.exists()
+        rows = AgentDatabase(client.directory / "agent.sqlite").rows("SELECT * FROM spent")
+        client.configure(f"[policy]\ndisk_bytes_max = {used()}")
+        async with client.connected():
+            client.fleet.send(client.instruction("c", values=8 * values))
+            refused = (await client.fleet.reply("c")).refused
+            assert "policy.disk_bytes_max is" in refused
+            assert f"needs {2 * 8 * blob_bytes + 160} more" in refused
+            client.fleet.send(client.instruction("d", values=3))
+            assert client.count_of(await client.fleet.reply("d")) == 3
+        assert len(
+            AgentDatabase(client.directory / "agent.sqlite").rows("SELECT * FROM spent")
+        ) == (len(rows) + 1)
 
     asyncio.run(scenario())

@@ -82,6 +82,21 @@ def test_training_process_that_outgrows_its_memory(client: Client) -> None:
     assert first != second
 
 
+def test_training_that_holds_too_much_memory(client: Client) -> None:
+    """It is stopped while it runs, and the server is told the bound."""
+    file = client.folder / "waits"
+    client.configure(f'[data]\nwait = "{file}"\n[device]\nmemory_mb_max = 64')
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.fleet.send(client.instruction("a"))
+            error = (await client.fleet.reply("a")).envelope.error
+            assert "more than device.memory_mb_max = 64" in error.reason
+        assert not Path(f"/proc/{file.read_text()}").exists()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("kept_warm_s", [0.0, 0.2])
 def test_an_idle_process_is_let_go(client: Client, kept_warm_s: float) -> None:
     """Its memory is free again; the next instruction has a new process, and the same state."""

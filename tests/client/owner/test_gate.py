@@ -16,6 +16,7 @@ from meadow.client.owner.gate import Gate
 from meadow.client.tools.status import status_of
 from meadow.config.client_config import PolicyConfig, load_client_config, minutes_of
 from meadow.errors import ConfigError
+from meadow.machine import metered
 from meadow.machine.power import on_mains
 
 from ..conftest import Client
@@ -139,3 +140,98 @@ def test_a_paused_site(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 
     asyncio.run(scenario())
     assert not client.texts("disconnected") and not client.texts("failed")
+
+
+def test_load_and_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each closes the gate with its reading and bound, and for a while after that, so that the site's own
+    work does not open and close it in turns; a changed policy is followed at once."""
+    now, load, heat = [1000.0], [0.5], [(60.0, "k10temp")]
+    monkeypatch.setattr(gate.os, "getloadavg", lambda: (load[0] * 8, 0.0, 0.0))
+    monkeypatch.setattr(gate.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(gate, "hottest", lambda: heat[0] if heat else None)
+    policy = PolicyConfig(load_max=0.75, temperature_max_c=80.0)
+    site = Gate(tmp_path, lambda: policy, clock=lambda: now[0])
+    assert site.closed_by() == ""
+    load[0] = 0.8
+    assert site.closed_by() == "the load is 0.80 a core (policy.load_max = 0.75)"
+    load[0] = 0.75
+    assert "0.80 a core" in site.closed_by(), "it settles"
+    now[0] += gate.SETTLING_S - 1
+    assert site.closed_by() != ""
+    now[0] += 1
+    assert site.closed_by() == ""
+    heat[0] = (91.4, "k10temp")
+    assert site.closed_by() == "k10temp is at 91 degrees (policy.temperature_max_c = 80)"
+    heat[0] = (50.0, "k10temp")
+    assert site.closed_by() != ""
+    policy = replace(policy, temperature_max_c=95.0)
+    assert site.closed_by() == ""
+    heat.clear()
+    assert "no temperature sensor" in site.closed_by()
+    policy = replace(policy, temperature_max_c=None)
+    assert site.closed_by() == ""
+    load[0] = 9.0
+    assert site.closed_by() != ""
+    load[0], now[0] = 0.0, 0.0
+    assert site.closed_by() == "", "a clock that was set back keeps nothing closed"
+
+
+def test_a_metered_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It closes the gate by its name or by NetworkManager's word, which is asked for now and then."""
+    now, asked = [1000.0], []
+
+    def told(interface: str) -> bool:
+        asked.append(interface)
+        return interface == "wlan0"
+
+    used = ["wwan0"]
+    monkeypatch.setattr(metered, "interfaces_in_use", lambda routes: used)
+    monkeypatch.setattr(gate, "told_by_network_manager", told)
+    policy = PolicyConfig()
+    site = Gate(tmp_path, lambda: policy, clock=lambda: now[0])
+    assert site.closed_by() == ""
+    policy = replace(policy, unmetered_only=True)
+    assert site.closed_by() == "the network in use, wwan0, is metered (policy.unmetered_only)"
+    assert asked == []
+    used[:] = ["eth0"]
+    assert site.closed_by() == "" and asked == ["eth0"]
+    assert site.closed_by() == "" and asked == ["eth0"]
+    now[0] += gate.TOLD_AGAIN_S
+    assert site.closed_by() == "" and asked == ["eth0"] * 2
+    used[:] = ["wlan0"]
+    assert "wlan0, is metered" in site.closed_by() and asked == ["eth0", "eth0", "wlan0"]
+    policy = replace(policy, metered_interfaces=("eth*",))
+    used[:] = ["eth0"]
+    assert "eth0" in site.closed_by()
+
+
+def test_a_window_that_closes_during_training(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun is finished and counted; its answer waits until the window is open, and is sent once."""
+    monkeypatch.setattr(gate, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(gate, "SETTLING_S", 0.0)
+    load, train = [0.0], Execution._train
+    monkeypatch.setattr(gate.os, "getloadavg", lambda: (load[0], 0.0, 0.0))
+    client.configure("[policy]\nload_max = 1.0")
+
+    async def overloaded(self: Execution, *arguments: Any) -> Any:
+        load[0] = 1e6
+        await client.hear("paused")
+        return await train(self, *arguments)
+
+    async def scenario() -> None:
+        async with client.connected():
+            monkeypatch.setattr(Execution, "_train", overloaded)
+            client.fleet.send(client.instruction("a"))
+            await client.hear("paused")
+            monkeypatch.setattr(Execution, "_train", train)
+            while status_of(client.directory, now_s=0.0).last_instruction != "a":
+                await asyncio.sleep(0.01)
+            assert "policy.load_max" in status_of(client.directory, now_s=0.0).closed
+            assert not client.fleet.replies and not client.fleet.uploads
+            load[0] = 0.0
+            assert client.count_of(await client.fleet.reply("a")) == 1
+
+    asyncio.run(scenario())
+    assert not client.texts("failed") and "policy.load_max" in client.texts("paused")[0]
