@@ -33,14 +33,19 @@ class Seen:
     Attributes:
         replies: its answers, in their order, repeats among them.
         files: the bytes that it has uploaded, by instruction and blob.
+        kinds: the kinds of messages on its streams.
+        other_calls: its calls that are neither streams nor transfers.
     """
 
     replies: list[pb.Reply] = field(default_factory=list)
     files: dict[tuple[str, str], bytearray] = field(default_factory=dict)
+    kinds: set[str | None] = field(default_factory=set)
+    other_calls: set[str] = field(default_factory=set)
 
     def note_message(self, data: bytes) -> None:
         """Write down a message of the stream."""
         message = pb.AgentMessage.FromString(data)
+        self.kinds.add(message.WhichOneof("kind"))
         if message.HasField("reply"):
             self.replies.append(message.reply)
 
@@ -135,6 +140,7 @@ class RecordingProxy(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _pass_on(self, kind: str, method: str) -> Any:
         def answer(request: bytes, context: Any) -> Any:
+            self.seen[self._name(context)].other_calls.add(method.removeprefix(SERVICE))
             try:
                 return self._call(context, kind, method)(request)
             except grpc.RpcError as error:

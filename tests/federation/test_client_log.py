@@ -28,6 +28,19 @@ Row = tuple[str, str, str, int, str]
 """Instruction, run, message type, bytes with files, digest."""
 
 
+def seen_files(seen: Seen) -> set[tuple[str, str]]:
+    """Return the files that its answers name, by instruction and blob."""
+    found = set()
+    for reply in seen.replies:
+        envelope = reply.envelope
+        if reply.HasField("file"):
+            found.add((reply.instruction_id, reply.file.id))
+            file = seen.files[reply.instruction_id, reply.file.id]
+            envelope = pb.Envelope.FromString(bytes(file))
+        found |= {(reply.instruction_id, blob.id) for blob in blobs_of(envelope)}
+    return found
+
+
 def seen_rows(seen: Seen) -> list[Row]:
     """Return each answer once, as it has passed the proxy."""
     found = []
@@ -94,6 +107,8 @@ def test_the_logs_are_what_the_proxy_saw(tmp_path: Path) -> None:
             wait_until(lambda f=folder, s=seen: len(logged_rows(f)) == len(seen_rows(s)), "the log")
             logged, passed = logged_rows(folder), seen_rows(seen)
             assert sorted(logged) == sorted(passed)
+            assert seen.files.keys() == seen_files(seen), "no file left but those of its answers"
+            assert seen.kinds <= {"hello", "progress", "reply"} and not seen.other_calls
             kinds = {kind for _, _, kind, _, _ in logged}
             assert kinds >= {"train", "evaluate", "train.secure", "query.secure_identity"}
             assert kinds >= {f"query.secure_{step}" for step in ("vector", "confirm", "unmask")}

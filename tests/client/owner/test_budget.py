@@ -19,9 +19,9 @@ from meadow.client.owner.announcements import (
     charged_steps,
     noise_terms_of,
 )
-from meadow.client.owner.budget import check_budget, epsilon_spent
+from meadow.client.owner.budget import Spending, check_budget, epsilon_spent, round_epsilons
 from meadow.client.owner.database import AgentDatabase
-from meadow.client.owner.example_budget import record_epsilon
+from meadow.client.owner.example_budget import Release, record_epsilon, steps_of
 from meadow.client.owner.ledger import Ledger, content_of
 from meadow.config.client_config import PolicyConfig
 from meadow.errors import RefusedError
@@ -383,3 +383,21 @@ def test_noise_that_the_owner_does_not_believe_in_pays_for_nothing(ledger: Ledge
     assert math.isinf(epsilon_spent(ledger.spent(), 1e-6))
     good = both(server_noise=1e6, record_noise=50.0)
     check_budget(good, PolicyConfig(noise=("client",), record_epsilon_max=1.0), spent=[])
+
+
+def test_the_epsilon_of_one_round() -> None:
+    """It is that of a ledger with this round alone, for the client and for a record; a round without such noise
+    has none."""
+    assert round_epsilons(None, None, 1e-6) == (None, None)
+    policy = PolicyConfig()
+    noise = charged_noise(make(noise=4.0), policy)
+    assert noise is not None
+    of_client, of_record = round_epsilons(noise, None, 1e-6)
+    spent = Spending(app="a", run_id="1", rounds=1, cost=noise.event.cost)
+    assert of_client == epsilon_spent([spent], 1e-6) and of_client > 0
+    alone = Release(rounds=1, cost=noise.event.cost, steps=None)
+    assert of_record == record_epsilon([alone], 1e-6)
+    steps = steps_of(1.0, 0.01, 100)
+    of_client, of_record = round_epsilons(None, steps, 1e-6)
+    assert of_client is None
+    assert of_record == record_epsilon([Release(rounds=1, cost=None, steps=steps)], 1e-6) > 0
