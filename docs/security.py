@@ -48,6 +48,11 @@ upload ends, and its received part is deleted, when its instruction has been ans
 
 WIRE_LIMITS = (
     Limit(
+        "transport.relaying:LEAVES_MAX",
+        "the clients of one relay",
+        "server/daemon/test_relays.py::test_a_relay_says_whom_it_has",
+    ),
+    Limit(
         "server.daemon.daemon:MESSAGE_BYTES_MAX",
         "one message from an enrolled client",
         "faults/test_oversize.py::test_message",
@@ -659,10 +664,10 @@ BESIDES = {
         privacy.secagg.protocol.topology:COMPLETE_MAX privacy.secagg.protocol.topology:NEIGHBOURS_MAX
         run.tensorboard:FLOAT32_MAX""",
     "set by a format": """
-        transport.chunk_wire:_VARINT_BYTES_MAX transport.header:_EXTENT_BYTES_MAX
+        transport.relaying:NODE_MAX transport.run_sites:BITMAP_NODE_MAX transport.chunk_wire:_VARINT_BYTES_MAX transport.header:_EXTENT_BYTES_MAX
         transport.header:_MARKS_MAX transport.write_ahead_log:PAGE_BYTES_MAX""",
     "an interval or a timeout of work that this side does for itself": """
-        client.agent.agent:RENEWAL_CHECK_S client.agent.agent:STEADY_S client.agent.assignments:CANCEL_GRACE_S
+        client.agent.agent:LEAVES_EVERY_S client.agent.agent:RENEWAL_CHECK_S client.agent.agent:STEADY_S client.agent.assignments:CANCEL_GRACE_S
         client.agent.connection:ANSWER_WAIT_S
         client.agent.connection:KEEPALIVE_MS client.agent.connection:UNACKNOWLEDGED_MS_MAX
         client.agent.connection:PING_ANSWER_MS_MAX training.device_meter:SAMPLE_S client.tools.enroll:ANSWER_WAIT_S
@@ -699,7 +704,8 @@ BESIDES = {
         server.tools.doctor:NAMED_MAX
         run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
         server.daemon.backup:MANIFEST_BYTES_MAX server.daemon.backup:TRIES_MAX
-        server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX server.daemon.supervisor:PENDING_MAX
+        server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX
+        server.worker.relayed_replies:REASON_CHARS_MAX server.daemon.supervisor:PENDING_MAX
         server.daemon.threads:TOGETHER_MAX transport.chunk_reader:CHUNK_BYTES_MAX
         transport.database:PROBLEMS_MAX transport.identity:IDENTITIES_KEPT
         transport.packed:PACKED_BYTES_MAX transport.reach:CHAIN_MAX transport.writer:REMEMBERED_MAX""",

@@ -37,8 +37,8 @@ def join(
     first = leaf_ids_from(identity.node_id)
     if first is None:
         raise ConfigError(
-            f"{identity.name} would be the third relay between a client and the server; at most two "
-            "are possible: enrol it at a server nearer to the top"
+            f"{identity.name} would be too far down: node ids below it (node {identity.node_id}) would be too "
+            "long; enrol it at a server or relay nearer to the top, two levels of relays always fit"
         )
     journal = Journal(folder / "journal.sqlite")
     try:

@@ -111,6 +111,10 @@ class RelayTrainer:
     async def prepare(self, app: str) -> None:
         """Nothing has to be loaded."""
 
+    def resident_bytes(self) -> int | None:
+        """As `Trainer.resident_bytes`: no process trains."""
+        return None
+
     async def close(self) -> None:
         """Nothing is held."""
 
@@ -180,6 +184,7 @@ class RelayTrainer:
             quorum=0,
             cohorts={},
             secret=hmac.digest(self._secret, instruction.id.encode(), "sha256"),
+            relays=below,
         )
         broadcast = Broadcast(content, kind, sorted(clients), group_id=asked.metadata.group_id)
         answer = _Answer(content if kind == MessageType.TRAIN else None)

@@ -48,13 +48,14 @@ def clients_behind(envelope: Envelope) -> Sequence[int] | None:
 
 def is_below(leaf: int, relay: int) -> bool:
     """Return whether a node id is one of those that belong below a relay."""
-    while leaf > relay > 0:
-        leaf >>= LEAF_BITS
-    return leaf == relay > 0
+    above = leaf >> LEAF_BITS
+    while above > relay > 0:
+        above >>= LEAF_BITS
+    return above == relay > 0
 
 
 def leaf_ids_from(relay: int) -> int | None:
-    """Return the first node id below a relay; None if ids would be too long: trees have two levels
-    of relays."""
+    """Return the first node id below a relay; None if ids would be too long: two levels of relays
+    always fit."""
     first = (relay << LEAF_BITS) + 1
     return first if first + (1 << LEAF_BITS) <= NODE_MAX else None

@@ -49,9 +49,6 @@ class GridChannel(Protocol):
     def stopping(self) -> bool: ...
     @property
     def nodes(self) -> list[int]: ...
-    @property
-    def has_relays(self) -> bool: ...
-    def relay_of(self, client: int) -> int: ...
     def name_of(self, client: int) -> str | None: ...
     def wait_for_nodes(self, count: int) -> list[int]: ...
     def send(self, message: pb.WorkerMessage) -> None: ...
@@ -59,6 +56,14 @@ class GridChannel(Protocol):
     def ready_of(self, key: str) -> pb.StepReply | pb.StepEnd | None: ...
     def wait_for_any(self, keys: Iterable[str]) -> None: ...
     def close_step(self, key: str) -> None: ...
+
+
+class Relays(Protocol):
+    """Which clients are behind relays."""
+
+    @property
+    def has_relays(self) -> bool: ...
+    def relay_of(self, client: int) -> int: ...
 
 
 class FleetGrid(RunGrid):
@@ -75,12 +80,13 @@ class FleetGrid(RunGrid):
         secret: bytes,
         tags: Sequence[str] = (),
         announced_cohort: int = 0,
+        relays: Relays | None = None,
         without_relays: str | None = None,
         traces: Traces = NO_TRACES,
     ) -> None:
         """Send through `channel`; where the sample is secret, `announced_cohort` is the cohort's
-        size that instructions announce, and otherwise 0. `without_relays` says why a run can not
-        have clients behind relays."""
+        size that instructions announce, and otherwise 0. `relays` knows which clients are behind relays;
+        `without_relays` says why a run cannot have any."""
         self._channel = channel
         self._announced_cohort = announced_cohort
         self._traces = traces
@@ -100,7 +106,7 @@ class FleetGrid(RunGrid):
         self._pushed: dict[str, dict[str, Message]] = {}
         """The open steps of pushed messages: by step, the unanswered messages without content."""
         self._arrived: dict[str, Message] = {}
-        self._without_relays = without_relays
+        self._relays, self._without_relays = relays, without_relays
         self._behind: dict[str, Sequence[int]] = {}
         """By message to a relay: the clients that it is for."""
         self.bytes_sent = 0
@@ -119,7 +125,7 @@ class FleetGrid(RunGrid):
         batch = list(messages)
         if not batch:
             return []
-        if any(self._channel.relay_of(message.metadata.dst_node_id) for message in batch):
+        if any(self._relay_of(message.metadata.dst_node_id) for message in batch):
             raise ConfigError(_REFUSED.format("sends its messages one by one"))
         deadline_s = min(message.metadata.ttl for message in batch)
         key, ids = self._begin(batch, quorum=0, deadline_s=deadline_s)
@@ -175,13 +181,13 @@ class FleetGrid(RunGrid):
     @property
     def adds_exactly(self) -> bool:
         """As `combines_updates`: relays add up without rounding errors."""
-        return self._channel.has_relays
+        return self._has_relays
 
     @property
     def combines_updates(self) -> bool:
         """Whether a reply may stand for many clients: those behind a relay."""
         self._refuse_relays()
-        return self._channel.has_relays
+        return self._has_relays
 
     def name_of(self, client: int) -> str | None:
         """Return the name of a client's site."""
@@ -258,7 +264,7 @@ class FleetGrid(RunGrid):
         """
         head, direct, behind = batch[0], list[Message](), dict[int, list[int]]()
         for message in batch:
-            relay = self._channel.relay_of(message.metadata.dst_node_id)
+            relay = self._relay_of(message.metadata.dst_node_id)
             if not relay:
                 direct.append(message)
                 continue
@@ -276,8 +282,15 @@ class FleetGrid(RunGrid):
             direct.append(Message(content, relay, kind, group_id=group, ttl=ttl))
         return direct, behind
 
+    @property
+    def _has_relays(self) -> bool:
+        return self._relays is not None and self._relays.has_relays
+
+    def _relay_of(self, client: int) -> int:
+        return 0 if self._relays is None else self._relays.relay_of(client)
+
     def _refuse_relays(self) -> None:
-        if self._without_relays is not None and self._channel.has_relays:
+        if self._without_relays is not None and self._has_relays:
             raise ConfigError(_REFUSED.format(self._without_relays))
 
     def _id_of(self, key: str, index: int) -> str:

@@ -69,6 +69,7 @@ def main(fd: int) -> int:
             secret=_secret_in(Path(start.run_dir)),
             tags=_tags_of(app),
             announced_cohort=announced_cohort_of(app),
+            relays=channel,
             without_relays=without_relays(app),
             traces=traces,
         )
