@@ -29,6 +29,7 @@ help:
 	@echo "make format  apply what formatting and lint can repair"
 	@echo "make bench   the benchmarks, or one: make bench NAME=aggregation"
 	@echo "make proto   the Python code of $(PROTO)"
+	@echo "make manifests  what the chart in deploy/kubernetes renders to"
 	@echo "make docs    docs/configuration.md, docs/algorithms.md, docs/security.md, docs/flower.md from the code"
 	@echo "make site    the documentation as a site in build/site: pages, tutorials that are executed, reference"
 	@echo "make wheelhouse  wheels of all that is needed, for machines without a package index"
