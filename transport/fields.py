@@ -15,7 +15,6 @@ from typing import Final
 from google.protobuf.message import Message
 
 from ..errors import LimitError, ProtocolError
-from .relaying import LEAVES_MAX
 
 __all__ = [
     "ERROR_CHARS_MAX",
@@ -126,7 +125,7 @@ RULES: Final[Mapping[str, Mapping[str, Rule]]] = {
         "version": WORD,
         "relay": Range(0, 1),
     },
-    "Leaves": {"node_ids": Length(LEAVES_MAX)},
+    "Leaves": {"node_ids": Elsewhere("server.daemon.agent_registry, which bounds their number")},
     "Progress": {"instruction_id": ECHOED},
     "Reply": {
         "instruction_id": ECHOED,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 
-from ...errors import ProtocolError
+from ...errors import LimitError, ProtocolError
 from ...transport import fleet_pb2 as pb
-from ...transport.relaying import LEAF_BITS, is_below
+from ...transport.relaying import LEAF_BITS, LEAVES_MAX, is_below
 from ..journal.site_table import SiteRow
 
 __all__ = ["OUTGOING_MAX", "RELAY_MARK", "AgentLink", "AgentRegistry"]
@@ -121,7 +121,10 @@ class AgentRegistry:
 
         Raises:
             ProtocolError: the agent is no relay, or they do not belong below it.
+            LimitError: they are too many.
         """
+        if len(node_ids) > LEAVES_MAX:
+            raise LimitError(f"{link.name} has {len(node_ids)} clients, more than {LEAVES_MAX}")
         wrong = next((node for node in node_ids if not is_below(node, link.node_id)), None)
         if not link.relay or wrong is not None:
             raise ProtocolError(f"{link.name} has no client {wrong} below it")

@@ -16,7 +16,7 @@ from .processes import Federation, Process, meadow, wait_until
 pytestmark = pytest.mark.fleet
 
 DIGITS = Path(__file__).parents[1] / "shared" / "digits"
-ROUNDS = 4
+ROUNDS = 3
 CLIENTS = 5
 SETTINGS = (
     f"run.rounds={ROUNDS}",
@@ -132,8 +132,6 @@ def test_what_fails_behind_a_relay_is_named(fleet: tuple[Federation, list[Branch
     ("settings", "says"),
     [
         (("privacy.secure_aggregation.enabled=true",), "privacy.secure_aggregation"),
-        (("run.update_norm_max=3.0",), "run.update_norm_max"),
-        (("compression.upload=int8",), "compression"),
         (("robust.aggregation=median",), "relay"),
         (("rounds.kind=fedbuff",), "asynchronous"),
     ],

@@ -101,7 +101,12 @@ def test_a_layout_changes_only_by_a_new_version() -> None:
     }  # fmt: skip
     assert found == {
         "journal": ["27ea8196913b0df9", "039fb3b071d48e2e", "f7e6e7050f5eaa06"],
-        "agent": ["f23e5ddf7df4a7e0", "976887b5f222a19c", "630659a36830ec36"],
+        "agent": [
+            "f23e5ddf7df4a7e0",
+            "976887b5f222a19c",
+            "80cca55a26abcb7d",
+            "630659a36830ec36",
+        ],
         "releases": ["da147605ccf53260", "f287732c62e0b9d0", "3185bd45e68d489d"],
         "population": ["7fbd06964a2acd67", "8b326c3877f825c3", "1243751552c53b8e"],
     }

@@ -11,7 +11,6 @@ from meadow.server.daemon.agent_registry import RELAY_MARK, AgentLink, AgentRegi
 from meadow.server.journal.journal import Journal
 from meadow.server.journal.site_table import SiteRow
 from meadow.transport import fleet_pb2 as pb
-from meadow.transport.fields import check_fields
 from meadow.transport.relaying import LEAVES_MAX, clients_behind, is_below, leaf_ids_from
 from meadow.transport.run_sites import index_of, pack_sites
 
@@ -78,7 +77,8 @@ def test_a_relay_says_whom_it_has(node: int) -> None:
     with pytest.raises(ProtocolError, match="a has no client"):
         agents.set_leaves(plain, [])
     with pytest.raises(LimitError):
-        check_fields(pb.Leaves(node_ids=range(LEAVES_MAX + 1)))
+        agents.set_leaves(link, range(FIRST, FIRST + LEAVES_MAX + 1))
+    agents.set_leaves(link, range(FIRST, FIRST + LEAVES_MAX))
 
 
 def test_ids_below() -> None:
