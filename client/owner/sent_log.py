@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -49,7 +49,11 @@ CREATE INDEX IF NOT EXISTS sent_by_digest ON sent (digest);
 ALTER TABLE sent ADD COLUMN norm REAL;           -- L2, of the update in the message
 ALTER TABLE sent ADD COLUMN epsilon REAL;        -- that was booked for it, by its own noise alone
 ALTER TABLE sent ADD COLUMN record_epsilon REAL; -- likewise, of a single record
+ALTER TABLE sent ADD COLUMN refused INTEGER NOT NULL DEFAULT 0;  -- or failed
+ALTER TABLE sent ADD COLUMN place INTEGER NOT NULL DEFAULT 0;    -- counts those that are, and the others
+UPDATE sent SET refused = kind IN ('refused', 'failed'), place = number;
 CREATE INDEX sent_by_run ON sent (run_id, number);
+CREATE UNIQUE INDEX sent_by_place ON sent (refused, place);
 """,
         ),
     ),
@@ -81,6 +85,9 @@ class SentRow:
     That of all rounds together is less than the sum."""
     record_epsilon: float | None
     """Likewise, of a single record."""
+
+
+_COLUMNS: Final = ", ".join(field.name for field in fields(SentRow))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +150,12 @@ class SentLog:
         with self._database.transaction() as rows:
             if rows.execute("SELECT 1 FROM sent WHERE digest = ?", (digest,)).fetchone():
                 return
+            last = rows.execute("SELECT max(place) FROM sent WHERE refused = ?", (refusal,))
+            place = (last.fetchone()[0] or 0) + 1
             rows.execute(
                 "INSERT INTO sent (at_s, instruction_id, run_id, round, app, sha256, kind, bytes, reason,"
-                " digest, norm, epsilon, record_epsilon)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " digest, norm, epsilon, record_epsilon, refused, place)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     self._clock(),
                     reply.instruction_id,
@@ -161,13 +170,13 @@ class SentLog:
                     about.norm,
                     about.epsilon,
                     about.record_epsilon,
+                    refusal,
+                    place,
                 ),
             )
+            kept = REFUSALS_KEPT_MAX if refusal else RESULTS_KEPT_MAX
             rows.execute(
-                f"DELETE FROM sent WHERE number IN (SELECT number FROM sent WHERE kind"
-                f" {'' if refusal else 'NOT '}IN ('{REFUSED}', '{FAILED}')"
-                " ORDER BY number DESC LIMIT -1 OFFSET ?)",
-                (REFUSALS_KEPT_MAX if refusal else RESULTS_KEPT_MAX,),
+                "DELETE FROM sent WHERE refused = ? AND place <= ?", (refusal, place - kept)
             )
 
     def close(self) -> None:
@@ -200,10 +209,11 @@ def sent_rows(
     if before is not None:
         conditions, values = [*conditions, "number < ?"], [*values, before]
     if refused is not None:
-        conditions.append(f"kind {'' if refused else 'NOT '}IN ('{REFUSED}', '{FAILED}')")
+        conditions, values = [*conditions, "refused = ?"], [*values, refused]
     with closing(Database(directory / FILE_NAME, _LAYOUT)) as database:
         rows = database.rows(
-            f"SELECT * FROM sent WHERE {' AND '.join(conditions)} ORDER BY number DESC LIMIT ?",
+            f"SELECT {_COLUMNS} FROM sent WHERE {' AND '.join(conditions)}"
+            f" ORDER BY {'number' if refused is None else 'place'} DESC LIMIT ?",
             [*values, last],
         )
     return [SentRow(**dict(row)) for row in reversed(rows)]
