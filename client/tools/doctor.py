@@ -18,6 +18,7 @@ from typing import Any
 from ... import __version__
 from ...apps.folder import content_hash
 from ...errors import ConfigError, IdentityError, MeadowError
+from ...machine.temperature import hottest
 from ...transport.fleet_pb2 import Blob
 from ...transport.reach import why_not_reached
 from ..agent.clock import clock_fault
@@ -25,11 +26,12 @@ from ..agent.connection import Connection
 from ..agent.lock import lock_holder
 from ..agent.rpc_errors import GoneError
 from ..agent.warm_process import WarmProcess, training_environment
+from ..owner.gate import Gate
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
 from ..owner.owner import Owner
 from ..owner.secure_owner import peer_of, pins_of, signing_key
 
-__all__ = ["CheckResult", "examine", "tried_out"]
+__all__ = ["CheckResult", "examine", "tried_out", "windows_of"]
 
 DISK_BYTES_MIN = 1_000_000_000
 
@@ -46,6 +48,7 @@ async def examine(directory: Path) -> AsyncIterator[CheckResult]:
         for finding in await _server(directory, identity, address):
             yield finding
     yield _disk(directory)
+    yield windows_of(directory)
     yield _secure_key(directory)
     async for finding in _apps(directory, identity):
         yield finding
@@ -61,6 +64,28 @@ def _certificate(identity: ClientIdentity) -> CheckResult:
         return CheckResult(subject="certificate", ok=False, text=text)
     text = f"of {identity.name}, node {identity.node_id}, valid for {days:.1f} days"
     return CheckResult(subject="certificate", ok=True, text=text)
+
+
+def windows_of(directory: Path) -> CheckResult:
+    """Say whether the site takes part now; it is a problem if its windows will not open, or not for long."""
+    problem = ""
+    try:
+        config = Owner(directory, content_hash).config()
+        policy = config.policy
+        closed = Gate(directory, lambda: policy, clock=time.time).closed_by()
+    except MeadowError as error:
+        return CheckResult(subject="windows", ok=False, text=str(error))
+    cores = os.cpu_count() or 1
+    if policy.load_max is not None and policy.load_max <= config.device.threads / cores:
+        problem = (
+            f"; policy.load_max = {policy.load_max:g} is not above what training makes by itself, "
+            f"{config.device.threads / cores:.2g} (device.threads on {cores} cores): longer rounds would "
+            "close the window, so raise it"
+        )
+    if policy.temperature_max_c is not None and hottest() is None:
+        problem += "; no temperature sensor can be read, so remove policy.temperature_max_c"
+    text = f"it takes no part now: {closed}" if closed else "it takes part now"
+    return CheckResult(subject="windows", ok=not problem, text=text + problem)
 
 
 def _secure_key(directory: Path) -> CheckResult:
