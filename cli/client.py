@@ -287,7 +287,7 @@ def page(
 
 @app.command()
 def doctor(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
-    """Check server, clock, certificate, disk, device, apps and data; exit code 1 on a problem."""
+    """Check server, clock, certificate, disk, windows, device, apps and data; exit code 1 on a problem."""
     from ..client.tools.doctor import examine
 
     async def check() -> bool:

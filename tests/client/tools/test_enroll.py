@@ -246,6 +246,7 @@ def test_doctor_names_every_problem(tmp_path: Path, listener: FakeEnrollment, ap
         "certificate": True,
         "server": False,
         "disk": found["disk"]["ok"],
+        "windows": True,
         "secure sums": True,
         "app counting": True,
         "app broken": False,
