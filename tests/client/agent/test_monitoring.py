@@ -117,7 +117,15 @@ def test_a_day_of_an_agent(client: Client) -> None:
             gate.pause(client.directory)
             found = await until(port, "meadow_agent_connected", 0)
             states = {labels[0][1]: v for (n, labels), v in found.items() if n.endswith("_gate")}
-            assert states == {"open": 0, "paused": 1, "hours": 0, "battery": 0}
+            assert states == {
+                "open": 0,
+                "paused": 1,
+                "hours": 0,
+                "battery": 0,
+                "metered": 0,
+                "load": 0,
+                "temperature": 0,
+            }
             gate.resume(client.directory)
             await until(port, "meadow_agent_gate", 1, ("state", "open"))
             client.configure(listening + "[policy]\nepsilon_max = 5.0\n")

@@ -24,7 +24,8 @@ DIGITS = Path(__file__).parents[2] / "shared" / "digits"
 )
 def test_a_run_that_needs_more_than_a_sum(setting: str, says: str, tmp_path: Path) -> None:
     """The grid refuses clients behind relays as soon as it is asked who is there."""
-    why = without_relays(App.load(DIGITS, overrides=[setting], environ={}))
+    overrides = [setting, "run.min_clients=3"]
+    why = without_relays(App.load(DIGITS, overrides=overrides, environ={}))
     assert why is not None and says in why
 
     class Behind:
