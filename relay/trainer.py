@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import (
@@ -21,7 +20,7 @@ from flwr.app import (
 )
 
 from ..client.agent.training import APP_RAISED, failure
-from ..errors import ProtocolError, RunStoppedError, StoreError
+from ..errors import ProtocolError, StoreError
 from ..flower.messages import identify_process, params_to_arrays, records_in, set_message_id
 from ..server.daemon.daemon import Works
 from ..server.worker.grid import FleetGrid
@@ -73,8 +72,6 @@ class RelayTrainer:
         self._spool = works.spool
         self._secret = secret
         self._clock = clock
-        self._groups: dict[int, str] = {}
-        """By run, the least recently used first: the group that was asked for last."""
 
     async def execute(
         self,
@@ -87,7 +84,7 @@ class RelayTrainer:
     ) -> TrainingDone:
         """As `Trainer.execute`: ask the clients below, and return their combined answer."""
         below = Below(instruction, self._dispatcher, self._agents, asyncio.get_running_loop())
-        run_id, group = instruction.run_id, instruction.envelope.metadata.group_id
+        run_id = instruction.run_id
         await self._prepare(instruction, blob_dir)
         self._dispatcher.attach(run_id, below.take)
         work = asyncio.ensure_future(
@@ -100,12 +97,10 @@ class RelayTrainer:
             envelope = work.result()
         except asyncio.CancelledError:
             below.cancel()
-            with suppress(RunStoppedError):
-                await work
+            await asyncio.gather(work, return_exceptions=True)
             raise
         finally:
             self._dispatcher.detach(run_id)
-        self._groups[run_id] = group
         return TrainingDone(instruction_id=instruction.id, envelope=envelope)
 
     async def prepare(self, app: str) -> None:
@@ -124,14 +119,12 @@ class RelayTrainer:
         """Make the files of an instruction ready for the clients, and forget what they had before."""
         run_id, app = instruction.run_id, instruction.app
         group = instruction.envelope.metadata.group_id
-        before = self._groups.pop(run_id, None)
-        if before is not None and before != group:
+        begun = await self._thread(self._journal.steps.groups, run_id)
+        for before in set(begun) - {group}:
             await self._dispatcher.forget(run_id, before, await self._unneeded(instruction))
-        while len(self._groups) >= RUNS_MAX:
-            oldest = next(iter(self._groups))
-            del self._groups[oldest]
-            await self._dispatcher.forget(oldest)
-        self._groups[run_id] = before or group
+        runs = await self._thread(self._journal.steps.runs)
+        for old in [run for run in runs if run != run_id][: 1 - RUNS_MAX]:
+            await self._dispatcher.forget(old)
         await self._thread.patiently(
             self._journal.runs.relay, run_id, app.name, app.sha256, now_s=self._clock()
         )

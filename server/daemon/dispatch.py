@@ -184,7 +184,7 @@ class Dispatcher:
             sent_bytes = tensor_bytes_of(envelope)
             self._largest[run.id] = max(self.sent_bytes(run.id), sent_bytes)
             if row.state == "answered":
-                step.updates += updates_in(pb.Envelope.FromString(row.reply or b""))
+                step.updates += updates_in(envelope, pb.Envelope.FromString(row.reply or b""))
             elif row.state == "pending":
                 seen = with_joined if row.node_id in joined else announced
                 item = Pending(
@@ -457,7 +457,7 @@ class Dispatcher:
                 return
             item.named = frozenset(blob.id for blob in blobs_of(envelope))
             self._drop(item, "failed" if envelope.HasField("error") else "answered")
-            step.updates += updates_in(envelope)
+            step.updates += updates_in(item.instruction.envelope, envelope)
             if step.attached:
                 await self._forward(step, id_, item.node_id, envelope)
             step.ended = step.ended or ends is not None

@@ -133,10 +133,12 @@ def instruction_of(
     )
 
 
-def updates_in(reply: pb.Envelope) -> int:
-    """Return how many clients' updates a reply has."""
-    behind = clients_behind(reply)
-    return 0 if reply.HasField("error") else 1 if behind is None else len(behind)
+def updates_in(asked: pb.Envelope, reply: pb.Envelope) -> int:
+    """Return how many clients' updates a reply has: at most as many as it was asked for."""
+    if reply.HasField("error"):
+        return 0
+    behind, answered = clients_behind(asked), clients_behind(reply)
+    return 1 if behind is None else min(len(behind), len(answered or ()))
 
 
 def accepted(item: Pending, reply: pb.Reply, spool: Spool, *, now_s: float) -> pb.Envelope:

@@ -80,6 +80,17 @@ class StepTable:
         rows = self._db.sealed("steps", "WHERE run_id = ? AND key = ?", (run_id, key))
         return bool(rows and rows[0]["ended"])
 
+    def runs(self) -> list[int]:
+        """Return the runs that have steps, oldest first."""
+        return [
+            row["run_id"] for row in self._db.rows("SELECT DISTINCT run_id FROM steps ORDER BY 1")
+        ]
+
+    def groups(self, run_id: int) -> list[str]:
+        """Return the groups of a run that have steps."""
+        rows = self._db.rows("SELECT DISTINCT group_id FROM steps WHERE run_id = ?", (run_id,))
+        return [row["group_id"] for row in rows]
+
     def unfinished(self, run_id: int) -> list[dict[str, Any]]:
         """Return the rows of a run's steps that are not over."""
         return self._db.sealed("steps", "WHERE run_id = ? AND ended = 0", (run_id,))

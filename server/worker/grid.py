@@ -24,7 +24,7 @@ from ...transport.codec import BlobWriter, decode, encode
 from ...transport.packed import PACKED_BYTES_MAX
 from ...transport.relaying import RELAY_RECORD
 from ...transport.spans import NO_TRACES, Span, Traces
-from .relayed_replies import replies_behind
+from .relayed_replies import replies_behind, reply_of_one
 
 __all__ = ["SPANS_MAX", "FleetGrid"]
 
@@ -326,7 +326,7 @@ class FleetGrid(RunGrid):
             clients = self._behind.pop(item.envelope.metadata.reply_to_message_id, None)
             reply = self._decode(item)
             if clients is None:
-                yield reply
+                yield reply_of_one(reply)
             else:
                 name = self._channel.name_of(item.node_id) or f"relay {item.node_id}"
                 yield from replies_behind(reply, clients, relay=name)

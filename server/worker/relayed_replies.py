@@ -11,7 +11,7 @@ from ...flower.messages import FlatTensor, rebuild_message, tensors_of
 from ...strategies.algorithms.combined import CLIENTS_KEY, SummedRecord
 from ...transport.relaying import RELAY_RECORD, REST_RECORD
 
-__all__ = ["replies_behind"]
+__all__ = ["replies_behind", "reply_of_one"]
 
 UNAVAILABLE = 4
 """Flower's code for a reply that is not available. Source: flwr 1.41, ErrorCode."""
@@ -33,6 +33,17 @@ def replies_behind(reply: Message, asked: Sequence[int], *, relay: str) -> Itera
         yield rebuild_message(_from(reply, client), Error(code, text))
     if combined is not None:
         yield combined
+
+
+def reply_of_one(reply: Message) -> Message:
+    """Return a client's own reply, or an error if it claims to stand for other clients."""
+    if reply.has_content() and any(
+        CLIENTS_KEY in record for record in reply.content.metric_records.values()
+    ):
+        return rebuild_message(
+            reply.metadata, Error(UNAVAILABLE, "the reply claims to stand for other clients")
+        )
+    return reply
 
 
 def _read(

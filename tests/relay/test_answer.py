@@ -12,7 +12,8 @@ from meadow.flower.messages import identify_process, params_to_arrays, rebuild_m
 from meadow.relay.below import Below
 from meadow.relay.trainer import REASON_CHARS_MAX, _Answer
 from meadow.server.daemon.agent_registry import AgentRegistry
-from meadow.server.worker.relayed_replies import replies_behind
+from meadow.server.daemon.steps import updates_in
+from meadow.server.worker.relayed_replies import replies_behind, reply_of_one
 from meadow.strategies.algorithms.algorithm import Update
 from meadow.strategies.algorithms.fedavg import fedavg
 from meadow.strategies.algorithms.mean import MeanAggregator
@@ -223,3 +224,32 @@ def test_steps_of_two_instructions_stay_apart() -> None:
         keys.add(sides._key_below("1/evaluate/0"))
         assert not sides.has_relays
     assert len(keys) == 2
+
+
+def test_a_client_cannot_stand_for_others() -> None:
+    """Where replies may be combined, only a relay's are: nobody else's closes another client's turn."""
+    metrics = MetricRecord({"num-examples": 1, "combined-clients": [1, 2, 3]})
+    claimed = reply_of_one(reply_of(1, RecordDict({"metrics": metrics})))
+    assert claimed.has_error() and "claims to stand for other clients" in claimed.error.reason
+    honest = update(1, 1.0)
+    assert reply_of_one(honest) is honest
+    failed = reply_of(1, Error(1, "x"))
+    assert reply_of_one(failed) is failed
+
+
+def test_a_quorum_counts_clients_and_no_claims() -> None:
+    """A relay's reply counts for whom it was asked; any other one for one client."""
+
+    def envelope(clients: list[int] | None) -> pb.Envelope:
+        made = pb.Envelope()
+        if clients is not None:
+            entry = made.records.add(name=RELAY_RECORD).configs.entries.add(key="clients")
+            entry.value.integers.values.extend(clients)
+        return made
+
+    assert updates_in(envelope(None), envelope([1, 2, 3])) == 1
+    assert updates_in(envelope([1, 2, 3]), envelope([1, 3])) == 2
+    assert updates_in(envelope([1, 2, 3]), envelope(list(range(99)))) == 3
+    assert updates_in(envelope([1, 2, 3]), envelope(None)) == 0
+    failed = pb.Envelope(error=pb.AppError(code=1))
+    assert updates_in(envelope([1, 2, 3]), failed) == updates_in(envelope(None), failed) == 0
