@@ -826,6 +826,23 @@ ROLES_LIMITS = (
     ),
 )
 
+RELAYS = """\
+## Relays
+
+A relay is trusted by the clients below it as a server is, and by the server as all of its clients are: it can send sums
+of updates that nobody has made, as these clients could. It cannot do more:
+
+| attack | result |
+|---|---|
+| a relay that lists nodes which are not numbered below it, or too many | its connection ends |
+| a client of the server's own that calls itself a relay | it is asked for nothing itself; only clients whose node ids begin with its own are |
+| a reply that stands for clients that the relay was not asked for, or for one twice | all clients that it was asked for have failed in this round |
+| a reply of no relay that claims to stand for other clients | refused; theirs count |
+| a reply that claims many clients, so that the quorum is met | it counts for at most those that it was asked for |
+| sums or rests of another shape or dtype, not finite, or at other positions; too many rests; other weights | refused by name |
+| a client below that claims to stand for others below | refused by the relay, as the server does |
+"""
+
 APPS = """\
 ## Apps that a server offers
 
@@ -876,6 +893,7 @@ def page() -> str:
         table(WORDS_LIMITS),
         ROLES,
         table(ROLES_LIMITS),
+        RELAYS,
         APPS,
         table(APP_LIMITS),
         TESTS,
