@@ -664,7 +664,7 @@ BESIDES = {
         privacy.secagg.protocol.topology:COMPLETE_MAX privacy.secagg.protocol.topology:NEIGHBOURS_MAX
         run.tensorboard:FLOAT32_MAX""",
     "set by a format": """
-        transport.relaying:NODE_MAX transport.run_sites:BITMAP_NODE_MAX transport.chunk_wire:_VARINT_BYTES_MAX transport.header:_EXTENT_BYTES_MAX
+        transport.relaying:NODE_MAX transport.run_sites:BITS_MAX transport.chunk_wire:_VARINT_BYTES_MAX transport.header:_EXTENT_BYTES_MAX
         transport.header:_MARKS_MAX transport.write_ahead_log:PAGE_BYTES_MAX""",
     "an interval or a timeout of work that this side does for itself": """
         client.agent.agent:LEAVES_EVERY_S client.agent.agent:RENEWAL_CHECK_S client.agent.agent:STEADY_S client.agent.assignments:CANCEL_GRACE_S

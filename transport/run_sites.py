@@ -17,7 +17,8 @@ from .relaying import LEAF_BITS
 __all__ = ["PackedSites", "index_of", "pack_sites"]
 
 
-BITMAP_NODE_MAX = 1 << LEAF_BITS
+BITS_MAX = 64
+"""So many bits of the bitmap may a site cost; a site that would cost more follows by its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,8 @@ def pack_sites(node_ids: Sequence[int]) -> PackedSites:
     """Pack a list of node ids (positive, each once)."""
     steps = enumerate(pairwise(node_ids), 1)
     end = next((place for place, (a, b) in steps if a > b), len(node_ids))
-    end = next((at for at, node in enumerate(node_ids[:end]) if node > BITMAP_NODE_MAX), end)
+    longest = max(1 << LEAF_BITS, BITS_MAX * len(node_ids))
+    end = next((at for at, node in enumerate(node_ids[:end]) if node > longest), end)
     bits = bytearray((max(node_ids[:end], default=0) + 7) // 8)
     for node in node_ids[:end]:
         bits[(node - 1) // 8] |= 1 << (node - 1) % 8

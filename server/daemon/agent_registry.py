@@ -125,7 +125,10 @@ class AgentRegistry:
         """
         if len(node_ids) > LEAVES_MAX:
             raise LimitError(f"{link.name} has {len(node_ids)} clients, more than {LEAVES_MAX}")
-        wrong = next((node for node in node_ids if not is_below(node, link.node_id)), None)
+        own = self._nodes
+        wrong = next(
+            (node for node in node_ids if node in own or not is_below(node, link.node_id)), None
+        )
         if not link.relay or wrong is not None:
             raise ProtocolError(f"{link.name} has no client {wrong} below it")
         self._leaves[link.node_id] = tuple(sorted(set(node_ids)))

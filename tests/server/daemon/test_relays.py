@@ -81,6 +81,22 @@ def test_a_relay_says_whom_it_has(node: int) -> None:
     agents.set_leaves(link, range(FIRST, FIRST + LEAVES_MAX))
 
 
+def test_a_node_is_not_two_sites() -> None:
+    """A server with more than a million sites of its own has ids that could be below a relay."""
+    agents = registry()
+    agents.update(site(FIRST, "late"))
+    link = agents.get(2)
+    assert link is not None and agents.relay_of(FIRST) == 0
+    with pytest.raises(ProtocolError, match=f"no client {FIRST}"):
+        agents.set_leaves(link, [FIRST])
+
+
+def test_a_list_of_millions_stays_a_bitmap() -> None:
+    """A bit a site, however long the ids are, as long as most of them are there."""
+    packed = pack_sites(range(1, 3_000_001))
+    assert len(packed.bitmap) == 375_000 and not packed.joined
+
+
 def test_ids_below() -> None:
     """Two levels of relays fit; what is below a relay below is below."""
     assert is_below(FIRST, 2) and is_below(DEEP, 2) and is_below(DEEP, FIRST)
