@@ -91,7 +91,23 @@ def channel(house: House, pair: KeyPair | None, where: str = "fleet") -> grpc.ai
     return grpc.aio.secure_channel(house.addresses[where], credentials)
 
 
+RESETS_MAX = 4
+
+
 async def ended(opened: grpc.aio.Channel, method: MethodDescriptor) -> tuple[Code, str]:
+    """Make a call that changes nothing where it is allowed, and return how it ended.
+
+    A call that the server ends before its request has left may reach its caller as a reset stream, which
+    gRPC calls an internal error: it is made again. An internal error of the server's stays one.
+    """
+    for _ in range(RESETS_MAX):
+        found = await ended_once(opened, method)
+        if found[0] != Code.INTERNAL:
+            break
+    return found
+
+
+async def ended_once(opened: grpc.aio.Channel, method: MethodDescriptor) -> tuple[Code, str]:
     """Make a call that changes nothing where it is allowed, and return how it ended."""
     kind: Any = GetMessageClass(method.input_type)
     fields = {field.name for field in method.input_type.fields}
@@ -162,8 +178,6 @@ def test_every_call_by_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 for method in METHODS:
                     enrolls = method.containing_service.name == "Enrollment"
                     code, text = await ended(enroll if enrolls else fleet, method)
-                    if enrolls and code == Code.INTERNAL:  # it ends each connection in time
-                        code, text = await ended(enroll, method)
                     at = (who, method.name, code, text)
                     if enrolls:
                         assert code == Code.INVALID_ARGUMENT and "request" in text, at
@@ -180,8 +194,6 @@ def test_every_call_by_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                         assert code == Code.PERMISSION_DENIED, at
                     if not enrolls and who not in UNREACHED:  # nor on the other listener
                         code, _ = await ended(enroll, method)
-                        if code == Code.INTERNAL:  # it ends each connection after ten seconds
-                            code, _ = await ended(enroll, method)
                         assert code == Code.UNIMPLEMENTED, at
         lines = audited(house)
         told = {(line["who"], line["call"].partition(".")[2], line["outcome"]) for line in lines}
