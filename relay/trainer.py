@@ -180,7 +180,8 @@ class RelayTrainer:
             relays=below,
         )
         broadcast = Broadcast(content, kind, sorted(clients), group_id=asked.metadata.group_id)
-        answer = _Answer(content if kind == MessageType.TRAIN else None)
+        trained = content if kind == MessageType.TRAIN else None
+        answer = _Answer(trained, combined=below.has_relays)
         for reply in grid.send_and_receive(broadcast, timeout=DEADLINE_SHARE * waits_s):
             answer.take(reply)
         reply = Message(answer.content(clients), reply_to=asked)
@@ -192,8 +193,10 @@ class RelayTrainer:
 class _Answer:
     """The replies of the clients below to one instruction, as one."""
 
-    def __init__(self, trained: RecordDict | None) -> None:
-        """`trained` is what the clients are sent to train, None if they evaluate."""
+    def __init__(self, trained: RecordDict | None, *, combined: bool = True) -> None:
+        """`trained` is what the clients are sent to train, None if they evaluate; `combined` says
+        whether a reply may be another relay's."""
+        self._combined = combined
         self._forms = self._fold = None
         if trained is not None:
             (arrays,) = records_in(trained, ArrayRecord)
@@ -215,7 +218,7 @@ class _Answer:
             self.fail(client, reply.error.code, reply.error.reason or "failed")
             return
         try:
-            read = read_reply(reply, forms=self._forms, combined=True)
+            read = read_reply(reply, forms=self._forms, combined=self._combined)
             if self._fold is not None:
                 metrics = records_in(reply.content, MetricRecord)[0]
                 self._fold.add(update_of(read, metrics, read.tensors, client=client))

@@ -326,7 +326,7 @@ class FleetGrid(RunGrid):
             clients = self._behind.pop(item.envelope.metadata.reply_to_message_id, None)
             reply = self._decode(item)
             if clients is None:
-                yield reply_of_one(reply)
+                yield reply_of_one(reply) if self._has_relays else reply
             else:
                 name = self._channel.name_of(item.node_id) or f"relay {item.node_id}"
                 yield from replies_behind(reply, clients, relay=name)

@@ -296,6 +296,10 @@ def test_an_algorithm_that_needs_every_update_refuses_a_grid_that_combines(kit):
     grid.combines_updates = True
     with pytest.raises(ConfigError, match="needs every single update, but MemoryGrid"):
         run(kit, grid, algorithm=replace(fedavg(), linear=False))
+    grid.adds_exactly = True
+    for more in ({"linear": False}, {"lengths_max": {"w": 9}}, {"fault": lambda tensors: None}):
+        with pytest.raises(ConfigError, match=r"behind a relay.*selection\.tags"):
+            run(kit, grid, algorithm=replace(fedavg(), **more))
 
 
 def test_a_checkpoint_of_another_model_is_refused(kit):

@@ -427,6 +427,9 @@ def test_a_grid_that_adds_up_is_refused(kit):
     grid.combines_updates = True
     with pytest.raises(ConfigError, match="weigh every single one"):
         run(grid, fedbuff())
+    grid.adds_exactly = True  # a relay's clients
+    with pytest.raises(ConfigError, match=r"behind a relay.*selection\.tags"):
+        run(grid, fedbuff())
 
 
 @pytest.mark.parametrize(
