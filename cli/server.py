@@ -64,7 +64,7 @@ def init(
         f"server laid out in {dir}\n"
         f"CA fingerprint  {fingerprint}\n"
         f"start it with   meadow server start --dir {dir}\n"
-        f"invite clients  meadow server token CLIENT --dir {dir}",
+        f"invite clients  meadow server invite CLIENT --dir {dir}",
         dir=str(dir),
         ca_fingerprint=fingerprint,
     )
@@ -260,7 +260,7 @@ def restore(
 
     found = restored(file, dir, now=datetime.now(UTC))
     text = f"{dir} is the server of {moment(found.made_at.timestamp())}; since then:"
-    text += "\n- clients that were admitted are unknown: `meadow server token CLIENT` invites them again"
+    text += "\n- clients that were admitted are unknown: `meadow server invite CLIENT` invites them again"
     text += "\n- clients that were revoked are admitted again: `meadow site revoke CLIENT`"
     text += "\n- so are roles that were revoked, and a replaced admin.json: `meadow server role revoke NAME`, renew-admin"
     text += "\n- releases of private runs are missing in privacy.sqlite: put the newest one in its place"

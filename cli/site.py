@@ -36,7 +36,7 @@ def list_(
     """List all clients."""
     with admin_stub(dir, admin) as stub:
         sites = stub.Sites(pb.Empty(), timeout=10).sites
-    empty = "no client yet; `meadow server token CLIENT` invites one"
+    empty = "no client yet; `meadow server invite CLIENT` invites one"
     show_rows(format, [_row(site) for site in sites], columns=COLUMNS, empty=empty)
 
 
