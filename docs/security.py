@@ -169,6 +169,11 @@ WIRE_LIMITS = (
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
+        "server.daemon.calls:CROWDED_WAIT_S",
+        "such a call while clients without one wait for their turn",
+        "server/daemon/test_first_messages.py::test_places_are_not_held_while_others_wait",
+    ),
+    Limit(
         "server.daemon.stream_limiter:SLOW_STEPS_MAX",
         "slow chunks in transfer, of all clients; the client with the most of them loses "
         "its oldest",

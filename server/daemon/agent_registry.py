@@ -61,8 +61,10 @@ class AgentRegistry:
         self._sites: dict[str, SiteRow] = {}
         self._leaves: dict[int, tuple[int, ...]] = {}
         """By relay: the clients below it; none until it has said who they are."""
-        self._nodes: set[int] = set()
-        """The nodes of all sites."""
+        self._names: dict[int, str] = {}
+        """By node: the name of its site."""
+        self._admitted: set[int] = set()
+        """The nodes of the sites that have a certificate and are not revoked."""
         self._listeners: set[Callable[[], None]] = set()
         for site in sites:
             self.update(site)
@@ -74,7 +76,11 @@ class AgentRegistry:
     def update(self, site: SiteRow) -> None:
         """Store a site's row of the journal."""
         self._sites[site.name] = site
-        self._nodes.add(site.node_id)
+        self._names[site.node_id] = site.name
+        if site.serial and site.revoked_at_s is None:
+            self._admitted.add(site.node_id)
+        else:
+            self._admitted.discard(site.node_id)
         self._changed()
 
     def site(self, name: str) -> SiteRow | None:
@@ -92,7 +98,7 @@ class AgentRegistry:
     @property
     def enrolled(self) -> int:
         """The number of sites that have a certificate and are not revoked."""
-        return sum(1 for s in self._sites.values() if s.serial and s.revoked_at_s is None)
+        return len(self._admitted)
 
     @property
     def connected(self) -> int:
@@ -125,7 +131,7 @@ class AgentRegistry:
         """
         if len(node_ids) > LEAVES_MAX:
             raise LimitError(f"{link.name} has {len(node_ids)} clients, more than {LEAVES_MAX}")
-        own = self._nodes
+        own = self._names
         wrong = next(
             (node for node in node_ids if node in own or not is_below(node, link.node_id)), None
         )
@@ -177,19 +183,18 @@ class AgentRegistry:
     def relay_of(self, node_id: int) -> int:
         """Return the relay of this server that a client belongs behind, 0 for a client of its own."""
         relay = node_id >> LEAF_BITS
-        while relay and relay not in self._nodes:
+        while relay and relay not in self._names:
             relay >>= LEAF_BITS
-        return 0 if node_id in self._nodes else relay
+        return 0 if node_id in self._names else relay
 
     def names_of(self, node_ids: Iterable[int]) -> list[str]:
         """Return the names of sites; of a client below a relay, the relay's and its number there."""
-        names = {site.node_id: site.name for site in self._sites.values()}
 
-        def name_of(node_id: int) -> str:
+        def below(node_id: int) -> str:
             relay = self.relay_of(node_id)
-            return f"{names.get(relay, '')}/{node_id}" if relay else ""
+            return f"{self._names.get(relay, '')}/{node_id}" if relay else ""
 
-        return [names.get(node_id) or name_of(node_id) for node_id in node_ids]
+        return [self._names.get(node_id) or below(node_id) for node_id in node_ids]
 
     def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` whenever `available()` may have changed; return how to unsubscribe."""

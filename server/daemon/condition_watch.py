@@ -114,7 +114,10 @@ class ConditionWatch:
     # ------------------------------------------------------------------ what there is to see
 
     def _sites(self) -> Iterable[_Seen]:
-        """A daemon that has just begun waits for its sites as long as for one that goes."""
+        """A daemon that has just begun waits for its sites as long as for one that goes.
+
+        Of thousands of sites, only those are seen of which something holds or has held.
+        """
         minutes = (self._folder.config.notify or NotifyConfig()).site_gone_minutes
         now_s = self._clock()
         days = self._folder.config.certificate_days
@@ -122,15 +125,18 @@ class ConditionWatch:
         for site in enrolled:
             if self._agents.get(site.node_id) is not None:
                 self._away_since_s.pop(site.name, None)
-                yield _Seen(kind="site_gone", about=site.name, holds=False)
+                if ("site_gone", site.name) in self.standing:
+                    yield _Seen(kind="site_gone", about=site.name, holds=False)
             elif now_s - self._away_since_s.setdefault(site.name, now_s) >= 60 * minutes:
                 yield _Seen(
                     kind="site_gone", about=site.name, holds=True, detail={"minutes": minutes}
                 )
-            yield self._certificate(
-                site.name, site.certificate_until_s, days,
-                "it has to connect before, or to enrol again",
-            )  # fmt: skip
+            ending = is_ending(site.certificate_until_s, days, now_s=now_s)
+            if ending or ("certificate_ending", site.name) in self.standing:
+                yield self._certificate(
+                    site.name, site.certificate_until_s, days,
+                    "it has to connect before, or to enrol again",
+                )  # fmt: skip
         for name in self._away_since_s.keys() - {site.name for site in enrolled}:
             del self._away_since_s[name]
 

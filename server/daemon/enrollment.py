@@ -125,7 +125,7 @@ class EnrollmentService:
         self._issuer = issuer
         self._denials = denials
         self._audit = audit
-        self._strangers = FirstMessages(STRANGERS_MAX, STRANGERS_MAX)
+        self._strangers = FirstMessages(STRANGERS_MAX, STRANGERS_MAX, in_turn=False)
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Return the handler of the call."""

@@ -83,18 +83,25 @@ class OpenStep:
         """
         if not self.pending:
             return None
-        late, silent = now_s >= self.deadline_at_s, self.is_silent(now_s)
+        late, lease_s = now_s >= self.deadline_at_s, self._lease_after_s(now_s)
+        silent = lease_s is None
         if (late or silent) if self.updates >= self.quorum else (late and silent):
             return None
-        future = [at for at in (self.deadline_at_s, self._lease_until_s()) if at > now_s]
+        future = [at for at in (self.deadline_at_s, lease_s) if at is not None and at > now_s]
         return min(future, default=now_s + 3600.0)
 
     def is_silent(self, now_s: float) -> bool:
         """Return whether the leases of all pending instructions have lapsed."""
-        return now_s >= self._lease_until_s()
+        return self._lease_after_s(now_s) is None
 
-    def _lease_until_s(self) -> float:
-        return max(item.lease_until_s for item in self.pending.values())
+    def _lease_after_s(self, now_s: float) -> float | None:
+        """Return when a lease of a pending instruction lapses that has not yet, None if all have.
+
+        It is the first one found, not the last to lapse: this is called at every answer, and finds
+        it at once while the clients are there.
+        """
+        leases = (item.lease_until_s for item in self.pending.values())
+        return next((until_s for until_s in leases if until_s > now_s), None)
 
 
 def instruction_of(

@@ -36,6 +36,28 @@ class Waits:
         self._whose: dict[asyncio.Timeout, Hashable] = {}
         self._counts: Counter[Hashable] = Counter()
 
+    def __contains__(self, whose: Hashable) -> bool:
+        """Return whether a caller has a wait."""
+        return whose in self._counts
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more wait ends another."""
+        return len(self._whose) >= self._count_max
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether one more wait ends another, although no caller has more than one."""
+        return self.is_full and len(self._counts) == len(self._whose)
+
+    def end_within(self, wait_s: float) -> None:
+        """End the waits after so many seconds from now, those that do not end before."""
+        at_s = asyncio.get_running_loop().time() + wait_s
+        for limit in self._whose:
+            until_s = limit.when()
+            if until_s is None or until_s > at_s:
+                limit.reschedule(at_s)
+
     def add(self, limit: asyncio.Timeout, whose: Hashable) -> None:
         """Register a caller's wait; it can be ended by rescheduling `limit`."""
         self._whose[limit] = whose

@@ -36,6 +36,8 @@ STOP_WAIT_S = 15.0
 STOPPED = "stopped by the administrator"
 PENDING_MAX = 64
 """Bound of a worker's messages that are not yet in the journal."""
+NODES_PAUSE_TIMES = 10.0
+"""After sending the clients to a worker, a pause of so many times the time that it took."""
 LOG = logging.getLogger("meadow.server")
 
 Observe = Callable[[int, str, str], None]
@@ -342,7 +344,11 @@ class Supervisor:
         self._dispatcher.attach(run_id, lambda message: _send(pipe, message))
 
     async def _send_nodes(self, pipe: WorkerPipe, ready: asyncio.Future[pb.WorkerReady]) -> None:
-        """Send a worker the available clients with its tags, whenever they change."""
+        """Send a worker the available clients with its tags, whenever they change.
+
+        At most a part of the time: after a restart thousands of clients return one by one.
+        """
+        loop = asyncio.get_running_loop()
         tags, changed = (await ready).tags, asyncio.Event()
         changed.set()
         unsubscribe = self._agents.on_change(changed.set)
@@ -350,6 +356,7 @@ class Supervisor:
             while True:
                 await changed.wait()
                 changed.clear()
+                begin_s = loop.time()
                 available = self._agents.available(tags)
                 nodes = pb.Nodes(
                     node_ids=available,
@@ -357,6 +364,7 @@ class Supervisor:
                     relays=map(self._agents.relay_of, available),
                 )
                 await _send(pipe, pb.DaemonMessage(nodes=nodes))
+                await asyncio.sleep(NODES_PAUSE_TIMES * (loop.time() - begin_s))
         finally:
             unsubscribe()
 

@@ -38,7 +38,7 @@ _REFUSED = (
 )
 SPANS_MAX = 1024
 """Rounds that are traced at once; an app may begin many and finish none."""
-PACKED_TOGETHER_MAX = 1 << 20
+PACKED_TOGETHER_MAX = 8 << 20
 """Bound of the tensors inside the messages of one step, in bytes; others travel as files."""
 
 
