@@ -44,10 +44,13 @@ def run_to_end(
 
 @contextmanager
 def many_agents(
-    folder: Path, count: int, *, first: int = 0, pace_s: float = 0.0
+    folder: Path, count: int, *, first: int = 0, pace_s: float = 0.0, thin: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with `count` enrolled agents from `first` on, who take `pace_s` for an answer."""
-    script = Path(__file__).with_name("agents.py")
+    """A process with `count` enrolled agents from `first` on, who take `pace_s` for an answer.
+
+    Thin ones answer at once, and keep nothing on disk.
+    """
+    script = Path(__file__).with_name("thin_agents.py" if thin else "agents.py")
     command = [sys.executable, str(script), str(folder), str(count), str(first), str(pace_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE)
     try:
