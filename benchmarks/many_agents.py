@@ -1,7 +1,8 @@
 """5,000 agents at one daemon: connecting, a round of all, and all of them again after kill -9.
 
-The agents are real ones, many in a process, each with a folder, a certificate and a TLS connection of
-its own; their trainer adds a number to a model of 250 params. Measured of the daemon: the resident
+The agents are many in a process, each with a certificate and a TLS connection of its own. They speak an agent's
+protocol, and keep nothing on disk (harness/thin_agents.py); their trainer adds a number to a model of
+250 params. Measured of the daemon: the resident
 memory that a connected agent adds, and its CPU time of a round and of connecting, by agent; of the
 whole: how long a round takes with the agents on the same cores, and how long all of them need to
 be back after the daemon was killed in the middle of a round. The same with a tenth of the agents
