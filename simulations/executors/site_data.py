@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Samples", "SimulatedData", "SiteSamples"]
 
 KEPT_BYTES_MAX = 2 << 30
+"""Of data that clients hold for themselves alone."""
+KEPT_CLIENTS_MAX = 1 << 15
+"""A client whose data are a few row numbers costs some kilobytes of objects all the same."""
 UNKNOWN_BYTES = 1 << 20
 """What a client is taken to hold whose data are no tensors."""
 
@@ -70,6 +73,8 @@ class SimulatedData:
     """Loads clients' data through the task, and keeps those that were loaded last.
 
     A client whose data are rows of tensors that others use too costs its row numbers only.
+
+    Guarantees: memory does not grow with the number of clients beyond `KEPT_CLIENTS_MAX`.
     """
 
     def __init__(self, task: Task, clients: SimulatedClients) -> None:
@@ -102,7 +107,10 @@ class SimulatedData:
         size = samples.train.own_bytes + (test.own_bytes if test else 0)
         self._kept[client] = samples, size
         self._bytes += size
-        while self._bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+        while len(self._kept) > 1 and self._are_too_many():
             _, dropped = self._kept.pop(next(iter(self._kept)))
             self._bytes -= dropped
         return samples
+
+    def _are_too_many(self) -> bool:
+        return self._bytes > KEPT_BYTES_MAX or len(self._kept) > KEPT_CLIENTS_MAX
