@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from ..algorithms.layout import RowLayout
 from ..algorithms.mean import factor_of, rows_of
 from .checks import Reply, ReplyError
 
-__all__ = ["ExactFold", "update_of"]
+__all__ = ["ExactFold", "update_of", "update_of_sums"]
 
 GROUP = 20
 """Updates that are held in memory, and added up at once."""
@@ -32,8 +34,10 @@ class ExactFold:
     update that lies in a file.
     """
 
-    def __init__(self, like: Params) -> None:
+    def __init__(self, like: Params, *, group: int = GROUP) -> None:
+        """`group` is how many updates may be held in memory."""
         self._layout = RowLayout(like)
+        self._group = group
         self._waiting: list[Update] = []
         self._rows: list[NDArray[np.float64]] = []
         self._weights: list[float] = []
@@ -44,19 +48,22 @@ class ExactFold:
             self._waiting.append(each)
             self._weights.append(each.weight)
         held = not all(each.stored for each in self._waiting)
-        if len(self._waiting) >= (GROUP if held else STORED_MAX):
+        if len(self._waiting) >= (self._group if held else STORED_MAX):
             self._flush()
         if len(self._weights) > STORED_MAX:
             self._weights = exact_parts(self._weights)
 
     def finish(self) -> tuple[Params, Params, Sequence[float]]:
-        """Return the sums by tensor, float64; what these lack, as a `SummedRecord` has it; and
+        """Return the sums by tensor, float64 (complex128); what these lack, as a `SummedRecord` has it; and
         numbers with exactly the sum of the weights."""
         self._flush()
         layout, rows = self._layout, self._rows or [np.zeros(self._layout.total)]
         sums, start = {}, 0
-        for name, size, shape in zip(layout.names, layout.sizes, layout.shapes, strict=True):
-            sums[name] = rows[0][start : start + size].reshape(shape)
+        for place, (name, size) in enumerate(zip(layout.names, layout.sizes, strict=True)):
+            values: NDArray[Any] = rows[0][start : start + size]
+            if layout.reals[place] == 2:
+                values = values.view(np.complex128)
+            sums[name] = values.reshape(layout.shapes[place])
             start += size
         places = [np.flatnonzero(row) for row in rows[1:]]
         positions = np.concatenate([np.zeros(0, np.int64), *places])
@@ -107,20 +114,39 @@ def update_of(
     weights = [float(weight) for weight in metrics.weights]
     if not 0 < len(weights) <= PARTS_MAX or weights[0] != reply.weight:
         raise ReplyError(client, "weights", "are not those of the relay's clients")
-    rests = _rests(client, metrics.rests, tensors, stored=stored)
-    spare = [*weights[1:], *[0.0] * len(rests)]
-    while len(rests) < len(weights) - 1:
-        rests.append({name: _sparse(tensor) for name, tensor in tensors.items()})
+    summed = update_of_sums(
+        tensors, metrics.rests, weights, client=client, clients=len(reply.clients), stored=stored
+    )
+    return replace(summed, metrics=reply.metrics)
+
+
+def update_of_sums(
+    sums: Mapping[str, FlatTensor],
+    rests: Mapping[str, FlatTensor],
+    weights: Sequence[float],
+    *,
+    client: int,
+    clients: int,
+    stored: bool,
+) -> Update:
+    """Return what `ExactFold.finish` gave as one update.
+
+    Raises:
+        ReplyError: `rests` are not as that gives them.
+    """
+    lacking = _rests(client, rests, sums, stored=stored)
+    spare = [*weights[1:], *[0.0] * len(lacking)]
+    while len(lacking) < len(weights) - 1:
+        lacking.append({name: _sparse(tensor) for name, tensor in sums.items()})
     more = tuple(
         Update(client=client, params=params, weight=weight, clients=0, stored=stored, summed=True)
-        for params, weight in zip(rests, spare, strict=False)
+        for params, weight in zip(lacking, spare, strict=False)
     )
     return Update(
         client=client,
-        params=tensors,
+        params=sums,
         weight=weights[0],
-        clients=len(reply.clients),
-        metrics=reply.metrics,
+        clients=clients,
         stored=stored,
         summed=True,
         rests=more,
@@ -135,7 +161,7 @@ def _rests(
     stored: bool,
 ) -> list[dict[str, FlatTensor]]:
     """Return what sums lack as rows, in each of which a position is there once."""
-    sizes = [int(np.prod(tensor.shape, dtype=np.int64)) for tensor in tensors.values()]
+    sizes = [_reals_in(tensor) for tensor in tensors.values()]
     total = sum(sizes)
     positions, values = rests.get("positions"), rests.get("values")
     if (
@@ -159,16 +185,19 @@ def _rests(
             raise ReplyError(client, "rests", "have a position too often")
         first = np.append(True, places[1:] != places[:-1])
         at, row, start = places[first], dict[str, FlatTensor](), 0
-        for (name, tensor), size in zip(tensors.items(), sizes, strict=True):
+        for name, size in zip(tensors, sizes, strict=True):
             low, high = np.searchsorted(at, (start, start + size))
-            row[name] = SparseTensor(
-                tensor.shape, at[low:high] - start, found[first][low:high].astype(np.float64)
-            )
+            values = found[first][low:high].astype(np.float64)
+            row[name] = SparseTensor((size,), at[low:high] - start, values)
             start += size
         rows.append(row)
         places, found = places[~first], found[~first]
     return rows
 
 
+def _reals_in(tensor: FlatTensor) -> int:
+    return int(np.prod(tensor.shape, dtype=np.int64)) * (2 if tensor.dtype.kind == "c" else 1)
+
+
 def _sparse(tensor: FlatTensor) -> SparseTensor:
-    return SparseTensor(tensor.shape, np.zeros(0, np.int64), np.zeros(0))
+    return SparseTensor((_reals_in(tensor),), np.zeros(0, np.int64), np.zeros(0))

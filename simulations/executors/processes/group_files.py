@@ -79,10 +79,10 @@ class GroupJob:
 class Report:
     """A worker's report on a group, beside the replies.
 
-    `weight`, `table_*` belong to the partial sums; there are none if `table_clients` is empty.
+    `weights`, `table_*` belong to the partial sums; there are none if `table_clients` is empty.
     """
 
-    weight: float = 0.0
+    weights: Sequence[float] = ()
     table_clients: Sequence[int] = ()
     table_examples: Sequence[float | None] = ()
     table_metrics: Mapping[str, Sequence[float | None]] = field(default_factory=dict)

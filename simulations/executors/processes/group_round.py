@@ -46,8 +46,6 @@ replies take."""
 SUMS_BYTES_MAX = 64 << 20
 """What the sums of a round's groups take beyond one group a worker: those of large models cost more
 to hand over than groups that end together save."""
-WAITING_BYTES_MAX = 1 << 30
-"""Partial sums that may wait for one before them, until groups begin in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +111,8 @@ class GroupRound:
         Raises:
             StoreError: the folder cannot be written.
         """
-        waits = self._total.waiting * self._sum_bytes if self._total else 0
         # groups that all begin at once go to the same workers each round, which still have their data
-        group = self.schedule.next(in_order=self._at_once or waits > WAITING_BYTES_MAX)
+        group = self.schedule.next(in_order=self._at_once)
         self._attempts[group] += 1
         inbox = self._folder / f"{group}-{self._attempts[group]}-in"
         outbox = self._folder / f"{group}-{self._attempts[group]}-out"
@@ -252,8 +249,8 @@ def _partial_in(outbox: Path, report: Report) -> Partial | None:
     table = ClientTable()
     table.add(report.table_clients, report.table_examples, report.table_metrics)
     ((_, packed),) = read_frames(outbox / SUMS)
-    sums = sums_in(unpack_content(packed, outbox))
-    return Partial(sums=sums, weight=report.weight, table=table)
+    sums, rests = sums_in(unpack_content(packed, outbox))
+    return Partial(sums=sums, rests=rests, weights=report.weights, table=table)
 
 
 def _values_in(arrays: ArrayRecord) -> int:

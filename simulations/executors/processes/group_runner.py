@@ -134,7 +134,7 @@ class GroupRunner:
         """Sum the updates and write the sums; return their entries of the report."""
         (arrays,) = broadcast.content.array_records.values()
         clipping = clipping_by_server(broadcast.content)
-        group = GroupSum(arrays_to_params(arrays), job.clients, clipping)
+        group = GroupSum(arrays_to_params(arrays), clipping)
         combined = self._inner.combines
         refused = (group.take(reply, combined=combined) for reply in self._timed(broadcast))
         packed = (_pack(reply, blobs) for reply in refused if reply is not None)
@@ -144,7 +144,7 @@ class GroupRunner:
             return {}
         write_frames(outbox / SUMS, [(0, pack_content(partial_content(partial), blobs))])
         return {
-            "weight": partial.weight,
+            "weights": partial.weights,
             "table_clients": partial.table.clients,
             "table_examples": partial.table.examples,
             "table_metrics": partial.table.metrics,

@@ -1,13 +1,12 @@
 """Partial sums: what a group's updates add up to, and how a round's partials become one reply.
 
-Both are in float64 and in the canonical order of clients and groups, so that the result depends
-on how the cohort was cut, but not on who worked on what, or when.
+Both are exact, as a relay's: no cut of the cohort and no order changes a bit of the mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,11 @@ from ....flower.messages import (
 )
 from ....privacy.dp.mechanisms.clipping import Clipping, clip_update
 from ....privacy.dp.noise_terms import NoiseTerms
-from ....strategies.algorithms.algorithm import Aggregate, Params, Update
-from ....strategies.algorithms.canonical import CanonicalFold
+from ....strategies.algorithms.algorithm import Params, Update
 from ....strategies.algorithms.combined import ClientTable
-from ....strategies.algorithms.mean import MeanAggregator, MeanSum
+from ....strategies.algorithms.mean import MeanAggregator
 from ....strategies.rounds.checks import ReplyError, forms_of, read_reply
+from ....strategies.rounds.relayed import ExactFold, update_of_sums
 from ....strategies.rounds.replies import add_rows
 from ..contract import APP_RAISED
 
@@ -39,35 +38,17 @@ GROUP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """What a group's updates add up to.
+    """What a group's updates add up to, exactly.
 
-    `sums` are the weighted sums by tensor, float64 (complex128); `table` has its clients.
+    `sums` are the weighted sums by tensor, float64 (complex128), and `rests` what rounding took
+    from them (`ExactFold.finish`); `weights` are numbers with exactly the sum of all weights, the
+    first of them that sum rounded; `table` has the clients, ascending.
     """
 
-    sums: dict[str, FlatTensor]
-    weight: float
+    sums: Mapping[str, FlatTensor]
+    rests: Mapping[str, FlatTensor]
+    weights: Sequence[float]
     table: ClientTable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SumAggregator:
-    """Computes weighted sums instead of means, and does not cast them."""
-
-    mean: MeanAggregator
-
-    @property
-    def group(self) -> int:
-        return self.mean.group
-
-    def zero(self, like: Params) -> MeanSum:
-        return self.mean.zero({name: _wide(values) for name, values in like.items()})
-
-    def fold(self, accumulator: MeanSum, updates: Sequence[Update]) -> MeanSum:
-        return self.mean.fold(accumulator, updates)
-
-    def finish(self, accumulator: MeanSum) -> Aggregate:
-        weight, accumulator.weight = accumulator.weight, 1.0  # what it divides the sums by
-        return replace(self.mean.finish(accumulator), weight=weight)
 
 
 def _wide(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -79,20 +60,16 @@ def _wide(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 class GroupSum:
     """Takes the replies of a group's clients, in any order, and adds up the valid ones."""
 
-    def __init__(
-        self, params: Params, clients: Sequence[int], clipping: Clipping | None = None
-    ) -> None:
+    def __init__(self, params: Params, clipping: Clipping | None = None) -> None:
         """Begin with nothing; `clipping` is how the server would clip what single clients sent."""
         self._params, self._clipping = params, clipping
         self._forms = forms_of(params)
-        aggregator = _SumAggregator(mean=MeanAggregator(group=GROUP, exact=False))
-        self._fold = CanonicalFold(aggregator, params, clients)
+        self._fold = ExactFold(params, group=GROUP)
         self._table = ClientTable()
 
     def take(self, reply: Message, *, combined: bool) -> Message | None:
         """Add a reply up; return it, or what it is refused with, if it has no valid update."""
         if reply.has_error():
-            self._fold.settle(reply.metadata.src_node_id)
             return reply
         try:
             read = read_reply(reply, forms=self._forms, combined=combined)
@@ -100,82 +77,74 @@ class GroupSum:
             if self._clipping is not None and len(read.clients) == 1:
                 tensors, _ = clip_update(self._params, tensors, self._clipping, exact=True)
         except UpdateError as error:
-            self._fold.settle(reply.metadata.src_node_id)
             text = f"{error.field} {error.reason}" if isinstance(error, ReplyError) else str(error)
             return rebuild_message(reply.metadata, Error(APP_RAISED, text))
-        update = Update(
-            client=read.clients[0],
-            params=tensors,
-            weight=read.weight,
-            clients=len(read.clients),
-        )
+        self._fold.add(Update(client=read.clients[0], params=tensors, weight=read.weight))
         add_rows(self._table, read)
-        self._fold.add(update, stands_for=read.clients)
         return None
 
     def finish(self) -> Partial | None:
         """Return the sums, None if no update was valid."""
         if not self._table.clients:
             return None
-        aggregate = self._fold.finish()
-        sums: dict[str, FlatTensor] = {
-            name: MemoryTensor(values) for name, values in aggregate.mean.items()
-        }
-        return Partial(sums=sums, weight=aggregate.weight, table=self._table.closed())
+        sums, rests, weights = self._fold.finish()
+        return Partial(
+            sums=_in_memory(sums),
+            rests=_in_memory(rests),
+            weights=weights,
+            table=self._table.in_order(),
+        )
 
 
 class Total:
-    """Adds the partials of a round up, in the order of their groups, whichever comes first."""
+    """Adds the partials of a round up, whichever comes first."""
 
     def __init__(self, params: Params, *, exact: bool = False) -> None:
         """Begin with nothing; an `exact` mean is float64, to be cast after noise was added."""
-        self._mean = MeanAggregator(group=GROUP)
-        like = {
+        self._like = {
             name: _wide(values) if exact and values.dtype.kind in "fV" else values
             for name, values in params.items()
         }
-        self._sum = self._mean.zero(like)
-        self._table = ClientTable()
-        self._waiting: dict[int, Partial | None] = {}
-        self._next = 0
-
-    @property
-    def waiting(self) -> int:
-        """How many partials are held back, since one before them is missing."""
-        return len(self._waiting)
+        self._fold = ExactFold(self._like, group=GROUP)
+        self._tables: dict[int, ClientTable] = {}
 
     def add(self, group: int, partial: Partial | None) -> None:
         """Take a group's partial; None if there is nothing of it."""
-        self._waiting[group] = partial
-        while self._next in self._waiting:
-            first = self._waiting.pop(self._next)
-            if first is not None:
-                self._add(first)
-            self._next += 1
+        if partial is None:
+            return
+        self._fold.add(_update_of(partial.sums, partial.rests, partial.weights, partial.table))
+        self._tables[group] = partial.table
 
     def finish(self) -> tuple[list[int], RecordDict] | None:
         """Return the contributing clients and the content of the reply that stands for them.
 
         The mean is cast once, as `MeanAggregator` does; None if there are no updates.
         """
-        assert not self._waiting, "a group before these was never settled"
-        if not self._table.clients:
+        if not self._tables:
             return None
-        arrays = params_to_arrays(self._mean.finish(self._sum).mean)
-        content = RecordDict({"arrays": arrays, "metrics": self._table.record()})
-        return self._table.clients, content
+        table = ClientTable()
+        for _, part in sorted(self._tables.items()):
+            table.add(part.clients, part.examples, part.metrics)
+        sums, rests, weights = self._fold.finish()
+        mean = MeanAggregator()
+        update = _update_of(_in_memory(sums), _in_memory(rests), weights, table)
+        aggregate = mean.finish(mean.fold(mean.zero(self._like), [update]))
+        arrays = params_to_arrays(aggregate.mean)
+        return table.clients, RecordDict({"arrays": arrays, "metrics": table.record()})
 
-    def _add(self, partial: Partial) -> None:
-        table = partial.table
-        update = Update(
-            client=table.clients[0],
-            params=partial.sums,
-            weight=partial.weight,
-            clients=len(table.clients),
-            summed=True,
-        )
-        self._sum = self._mean.fold(self._sum, [update])
-        self._table.add(table.clients, table.examples, table.metrics)
+
+def _in_memory(params: Params) -> dict[str, FlatTensor]:
+    return {name: MemoryTensor(values) for name, values in params.items()}
+
+
+def _update_of(
+    sums: Mapping[str, FlatTensor],
+    rests: Mapping[str, FlatTensor],
+    weights: Sequence[float],
+    table: ClientTable,
+) -> Update:
+    first, count = table.clients[0], len(table.clients)
+    return update_of_sums(sums, rests, weights, client=first, clients=count, stored=False)
 
 
 def clipping_by_server(content: RecordDict) -> Clipping | None:
@@ -187,10 +156,13 @@ def clipping_by_server(content: RecordDict) -> Clipping | None:
 
 
 def partial_content(partial: Partial) -> RecordDict:
-    """Return a partial's sums as a record, to be written; `sums_in` reads them."""
-    return RecordDict({"sums": params_to_arrays(partial.sums)})
+    """Return a partial's tensors as records, to be written; `sums_in` reads them."""
+    return RecordDict(
+        {"sums": params_to_arrays(partial.sums), "rests": params_to_arrays(partial.rests)}
+    )
 
 
-def sums_in(content: RecordDict) -> dict[str, FlatTensor]:
-    """Return the sums that `partial_content` wrote; they stay in their file."""
-    return tensors_of(content.array_records["sums"])
+def sums_in(content: RecordDict) -> tuple[dict[str, FlatTensor], dict[str, FlatTensor]]:
+    """Return the sums and rests that `partial_content` wrote; they stay in their files."""
+    records = content.array_records
+    return tensors_of(records["sums"]), tensors_of(records["rests"])

@@ -110,6 +110,8 @@ def test_the_aggregate_is_the_reference_one(stage: Stage, reference: Stage) -> N
         assert found[name].dtype == values.dtype
         np.testing.assert_allclose(found[name], values, rtol=1e-6, atol=1e-9)
     assert expected["1.num_batches_tracked"] == found["1.num_batches_tracked"]
+    if executor.name in ("processes", "ray"):
+        assert same_bits(found, expected)
 
 
 def test_the_same_instruction_gives_the_same_bits(stage: Stage) -> None:

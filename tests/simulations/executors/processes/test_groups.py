@@ -93,18 +93,3 @@ def test_sums_of_large_models_are_few(
         made.next_task()
         taken += 1
     assert taken == groups
-
-
-def test_groups_begin_in_order_while_many_sums_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sums are added up in the groups' order; those that cannot be yet are bounded."""
-    times = ClientTimes(8)
-    times.add({node_id: float(node_id) for node_id in range(1, 9)})
-    made = round_of(8, tmp_path, times)
-    assert made.next_task().group == 7
-    monkeypatch.setattr(type(made._total), "waiting", 1)
-    monkeypatch.setattr(group_round, "WAITING_BYTES_MAX", 799)
-    assert made.next_task().group == 0
-    monkeypatch.setattr(group_round, "WAITING_BYTES_MAX", 800)
-    assert made.next_task().group == 6
