@@ -16,6 +16,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType
 
 from ....errors import NOTHING_TO_EVALUATE, AgreementError, DataError
+from ....flower.messages import metrics_record, record_dict
 from ....machine.accelerators import free_bytes, is_accelerator, widest_float
 from ....privacy.dp.example_level import ExampleTerms
 from ....strategies.rounds.broadcast import Broadcast
@@ -106,6 +107,8 @@ class VectorizedExecutor:
             return self._train(messages)
         if isinstance(messages, Broadcast) and messages.message_type == MessageType.EVALUATE:
             return self._evaluate(messages)
+        if isinstance(messages, Broadcast) and messages.message_type == MessageType.QUERY:
+            return self._count(messages)
         return self._other.execute(messages)
 
     # ------------------------------------------------------------------ training
@@ -332,6 +335,25 @@ class VectorizedExecutor:
             yield from self._other.execute(order.to(clients))
             return
         yield from replies.measured(clients, counts, means)
+
+    def _count(self, order: Broadcast) -> Iterator[Message]:
+        """Say how many samples clients have, and keep the data for their training."""
+        failed: list[int] = []
+        for client in order.clients:
+            try:
+                data = self._data.of(client)
+            except Exception:  # a task's code may raise anything
+                failed.append(client)
+                continue
+            counts = {
+                "num-examples": data.train.count,
+                "num-test-examples": 0 if data.test is None else data.test.count,
+            }
+            (message,) = order.to([client])
+            content = record_dict({"metrics": metrics_record(counts)})
+            yield Message(content, reply_to=message)
+        if failed:
+            yield from self._other.execute(order.to(failed))
 
     # ------------------------------------------------------------------ both
 
