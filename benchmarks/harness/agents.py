@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from meadow.client.agent.agent import Agent
 from meadow.client.tools.enroll import enroll
-from meadow.flower.messages import params_to_arrays, set_message_id, tensors_of
+from meadow.flower.messages import FlatTensor, params_to_arrays, set_message_id, tensors_of
 from meadow.machine.process_limits import allow_many_files, keep_freed_memory
 from meadow.server.daemon.server_dir import ServerFolder
 from meadow.transport.blobs import blob_path
@@ -42,6 +43,21 @@ def enroll_many(server_dir: Path, folder: Path, app: Path, count: int, *, first:
             ca_fingerprint=fingerprint,
             apps=[app],
         )
+
+
+class Plus:
+    """A `FlatTensor` of another one's values plus a number, computed when they are read."""
+
+    def __init__(self, tensor: FlatTensor, number: np.float32) -> None:
+        self.dtype, self.shape = tensor.dtype, tensor.shape
+        self._tensor, self._number = tensor, number
+
+    def __getitem__(self, values: slice) -> NDArray[np.generic]:
+        return np.asarray(self._tensor[values] + self._number, dtype=self.dtype)
+
+    def numpy(self) -> NDArray[np.generic]:
+        """Return all values."""
+        return np.asarray(self._tensor.numpy() + self._number, dtype=self.dtype)
 
 
 class AddsConstant:
@@ -68,10 +84,7 @@ class AddsConstant:
     def _answer(self, instruction: Instruction, blob_dir: Path, reply_dir: Path) -> TrainingDone:
         message = decode(instruction.envelope, lambda blob: blob_path(blob_dir, blob.id))
         tensors = tensors_of(message.content.array_records["arrays"])
-        arrays = {
-            name: np.asarray(t.numpy() + self._constant, dtype=t.dtype)
-            for name, t in tensors.items()
-        }
+        arrays = {name: Plus(tensor, self._constant) for name, tensor in tensors.items()}
         metrics = MetricRecord({"num-examples": 1, "loss": 0.0})
         content = RecordDict({"arrays": params_to_arrays(arrays), "metrics": metrics})
         reply = Message(content, reply_to=message)
