@@ -10,7 +10,7 @@ is beside it in the table. The disk is that of the server's folder, a file with 
 once. `dd_ratio` is the first round's time in units of what `dd` takes to write as many bytes to the
 same disk as the round moves, four models: two down and two up.
 
-Disk: 9 models, 40 GB for 4 GB.
+Disk: the server's folder takes 5 models, and the agents' come on top.
 """
 
 from __future__ import annotations
