@@ -1,9 +1,11 @@
 """Rounds of a model of 4 GB with two agents: memory, disk, time, and what a cut transfer costs.
 
 `python benchmarks/large_model.py --model-mb 1000` takes another size. The agents are a process each,
-with a trainer that adds a number and holds a block at a time. The first round is left alone; in
-the second one agent is killed by kill -9 when it has received 90 % of the model, in the third one
-when it has sent 90 % of its update, and started again at once. Every round must count both.
+with a trainer that adds a number and holds a block at a time. The first round is left alone. When 90 %
+of the model has come to them in the second round, the first agent is killed by kill -9 and started again, and
+the second one's connections are cut; the same when they have sent 90 % of their updates in the third.
+Every round must count both. Each agent has a line of its own to the server, `harness/cut_line.py`,
+which counts what moves again: `moved_again_share` is the most of the four, beyond one model.
 
 Peaks are VmHWM: resident memory, files that are mapped included. RssAnon, the part that no file backs,
 is beside it in the table. The disk is that of the server's folder, a file with several names counted
@@ -27,19 +29,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.agents import enroll_many
+from harness.cut_line import CutLine
 from harness.fleet import process_of, run_to_end, status_kb
 from harness.report import report
 
 from meadow.cli.demo import DemoFederation
+from meadow.server.daemon.server_dir import ServerFolder
 
 APP = Path(__file__).parent / "apps" / "constant"
 AGENTS, ROUNDS = 2, 3
 MODEL_MB = 4000
 CUT_AT = 0.9
-"""The share of a file that has arrived when its agent is killed."""
+"""The share of a model that its agent's line has carried when it is interrupted."""
+WAYS = {2: "down", 3: "up"}
+"""By round: which way the interrupted transfer goes."""
 LOOKED_EVERY_S = 0.05
-PARTS = (".part", ".over")
-"""How the names of files end that have arrived in part."""
 
 
 def main() -> None:
@@ -52,11 +56,11 @@ def main() -> None:
     os.environ["MODEL_MB"] = str(model_mb)
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         dd_s = _seconds_of_dd(Path(name) / "dd", model_mb)
-        rows, peaks, cuts = _measured(Path(name), model_mb)
-    # what a cut moved again is beyond two models in its direction
+        rows, peaks, lines = _measured(Path(name), model_mb)
     again = {
-        kind: rows[number][f"bytes_{way}"] / (model_mb * 1e6) - AGENTS
-        for kind, number, way in (("received", 1, "sent"), ("sent", 2, "received"))
+        f"{way} {number}": line.carried_in_round[way] / (model_mb * 1e6) - 1
+        for number, line in enumerate(lines)
+        for way in WAYS.values()
     }
     round_s = rows[0]["duration_s"]
     table = [
@@ -71,9 +75,11 @@ def main() -> None:
             max(peaks.processes[f"agent {number}"]["VmHWM"] for number in range(AGENTS)) / 1e3
         ),
         "moved_again_share": round(max(again.values()), 4),
-        "received_again_share": round(again["received"], 4),
-        "sent_again_share": round(again["sent"], 4),
-        "cut_at": round(min(cuts), 3),
+        "killed_received_again_share": round(again["down 0"], 4),
+        "killed_sent_again_share": round(again["up 0"], 4),
+        "cut_received_again_share": round(again["down 1"], 4),
+        "cut_sent_again_share": round(again["up 1"], 4),
+        "cut_at": CUT_AT,
         "disk_peak_mb": round(peaks.disk_bytes / 1e6),
         "round_s": round(round_s, 2),
         "dd_s": round(2 * AGENTS * dd_s, 2),
@@ -127,28 +133,63 @@ class _Agent:
         self._process.wait(60)
 
 
-def _measured(folder: Path, model_mb: int) -> tuple[list[dict[str, float]], _Peaks, list[float]]:
-    """Run the app; return its rows, the peaks, and what share of each file had arrived at its cut."""
+class _Line:
+    """An agent's line, which is interrupted once in each of the rounds of `WAYS`."""
+
+    def __init__(self, target: int, model_bytes: int, interrupt: Callable[[CutLine], None]) -> None:
+        self._line = CutLine(target)
+        self._model_bytes, self._interrupt = model_bytes, interrupt
+        self._began: dict[str, int] = {}
+        self.port = self._line.port
+        self.interruptions = 0
+        self.carried_in_round: dict[str, int] = {}
+        """By way: what was carried in the round whose transfer that way was interrupted."""
+
+    def begin(self, number: int) -> None:
+        """A round begins, and the one before has ended."""
+        if before := WAYS.get(number - 1):
+            self.carried_in_round[before] = self._line.carried[before] - self._began[before]
+        if way := WAYS.get(number):
+            self._began[way] = self._line.carried[way]
+            self._line.once(way, int(CUT_AT * self._model_bytes), self._strike)
+
+    def _strike(self) -> None:
+        self.interruptions += 1
+        self._interrupt(self._line)
+
+
+def _measured(folder: Path, model_mb: int) -> tuple[list[dict[str, float]], _Peaks, list[_Line]]:
+    """Run the app; return its rows, the peaks, and the agents' lines."""
     with DemoFederation(folder, APP) as federation:
         federation.start_server()
         server_dir = federation.server_dir
         enroll_many(server_dir, folder / "agents", APP, AGENTS)
-        agents = []
-        for number in range(AGENTS):
-            _allow(folder / "agents" / f"agent-{number:03d}" / "client.toml", model_mb)
+        fleet = int(ServerFolder(server_dir).listening()["fleet"].rpartition(":")[2])
+        agents: list[_Agent] = []
+
+        def kill(line: CutLine) -> None:
+            agents[0].kill_and_start()
+
+        lines = [_Line(fleet, model_mb * 1_000_000, interrupt) for interrupt in (kill, CutLine.cut)]
+        for number, line in enumerate(lines):
+            _allow(folder / "agents" / f"agent-{number:03d}" / "client.toml", model_mb, line.port)
             agents.append(_Agent(folder / "agents", number))
-        peaks, cuts = _Peaks(server_dir), _Cuts(server_dir, agents[0], model_mb * 1_000_000)
+        peaks = _Peaks(server_dir)
         daemon = process_of("server", "start", str(server_dir))
 
         def look() -> None:
             pids = {"daemon": daemon, "worker": _worker_of(daemon)}
             pids |= {f"agent {number}": agent.pid for number, agent in enumerate(agents)}
             peaks.look(pids)
-            cuts.look()
+
+        committed = 0
 
         def on_event(kind: str) -> None:
+            nonlocal committed
             if kind == "round_committed":
-                cuts.round += 1
+                committed += 1
+                for line in lines:
+                    line.begin(committed + 1)
 
         settings = [f"run.rounds={ROUNDS}", f"run.min_clients={AGENTS}", "run.deadline_s=3600"]
         try:
@@ -157,42 +198,10 @@ def _measured(folder: Path, model_mb: int) -> tuple[list[dict[str, float]], _Pea
         finally:
             for agent in agents:
                 agent.stop()
-    if any(row["clients"] != AGENTS for row in rows) or len(cuts.at) != ROUNDS - 1:
-        raise RuntimeError(f"{[row['clients'] for row in rows]} clients, cuts at {cuts.at}")
-    return rows, peaks, cuts.at
-
-
-class _Cuts:
-    """Kills an agent when so much has arrived: at the agent in round 2, at the server in round 3."""
-
-    def __init__(self, server_dir: Path, agent: _Agent, model_bytes: int) -> None:
-        self.round = 1
-        self.at: list[float] = []
-        self._server_dir, self._agent, self._model_bytes = server_dir, agent, model_bytes
-
-    def look(self) -> None:
-        """Kill the agent if it is time; once a round."""
-        if self.round - 1 != len(self.at) + 1:
-            return
-        folder = self._agent.folder if self.round == 2 else self._server_dir / "spool"
-        own = {path.name.partition(".")[0] for path in _files(self._agent.folder)}
-        arrived = [
-            _arrived_bytes(path)
-            for path in _files(folder)
-            if path.suffix in PARTS and path.name.partition(".")[0] in own
-        ]
-        share = max(arrived, default=0) / self._model_bytes
-        if share >= CUT_AT:
-            self._agent.kill_and_start()
-            self.at.append(share)
-
-
-def _arrived_bytes(part: Path) -> int:
-    """Return how much of a file has arrived: one that is written over another says so in its name."""
-    try:
-        return int(part.suffixes[-2][1:]) if part.suffix == ".over" else part.stat().st_size
-    except OSError:  # it is whole by now
-        return 0
+    counts, struck = [row["clients"] for row in rows], [line.interruptions for line in lines]
+    if counts != [AGENTS] * ROUNDS or struck != [len(WAYS)] * AGENTS:
+        raise RuntimeError(f"{counts} clients in the rounds, {struck} interruptions of the agents")
+    return rows, peaks, lines
 
 
 @contextmanager
@@ -241,12 +250,13 @@ def _disk_bytes(folder: Path) -> int:
     return sum(taken.values())
 
 
-def _allow(client_toml: Path, model_mb: int) -> None:
-    """Let a site take models of this size, beyond what it takes unless told."""
+def _allow(client_toml: Path, model_mb: int, port: int) -> None:
+    """Let a site take models of this size, beyond what it takes unless told, by a line of its own."""
     text, bound = client_toml.read_text(), f"received_bytes_max = {2 * model_mb * 1_000_000}"
     if "received_bytes_max" in text or "[policy]\n" not in text:
         raise RuntimeError(f"{client_toml} is not as it is after enrolment")
-    client_toml.write_text(text.replace("[policy]\n", f"[policy]\n{bound}\n"))
+    text = text.replace("[policy]\n", f"[policy]\n{bound}\n")
+    client_toml.write_text(f'{text}\n[server]\naddresses = ["127.0.0.1:{port}"]\n')
 
 
 def _seconds_of_dd(path: Path, model_mb: int) -> float:
