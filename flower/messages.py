@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from io import BytesIO
 from typing import Protocol, TypeVar, cast, runtime_checkable
@@ -38,6 +38,7 @@ from ..errors import ProtocolError
 __all__ = [
     "NUMPY_STYPE",
     "FlatTensor",
+    "StoredParams",
     "TensorArray",
     "arrays_to_params",
     "dtype_of",
@@ -45,6 +46,7 @@ __all__ = [
     "identify_process",
     "metrics_record",
     "own_copy",
+    "params_in",
     "params_to_arrays",
     "rebuild_message",
     "record_dict",
@@ -216,8 +218,42 @@ def arrays_to_params(arrays: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     return {name: tensor.numpy() for name, tensor in tensors_of(arrays).items()}
 
 
+class StoredParams(Mapping[str, NDArray[np.generic]]):
+    """Params that are in files: arrays by name, each mapped, or read, when it is asked for.
+
+    Attributes:
+        tensors: the same, to be read in slices, which takes no memory.
+    """
+
+    def __init__(self, tensors: Mapping[str, FlatTensor]) -> None:
+        self.tensors = dict(tensors)
+
+    def __getitem__(self, name: str) -> NDArray[np.generic]:
+        return self.tensors[name].numpy()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+
+def params_in(arrays: ArrayRecord) -> Mapping[str, NDArray[np.generic]]:
+    """Return the record's params by name: where all are in files, they stay there.
+
+    Raises:
+        ProtocolError: as `tensors_of`.
+    """
+    tensors = tensors_of(arrays)
+    if any(isinstance(tensor, MemoryTensor) for tensor in tensors.values()):
+        return {name: tensor.numpy() for name, tensor in tensors.items()}
+    return StoredParams(tensors)
+
+
 def params_to_arrays(params: Mapping[str, NDArray[np.generic] | FlatTensor]) -> ArrayRecord:
     """Return a record over `params`, in their order, without copying them."""
+    if isinstance(params, StoredParams):
+        params = params.tensors
     return record_of({name: TensorArray(value) for name, value in params.items()})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ from ..privacy.secagg.server.grid import SecureAggregationGrid
 from ..privacy.secagg.terms.terms import SecureTerms
 from ..privacy.secagg.terms.vector import VectorLayout
 from ..strategies.algorithms.algorithm import Algorithm
+from ..strategies.algorithms.mean import Forms, MeanAggregator, MeanStore
 from ..strategies.algorithms.metrics import computed
 from ..strategies.rounds.adapter import FederatedStrategy, RunResult
 from ..strategies.rounds.plan import RoundPlan
@@ -80,10 +82,12 @@ def run_rounds(
     *,
     recorder: Recorder | None = None,
     privacy: PrivateRun | None = None,
+    store: Callable[[Forms], MeanStore | None] | None = None,
 ) -> RunResult:
     """Run a task's rounds on any Flower grid and return their result.
 
-    `privacy` is the ledger of a private run; without one, the ledger is kept in memory.
+    `privacy` is the ledger of a private run; without one, the ledger is kept in memory. `store` makes
+    the place of large means, which are in memory without; private runs make no use of it.
 
     Raises:
         ConfigError: a function of the app's own was not loaded.
@@ -96,6 +100,8 @@ def run_rounds(
     privacy = privacy or open_ledger(config)
     if privacy is not None:
         algorithm = private_algorithm(privacy.plan, algorithm)
+    elif store is not None and type(algorithm.aggregator) is MeanAggregator:
+        algorithm = replace(algorithm, aggregator=replace(algorithm.aggregator, store=store))
     strategy = FederatedStrategy(algorithm, plan, recorder=recorder, privacy=privacy)
     if config.privacy.secure_aggregation.enabled:
         terms = _secure_terms(task, config, privacy)

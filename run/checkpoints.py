@@ -7,26 +7,34 @@ names is durable by then. The CRC-32 of the manifest and its files is checked on
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord
 from zlib_ng.zlib_ng import crc32 as crc32_of
 
 from ..errors import DamageError, MeadowError, StoreError
-from ..flower.messages import params_to_arrays, tensors_of
+from ..flower.messages import StoredParams, params_in, params_to_arrays, tensors_of
 from ..strategies.algorithms.algorithm import Params, State
 from ..strategies.rounds.recorder import Checkpoint, Row
-from ..transport.durable import make_folder, sweep, write_file
-from ..transport.tensors import TensorFile, checksum, write_tensors
+from ..transport.durable import make_folder, sweep, sync_folder, write_file
+from ..transport.tensor_store import TensorStore
+from ..transport.tensors import TensorFile, checksum, whole_file, write_tensors
 from .round_lines import as_json
 
 __all__ = ["Checkpoints", "SavedCheckpoint"]
 
 CHECKPOINTS_KEPT = 2
 SLOT_SEPARATOR = "/"
+STORED_BYTES_MIN = 2 << 20
+"""Means that are smaller are made in memory."""
+MEAN = ".mean."
+"""How the names of means begin that no round has taken yet."""
 
 Emit = Callable[[str, Mapping[str, Any]], None]
 
@@ -69,6 +77,23 @@ class Checkpoints:
         """
         self._client_states = _ClientStates(save, load)
 
+    def store(
+        self, forms: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    ) -> TensorStore | None:
+        """Return the place of a large mean, which `save` takes as it is; None for a small one.
+
+        Raises:
+            StoreError: the disk has no room for it.
+        """
+        size = sum(math.prod(shape) * dtype.itemsize for dtype, shape in forms.values())
+        if size < STORED_BYTES_MIN or not TensorStore.fits([dtype for dtype, _ in forms.values()]):
+            return None
+        return TensorStore(self._folder / f"{MEAN}{token_hex(4)}.tmp", forms)
+
+    def clean(self) -> None:
+        """Delete the means that no round took."""
+        sweep(self._folder)
+
     def save(self, checkpoint: Checkpoint, row: Row) -> tuple[Path, ArrayRecord]:
         """Make a round durable; return the file of its params, and the params.
 
@@ -77,7 +102,8 @@ class Checkpoints:
         """
         stem = f"round-{checkpoint.state.round:06d}"
         path = self._folder / f"{stem}.safetensors"
-        files = {"params": self._write(path, checkpoint.state.params)}
+        params = checkpoint.state.params
+        files = {"params": self._taken(path, params) or self._write(path, params)}
         if checkpoint.state.slots:
             slots = {
                 f"{slot}{SLOT_SEPARATOR}{name}": values
@@ -143,8 +169,22 @@ class Checkpoints:
     def _manifests(self) -> list[Path]:
         return sorted(self._folder.glob("round-*.json"), reverse=True)
 
+    def _taken(self, path: Path, params: Params) -> dict[str, Any] | None:
+        """Give a mean that was stored here its name; None if these are other params."""
+        file = whole_file(params.tensors) if isinstance(params, StoredParams) else None
+        if file is None or file.path.parent != self._folder or not file.path.name.startswith(MEAN):
+            return None
+        info = file.info
+        try:
+            file.path.replace(path)
+            sync_folder(self._folder)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        return {"name": path.name, "size_bytes": info.size_bytes, "crc32": info.crc32}
+
     def _write(self, path: Path, params: Params) -> dict[str, Any]:
-        info = write_tensors(path, params, fsync=True)
+        held = params.tensors if isinstance(params, StoredParams) else params
+        info = write_tensors(path, held, fsync=True)
         return {"name": path.name, "size_bytes": info.size_bytes, "crc32": info.crc32}
 
     def _manifest(self, path: Path) -> dict[str, Any]:
@@ -166,7 +206,7 @@ class Checkpoints:
 
     def _load(self, manifest: Mapping[str, Any]) -> SavedCheckpoint:
         tensors = {key: self._verified(file) for key, file in manifest["files"].items()}
-        params = {name: tensor.numpy() for name, tensor in tensors_of(tensors["params"]).items()}
+        params = params_in(tensors["params"])
         slots: dict[str, dict[str, Any]] = {slot: {} for slot in manifest["slots"]}
         if slots:
             for name, tensor in tensors_of(tensors["slots"]).items():

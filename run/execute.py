@@ -79,7 +79,14 @@ def execute(
                     budget = {"epsilon_max": ledger.plan.epsilon_max, "delta": ledger.plan.delta}
                     folder.event("privacy_budget", budget)
                 task = app.load_task()
-                result = run_rounds(task, app.config, grid, recorder=folder, privacy=ledger)
+                result = run_rounds(
+                    task,
+                    app.config,
+                    grid,
+                    recorder=folder,
+                    privacy=ledger,
+                    store=folder.checkpoints.store if folder.durable else None,
+                )
                 status, cause = result.status, result.cause
             else:
                 if share is not None:

@@ -252,6 +252,7 @@ class RunFolder:
         if self._pending is not None:
             self._make_durable(*self._pending)
             self._pending = None
+        self.checkpoints.clean()
         rows = self._rows.read()
         summary = {
             "status": status,

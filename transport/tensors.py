@@ -35,6 +35,7 @@ __all__ = [
     "TensorFile",
     "checksum",
     "holds",
+    "whole_file",
     "write_layout",
     "write_tensors",
 ]
@@ -222,6 +223,19 @@ class TensorFile:
         buffer = bytearray(size)
         self.read_into(memoryview(buffer), offset)
         return bytes(buffer)
+
+
+def whole_file(tensors: Mapping[str, FlatTensor | bytes]) -> TensorFile | None:
+    """Return the file that holds exactly these tensors in this order, if there is one."""
+    first = next(iter(tensors.values()), None)
+    if not isinstance(first, FileTensor) or first.file.names != tuple(tensors):
+        return None
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, FileTensor) or tensor.file is not first.file:
+            return None
+        if tensor.name != name:
+            return None
+    return first.file
 
 
 def checksum(path: Path) -> FileInfo:

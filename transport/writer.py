@@ -19,7 +19,7 @@ from .fleet_pb2 import ArrayInfo, Arrays, Blob
 from .header import check_name
 from .layout import FileLayout
 from .packed import PACKED_BYTES_MAX, pack_tensors
-from .tensors import FileInfo, FileTensor, TensorFile, holds, write_layout
+from .tensors import FileInfo, holds, whole_file, write_layout
 
 __all__ = ["BlobWriter"]
 
@@ -97,7 +97,7 @@ class BlobWriter:
         return Arrays(blob=blob, infos=infos)
 
     def _link(self, tensors: Mapping[str, FlatTensor | bytes], path: Path) -> FileInfo | None:
-        file = _whole_file(tensors)
+        file = whole_file(tensors)
         if file is None or not file.link(path):
             return None
         if self._fsync:
@@ -116,16 +116,3 @@ def _part(name: str, array: Array) -> tuple[FlatTensor | bytes, ArrayInfo]:
     dtype = tensor.dtype.name if held else str(tensor.dtype)
     info = ArrayInfo(name=name, dtype=dtype, shape=tensor.shape, stype=NUMPY_STYPE)
     return (tensor if held else array.data), info
-
-
-def _whole_file(tensors: Mapping[str, FlatTensor | bytes]) -> TensorFile | None:
-    """Return the file that holds exactly these tensors in this order, if there is one."""
-    first = next(iter(tensors.values()), None)
-    if not isinstance(first, FileTensor) or first.file.names != tuple(tensors):
-        return None
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, FileTensor) or tensor.file is not first.file:
-            return None
-        if tensor.name != name:
-            return None
-    return first.file

@@ -110,7 +110,9 @@ def averaging(
 
     def stepped(state: State, aggregate: Aggregate) -> State:
         number = state.round + 1
-        mean = {name: aggregate.mean[name] for name in state.params}
+        mean = aggregate.mean
+        if list(mean) != list(state.params):
+            mean = {name: mean[name] for name in state.params}
         params, moved = step.apply(state.params, mean, state.slots, number)
         return State(params=params, round=number, slots={**state.slots, **moved})
 

@@ -16,11 +16,11 @@ while a model is small; of a larger one in float64, which depends on their order
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,22 @@ from .algorithm import Aggregate, Params, Update
 from .exact_sums import add_exactly, exact_parts, exact_sums
 from .layout import BLOCK, Block, RowLayout
 
-__all__ = ["Alter", "MeanAggregator", "MeanSum", "as_reals", "factor_of", "rows_of"]
+__all__ = [
+    "Alter",
+    "Forms",
+    "MeanAggregator",
+    "MeanStore",
+    "MeanSum",
+    "as_reals",
+    "factor_of",
+    "rows_of",
+]
 
 Reals = NDArray[np.float64]
 Alter = Callable[[Block, Reals], None]
 
+WRITTEN_BLOCKS = 64
+"""So many blocks of a mean, 8 MB of float32, are written before their store takes them."""
 PARALLEL_VALUES_MIN = 1 << 20
 """Fewer are not worth a thread."""
 WIDENING_MAX = 4
@@ -52,6 +63,22 @@ SETTLED_MIN = 16_384
 """Doubtful values that are added up exactly at once."""
 ROUNDING = 2.0**-53
 """The largest relative error of a float64 operation."""
+
+
+class MeanStore(Protocol):
+    """Where a mean is written instead of into memory: a file, for instance."""
+
+    flats: list[NDArray[Any]]
+    """The tensors' values."""
+
+    def wrote(self, first: tuple[int, int], last: tuple[int, int]) -> None:
+        """Take what was written between two places: (tensor, its real values up to there)."""
+
+    def finish(self, forms: Mapping[str, object]) -> Params:
+        """Return the mean, once `flats` are full."""
+
+
+Forms = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def leave(block: Block, values: Reals) -> None:
@@ -94,7 +121,7 @@ class MeanAggregator:
         params' dtype: integers are rounded half to even, a boolean is true from a mean of 0.5.
         The result depends on the updates and their order alone: not on how they are cut into
         calls, and not on the number of threads. Reads updates by slices only.
-        Memory: 1 byte a byte of float32 params, for the mean; 2 if more than `group` updates are
+        Memory: 1 byte a byte of float32 params, for the mean; none in a store; 2 if more than `group` updates are
         held in memory, or more than `STORED_MAX` in files. No other copy.
     Edge cases: scalars, tensors without values, and models without tensors.
     """
@@ -103,6 +130,9 @@ class MeanAggregator:
     """How many updates are added up at once."""
     exact: bool = True
     """False for sums that are only intermediate results: they are those of floating point."""
+    store: Callable[[Forms], MeanStore | None] | None = None
+    """Makes the place of a mean, None for one in memory. It is asked if all updates wait, so that
+    nothing was added up before."""
 
     def zero(self, like: Params) -> MeanSum:
         """Return the sum of no updates, for params like these."""
@@ -170,7 +200,7 @@ class MeanAggregator:
         del accumulator.waiting[: self.group]
         accumulator.crowded = not all(update.stored for update in accumulator.waiting)
 
-    def _narrow(self, accumulator: MeanSum, alter: Alter) -> dict[str, NDArray[Any]]:
+    def _narrow(self, accumulator: MeanSum, alter: Alter) -> Params:
         """Add the waiting updates and cast the mean to the params' dtypes.
 
         It takes the sums' place: a value is never written beyond where its sum was, since no
@@ -178,23 +208,31 @@ class MeanAggregator:
         """
         layout, sums, weight = accumulator.layout, accumulator.sums, accumulator.weight
         accumulator.waiting += _as_updates(accumulator.parts, layout)
-        buffer = np.empty(layout.mean_bytes // 8) if sums is None else sums
-        tensors = layout.tensors_in(buffer)
+        forms = dict(zip(layout.names, zip(layout.dtypes, layout.shapes, strict=True), strict=True))
+        store = self.store(forms) if self.store is not None and sums is None else None
+        buffer = sums if sums is not None else np.empty(0 if store else layout.mean_bytes // 8)
+        tensors = [] if store else layout.tensors_in(buffer)
         exact = self.exact and sums is None and alter is leave  # else it is not rounded here
 
-        flats = [tensor.reshape(-1) for tensor in tensors]
+        flats = store.flats if store else [tensor.reshape(-1) for tensor in tensors]
 
         def narrow(blocks: Sequence[Block]) -> None:
             doubtful = Doubtful(accumulator, flats)
-            for block, values, error, rows in _sums_of_waiting(accumulator, self.group, blocks):
+            summed = _sums_of_waiting(accumulator, self.group, blocks)
+            for number, (block, values, error, rows) in enumerate(summed, start=1):
                 if exact and error > 0.0:
                     doubtful.write(block, values, error, rows)
-                    continue
-                values /= weight
-                alter(block, values)
-                for tensor, start, stop, offset in block.segments:
-                    _cast(values[offset : offset + stop - start], flats[tensor], start)
+                else:
+                    values /= weight
+                    alter(block, values)
+                    for tensor, start, stop, offset in block.segments:
+                        _cast(values[offset : offset + stop - start], flats[tensor], start)
+                if store and number % WRITTEN_BLOCKS == 0:
+                    # from the first on: what was doubtful is written again
+                    store.wrote(*_ends_of(blocks[0], block))
             doubtful.settle()
+            if store and blocks:
+                store.wrote(*_ends_of(blocks[0], blocks[-1]))
 
         if sums is None and alter is leave and layout.total >= PARALLEL_VALUES_MIN:
             widening = min(WIDENING_MAX, self.group // len(accumulator.waiting))
@@ -202,12 +240,20 @@ class MeanAggregator:
         else:  # what takes the place of sums, or is altered, goes from the first to the last
             narrow(layout.blocks)
         accumulator.sums, accumulator.waiting = None, []
+        if store:
+            return store.finish(forms)
         if sums is not None:
             tensors.clear()  # nothing may point into the buffer while it shrinks
             flats.clear()
             buffer.resize(layout.mean_bytes // 8, refcheck=False)
             tensors = layout.tensors_in(buffer)
         return dict(zip(layout.names, tensors, strict=True))
+
+
+def _ends_of(first: Block, last: Block) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return where the first block begins and the last one ends: (tensor, its real values)."""
+    begin, end = first.segments[0], last.segments[-1]
+    return (begin.tensor, begin.start), (end.tensor, end.stop)
 
 
 def _on_all_cores(work: Callable[[Sequence[Block]], None], blocks: Sequence[Block]) -> None:

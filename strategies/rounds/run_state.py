@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from ...errors import ConfigError, RunError
-from ...flower.messages import arrays_to_params, params_to_arrays, tensors_of
+from ...flower.messages import params_in, params_to_arrays, tensors_of
 from ..algorithms.algorithm import Aggregate, Algorithm, Params, State
 from ..algorithms.auxiliary_names import refuse_clashes
 from ..algorithms.metrics import Metrics, computed, scalars_of
@@ -76,7 +76,7 @@ class RunState:
 
     def adopt(self, arrays: ArrayRecord, server_round: int) -> None:
         """Take params from elsewhere: the initial ones, or those of a wrapping strategy."""
-        params = arrays_to_params(arrays)
+        params = params_in(arrays)
         if server_round == 1 or not self.state.params:
             self.state = replace(self.algorithm.init(params), round=server_round - 1)
             self.params_config = self.algorithm.params_config(params)
@@ -130,7 +130,7 @@ class RunState:
                 state=kept, best=progress.best, stale_rounds=progress.stale_rounds, history=history
             )
             self.arrays = self._recorder.commit(checkpoint, row, table)
-            self.state = replace(self.state, params=arrays_to_params(self.arrays))
+            self.state = replace(self.state, params=params_in(self.arrays))
         self._progress, self.history = progress, history
         self.emit("round_committed", row)
 

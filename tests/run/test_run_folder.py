@@ -464,3 +464,32 @@ def test_tracebacks_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.M
     text = (tmp_path / "tracebacks.log").read_text()
     assert text.startswith("the server:\nTraceback\nValueError: a\n\nclient 3:\nxxx")
     assert len(text) < 30_000
+
+
+def test_a_large_mean_is_the_checkpoints_file(tmp_path: Path) -> None:
+    """It is written once, in the folder of the checkpoints: a round takes that very file, a resumed run
+    reads it, and what no round took is deleted when the run ends or the folder is opened again."""
+    folder = opened(tmp_path / "run")
+    forms = {"w": (np.dtype(np.float32), (700, 1000)), "steps": (np.dtype(np.int64), ())}
+    assert folder.checkpoints.store({"w": (np.dtype(np.float32), (10,))}) is None
+    mean = folder.checkpoints.store(forms)
+    assert mean is not None
+    mean.flats[0][:], mean.flats[1][:] = np.arange(700_000), 5
+    params = mean.finish(forms)
+    (written,) = (tmp_path / "run" / "checkpoints").glob(".mean.*")
+    inode = written.stat().st_ino
+    folder.commit(Checkpoint(state=State(params=params, round=1)), row_of(1), RoundTable())
+    final = tmp_path / "run" / "checkpoints" / "round-000001.safetensors"
+    assert final.stat().st_ino == inode and not written.exists()
+    assert load_file(final)["w"].tobytes() == np.arange(700_000, dtype=np.float32).tobytes()
+    for number in range(2):
+        unused = folder.checkpoints.store(forms)
+        assert unused is not None and list(final.parent.glob(".mean.*"))
+        if number:
+            folder.finish(status="failed", cause="none", result=None, duration_s=1.0)
+        else:
+            folder = opened(tmp_path / "run")
+        assert not list(final.parent.glob(".mean.*"))
+        found = folder.resume()
+        assert found is not None and found.state.params["steps"] == 5
+        assert found.state.params["w"].tobytes() == params["w"].tobytes()
