@@ -69,29 +69,31 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
         message.content[name] = params_to_arrays(sent)
     else:
         sent = arrays_to_params(arrays)
-    sent = {key: np.array(values) for key, values in sent.items()}  # the app may modify its copy
+    if terms.upload == "none":
+        return call_next(message, context)
+    forms = forms_of(sent)
+    packer = Packer(forms, terms, terms.upload)
+    sent_row = packer.row_of(sent)  # a copy, as the app may modify its params
     reply = call_next(message, context)
-    if terms.upload != "none" and reply.has_content() and reply.content.array_records:
-        _pack(reply, message, context, terms, sent)
+    if reply.has_content() and reply.content.array_records:
+        (name,) = reply.content.array_records
+        params = arrays_to_params(reply.content.array_records[name])
+        if forms_of(params) != forms:
+            raise ProtocolError("the app's reply has other tensors than the instruction")
+        row = packer.row_of(params)
+        row -= sent_row
+        seed = upload_seed(terms, message.metadata.group_id, context.node_id)
+        reply.content[name] = _packed(packer, row, params, context, seed)
     return reply
 
 
-def _pack(
-    reply: Message, message: Message, context: Context, terms: CompressionTerms, sent: Params
-) -> None:
-    (name,) = reply.content.array_records
-    params = arrays_to_params(reply.content.array_records[name])
-    if forms_of(params) != forms_of(sent):
-        raise ProtocolError("the app's reply has other tensors than the instruction")
-    packer = Packer(forms_of(sent), terms, terms.upload)
-    row = packer.row_of(params) - packer.row_of(sent)
+def _packed(packer: Packer, row: Row, params: Params, context: Context, seed: int) -> ArrayRecord:
     if packer.feeds_back:
         row += _residual(context, len(row))
-    seed = upload_seed(terms, message.metadata.group_id, context.node_id)
     packed, decoded = packer.pack(row, params, seed)
     if packer.feeds_back:
-        context.state[RESIDUAL] = params_to_arrays({"row": row - decoded})
-    reply.content[name] = packed
+        context.state[RESIDUAL] = params_to_arrays({"row": row - decoded()})
+    return packed
 
 
 def _residual(context: Context, size: int) -> Row:

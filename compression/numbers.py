@@ -25,6 +25,8 @@ FINITE_MAX = {False: 65504.0, True: 3.3895313892515355e38}
 """The largest finite number of fp16, and of bf16."""
 BLOCK = 1024
 """The number of values that share a scale."""
+BLOCKS_AT_ONCE = 256
+"""What is worked on at once stays in a core's cache."""
 
 
 class Plain:
@@ -76,15 +78,31 @@ class Integers:
         ]
 
     def encode(self, row: Row, generator: np.random.Generator) -> list[NDArray[Any]]:
-        blocks = np.zeros((self._blocks, BLOCK), np.float32)
-        blocks.reshape(-1)[: self._size] = row
-        scales = (np.abs(blocks).max(axis=1, initial=0.0) / self._level_max).astype(np.float32)
+        scales = np.empty(self._blocks, np.float32)
+        signed = np.empty(self._blocks * BLOCK, np.int8)
+        noise = np.empty((min(self._blocks, BLOCKS_AT_ONCE), BLOCK), np.float32)
+        blocks = np.empty_like(noise)
+        for first in range(0, self._blocks, BLOCKS_AT_ONCE):
+            part = slice(first, min(first + BLOCKS_AT_ONCE, self._blocks))
+            count = part.stop - first
+            values = row[first * BLOCK : part.stop * BLOCK]
+            flat = blocks.reshape(-1)
+            flat[: values.size], flat[values.size : count * BLOCK] = values, 0.0
+            generator.random(dtype=np.float32, out=noise[:count])
+            levels = signed[first * BLOCK : part.stop * BLOCK].reshape(count, BLOCK)
+            scales[part] = self._round(blocks[:count], noise[:count], levels)
+        return [self._joined(signed[: self._size].view(np.uint8)), scales]
+
+    def _round(self, blocks: Row, noise: Row, levels: NDArray[np.int8]) -> Row:
+        """Write the blocks' integers to `levels`, and return their scales; the blocks are overwritten."""
+        scales: Row = (np.abs(blocks).max(axis=1) / self._level_max).astype(np.float32)
         with np.errstate(all="ignore"):  # the server refuses values that are not finite
             blocks /= np.where(scales > 0, scales, 1.0)[:, None]
-            blocks += generator.random(blocks.shape, np.float32)
-            levels = np.floor(blocks, out=blocks).clip(-self._level_max, self._level_max)
-            signed = levels.astype(np.int8).reshape(-1)[: self._size]
-        return [self._joined(signed.view(np.uint8)), scales]
+            blocks += noise
+            np.floor(blocks, out=blocks)
+            np.clip(blocks, -self._level_max, self._level_max, out=blocks)
+            levels[:] = blocks
+        return scales
 
     def decode(self, parts: Sequence[NDArray[Any]], generator: np.random.Generator) -> Row:
         blocks = np.zeros((self._blocks, BLOCK), np.float32)

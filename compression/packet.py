@@ -6,7 +6,7 @@ integer and boolean tensors are sent unchanged, under their names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -50,12 +50,15 @@ class Packer:
 
     def row_of(self, params: Params) -> Row:
         """Return the floating-point tensors, flattened and concatenated."""
-        rows = [np.zeros(0, np.float32)]
-        rows += [_reals(np.asarray(params[name])).astype(np.float32) for name in self._floating]
-        return np.concatenate(rows)
+        rows = [_reals(np.asarray(params[name])) for name in self._floating]
+        made, start = np.empty(sum(row.size for row in rows), np.float32), 0
+        for row in rows:
+            made[start : start + row.size] = row
+            start += row.size
+        return made
 
-    def pack(self, row: Row, params: Params, seed: int) -> tuple[ArrayRecord, Row]:
-        """Return the packed record, and the row that the receiver will decode from it.
+    def pack(self, row: Row, params: Params, seed: int) -> tuple[ArrayRecord, Callable[[], Row]]:
+        """Return the packed record, and what computes the row that the receiver will decode from it.
 
         Raises:
             ConfigError: the terms need zstandard, which is not installed.
@@ -67,7 +70,7 @@ class Packer:
         arrays = {PACKED: TensorArray(np.frombuffer(data, np.uint8))}
         for name in self._forms.keys() - self._floating.keys():
             arrays[PLAIN_TENSOR + name] = TensorArray(np.asarray(params[name]))
-        return record_of(arrays), self._codec.decode(parts, np.random.default_rng(seed))
+        return record_of(arrays), lambda: self._codec.decode(parts, np.random.default_rng(seed))
 
     def unpack(self, record: ArrayRecord, seed: int) -> tuple[Row, dict[str, FlatTensor]]:
         """Return the row, and the tensors that were sent unchanged.
@@ -107,7 +110,10 @@ class Packer:
             reals = _reals(made)
             values = row[start : start + reals.size]
             with np.errstate(all="ignore"):  # the strategy refuses values that are not finite
-                reals[:] = values if base is None else _reals(np.asarray(base[name])) + values
+                if base is None:
+                    reals[:] = values
+                else:
+                    np.add(_reals(np.asarray(base[name])), values, out=reals, casting="unsafe")
             params[name] = made
             start += reals.size
         return params

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meadow.compression.codecs import codec_of
+from meadow.compression.numbers import BLOCK, BLOCKS_AT_ONCE, Integers
 from meadow.compression.terms import UPLOADS
 from meadow.errors import ProtocolError
 
@@ -46,6 +47,21 @@ def test_fewer_bits_a_value(kind, bytes_a_value, error):
     assert size == pytest.approx(bytes_a_value * SIZE, abs=4)
     assert np.abs(found - row).max() <= error
     assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("size", [0, 5, BLOCK, BLOCKS_AT_ONCE * BLOCK + 1, 600_001])
+def test_pieces_give_the_bits_of_the_whole(size: int) -> None:
+    """Rounding piece by piece draws the random numbers, and gives the bits, of rounding all at once."""
+    row = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    row[:BLOCK] = 0.0
+    whole = np.zeros((-(-size // BLOCK), BLOCK), np.float32)
+    whole.reshape(-1)[:size] = row
+    scales = (np.abs(whole).max(axis=1, initial=0.0) / 127).astype(np.float32)
+    whole /= np.where(scales > 0, scales, 1.0)[:, None]
+    whole += np.random.default_rng(7).random(whole.shape, np.float32)
+    levels = np.floor(whole).clip(-127, 127).astype(np.int8).reshape(-1)[:size]
+    found = Integers(size, bits=8).encode(row, np.random.default_rng(7))
+    assert [part.tobytes() for part in found] == [levels.tobytes(), scales.tobytes()]
 
 
 @pytest.mark.parametrize(("kind", "levels"), [("int8", 127), ("int4", 7)])
