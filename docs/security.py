@@ -180,6 +180,11 @@ WIRE_LIMITS = (
         "server/daemon/test_slots.py::test_too_many_slow_steps",
     ),
     Limit(
+        "server.daemon.blob_service:WINDOW_BYTES_MAX",
+        "what a client may send on a call ahead of what is read of it; of many clients each has less",
+        "server/test_bounds.py::test_what_clients_may_send_ahead",
+    ),
+    Limit(
         "server.daemon.floods:FRUITLESS_BYTES_PER_S_MAX",
         "bytes per second of a connection that belong to no message, beyond the first 10 "
         "MiB of a client and 1 MiB of a stranger; the connection is ended, event "

@@ -24,12 +24,17 @@ from .spool import Spool
 from .steps import Pending
 from .stream_limiter import Slots
 
-__all__ = ["BulkService", "fair_chunk_bytes", "open_in_thread"]
+__all__ = ["BulkService", "fair_chunk_bytes", "open_in_thread", "window_bytes"]
 
 STEPS_AT_ONCE = 4
 CHUNKS_BYTES = 4 << 20
 CHUNK_BYTES_MIN = 64 << 10
 WISH_BYTES_MIN = 4 << 10
+WINDOWS_BYTES = 16 << 20
+WINDOW_BYTES_MIN = 64 << 10
+"""What every HTTP/2 stream begins with."""
+WINDOW_BYTES_MAX = 512 << 10
+"""Holds what is in transit at 20 Mbit/s and 200 ms."""
 ACKNOWLEDGED = 256
 """Bytes that a download sends per byte that its receiver sends, to acknowledge them."""
 TRANSFERS_AT_ONCE_MAX = 8
@@ -46,6 +51,16 @@ def fair_chunk_bytes(peers: int) -> int:
     number of peers makes chunks smaller than `CHUNK_BYTES_MIN`.
     """
     return max(CHUNK_BYTES_MIN, min(CHUNK_BYTES, CHUNKS_BYTES // max(1, peers)))
+
+
+def window_bytes(peers: int) -> int:
+    """Return how many bytes a client may send ahead of the chunk that is being received.
+
+    With less than what is in transit on its line, a sender pauses between two chunks until the
+    server's permission has come back. What is sent ahead is in the server's memory while its steps
+    are busy, so many peers get less each; their lines are filled by being many.
+    """
+    return max(WINDOW_BYTES_MIN, min(WINDOW_BYTES_MAX, WINDOWS_BYTES // max(1, peers)))
 
 
 class BulkService:

@@ -32,7 +32,7 @@ from .administration import Administration
 from .agent_registry import AgentRegistry
 from .audit_limiter import Denials
 from .audit_trail import AuditTrail
-from .blob_service import BulkService
+from .blob_service import BulkService, window_bytes
 from .calls import FirstMessages
 from .condition_watch import ConditionWatch
 from .dispatch import Dispatcher
@@ -210,7 +210,8 @@ class Daemon:
 
     async def _listen(self) -> tuple[grpc.aio.Server, grpc.aio.Server, dict[str, str]]:
         config = self._server_folder.config
-        fleet = grpc.aio.server(options=_options(MESSAGE_BYTES_MAX))
+        window = ("grpc.http2.lookahead_bytes", window_bytes(self._agents.enrolled))
+        fleet = grpc.aio.server(options=[*_options(MESSAGE_BYTES_MAX), window])
         denials = self._denials
         callers = Callers(self._agents, self._server_folder.roles, denials, clock=self._clock)
         first_messages = FirstMessages()

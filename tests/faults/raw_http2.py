@@ -48,6 +48,7 @@ class RawHttp2:
         self._windows: dict[int, int] = defaultdict(int)
         self._windows[0] = 65_535
         self._initial = 65_535
+        self._settled = False
         self._streams: list[int] = []
         self.send(PREFACE)
         self.frame(SETTINGS, 0, 0, b"")
@@ -92,6 +93,12 @@ class RawHttp2:
                 del left[:size]
         return total - len(left)
 
+    def initial_window(self, wait_s: float) -> int:
+        """Return what the server's settings grant every stream, once it has sent them."""
+        with self._granted:
+            assert self._granted.wait_for(lambda: self._settled, wait_s), "no settings"
+            return self._initial
+
     def close(self) -> None:
         """Hang up."""
         with suppress(OSError):
@@ -134,6 +141,7 @@ class RawHttp2:
                 for stream in self._streams:
                     self._windows[stream] += value - self._initial
                 self._initial = value
+        self._settled = True
 
     def _exactly(self, size: int) -> bytes:
         data = b""

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from meadow.server.daemon.blob_service import WINDOW_BYTES_MAX
 from meadow.server.daemon.daemon import MESSAGE_BYTES_MAX
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.fleet_pb2_grpc import EnrollmentStub
@@ -65,6 +66,18 @@ def test_with_a_certificate(server: LiveServer, tmp_path: Path) -> None:
     server.serves(pair)
     for hostile in held:
         hostile.close()
+
+
+def test_what_is_granted_ahead(server: LiveServer, tmp_path: Path) -> None:
+    """An enrolled client may fill a long line before a byte of a chunk is read; a stranger may not."""
+    pair = server.enroll("ahead", tmp_path)
+    for address, own, granted in (
+        (server.fleet, pair, WINDOW_BYTES_MAX),
+        (server.enroll_address, None, 65_535),
+    ):
+        peer = RawHttp2(address, own)
+        assert peer.initial_window(CALL_S) == granted
+        peer.close()
 
 
 def test_without_a_certificate(server: LiveServer, tmp_path: Path) -> None:

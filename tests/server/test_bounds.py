@@ -17,6 +17,7 @@ from meadow.run import failed_clients
 from meadow.run.failed_clients import FailedClients, causes_in
 from meadow.server.daemon import (
     audit_limiter,
+    blob_service,
     daemon,
     steps,
 )
@@ -104,6 +105,15 @@ def test_a_step_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
             await Slots(1).step(1, never)
 
     asyncio.run(scenario())
+
+
+def test_what_clients_may_send_ahead() -> None:
+    """Few clients fill a line of 20 Mbit/s and 200 ms each; many share one bound, above HTTP/2's least."""
+    sizes = {clients: blob_service.window_bytes(clients) for clients in (0, 3, 32, 100, 256, 5000)}
+    assert sizes[0] == sizes[3] == sizes[32] == blob_service.WINDOW_BYTES_MAX > 20e6 / 8 * 0.2
+    assert sizes[5000] == sizes[256] == 65_536 < sizes[100]
+    for clients, size in sizes.items():
+        assert size == 65_536 or clients * size <= blob_service.WINDOWS_BYTES
 
 
 def test_reasons_are_short() -> None:
