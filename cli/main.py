@@ -28,6 +28,7 @@ from . import (
     demo,
     new,
     partition,
+    plan,
     plugins,
     privacy,
     relay,
@@ -65,6 +66,7 @@ app.command("simulate")(simulate.simulate)
 app.command("demo")(demo.demo)
 app.command("new")(new.new)
 app.command("partition")(partition.partition)
+app.command("plan")(plan.plan)
 app.command("plugins")(plugins.plugins)
 app.command("report")(report.report)
 app.command("track")(track.track)

@@ -6,6 +6,7 @@ integer and boolean tensors are sent unchanged, under their names.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -47,6 +48,12 @@ class Packer:
     def feeds_back(self) -> bool:
         """As `Codec.feeds_back`."""
         return self._codec.feeds_back
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of a packed record before zstd, tensors that are sent unchanged included."""
+        plain = self._forms.items() - self._floating.items()
+        return self._bytes + sum(form.dtype.itemsize * math.prod(form.shape) for _, form in plain)
 
     def row_of(self, params: Params) -> Row:
         """Return the floating-point tensors, flattened and concatenated."""

@@ -1,0 +1,117 @@
+"""What a round costs before it has run: the bytes of its tensors, and how long they travel.
+
+The bytes follow from the model and the settings: how params are encoded each way, and what a secure
+sum adds. Names and sizes in front of the tensors, some hundred bytes a message, are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...apps.folder import App
+from ...compression.packet import Packer
+from ...compression.terms import CompressionTerms
+from ...config.rules.builders import build_compression_terms
+from ...config.sections.model import Config
+from ...errors import ConfigError
+from ...strategies.algorithms.algorithm import Params
+from ...strategies.rounds.checks import forms_of
+from ...strategies.rounds.cohort import size_of_cohort
+from ..daemon.blob_service import fair_chunk_bytes, window_bytes
+
+__all__ = ["PARAMS_ALONE", "Link", "RoundCosts", "round_costs"]
+
+PARAMS_ALONE = ("fedavg", "fedprox")
+"""The algorithms that send nothing beside the params."""
+HEADERS = 0.05
+"""The share of a link that Ethernet, IP, TCP and TLS take."""
+CALLS = 3
+"""Round trips of a transfer: what announces it, its request, and its confirmation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A client's line: its rate in bytes per second, the same both ways, and its round trip in seconds."""
+
+    bytes_per_s: float
+    round_trip_s: float
+
+    def download_s(self, size_bytes: int) -> float:
+        """Return how long a client takes to fetch so many bytes."""
+        return CALLS * self.round_trip_s + size_bytes / (self.bytes_per_s * (1 - HEADERS))
+
+    def upload_s(self, size_bytes: int, *, clients: int) -> float:
+        """Return how long a client takes to send so many bytes to a server of so many `clients`.
+
+        What a client may not send ahead of a chunk is a pause after each chunk:
+        docs/decisions/0031-windows-are-shared.md.
+        """
+        transit = self.bytes_per_s * self.round_trip_s
+        pauses = max(0.0, transit - window_bytes(clients)) / fair_chunk_bytes(clients)
+        return self.download_s(size_bytes) + size_bytes / self.bytes_per_s * pauses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCosts:
+    """A round's bytes of one client, and how many clients it has."""
+
+    clients: int
+    cohort: int
+    down_bytes: int
+    up_bytes: int
+    evaluated_bytes: int
+    """What a client fetches besides in an evaluated round, at most; 0 without evaluation."""
+
+    @property
+    def server_down_bytes(self) -> int:
+        """What the server sends in a round, without evaluation."""
+        return self.cohort * self.down_bytes
+
+    @property
+    def server_up_bytes(self) -> int:
+        """What the server receives in a round; it is also what its disk holds until the round is committed."""
+        return self.cohort * self.up_bytes
+
+
+def round_costs(app: App, *, clients: int) -> RoundCosts:
+    """Return what a round of an app costs with so many enrolled clients.
+
+    Raises:
+        ConfigError: the app's messages hold more than params, or are its own: they must be measured.
+    """
+    config = app.config
+    name = "a Flower app" if config is None else config.strategy.name
+    if config is None or name not in PARAMS_ALONE:
+        raise ConfigError(
+            f"{app.name}: what {name} sends beside the params is not known before it runs; see `bytes_sent` and "
+            "`bytes_received` of `meadow simulate` with --rounds 1"
+        )
+    if (terms := build_compression_terms(config)) is not None and terms.zstd:
+        raise ConfigError("compression.zstd: what it leaves depends on the values; set it to false")
+    from ...training.module_params import build_module, params_of_module  # imports torch
+
+    params = params_of_module(build_module(app.load_task(), config.run.seed), copy=False)
+    down = _encoded_bytes(params, terms, "none" if terms is None else terms.download)
+    up = _encoded_bytes(params, terms, "none" if terms is None else terms.upload)
+    if config.privacy.secure_aggregation.enabled:
+        up = _masked_bytes(params, config)
+    return RoundCosts(
+        clients=clients,
+        cohort=size_of_cohort(clients, cohort=config.run.cohort, at_least=config.run.min_clients),
+        down_bytes=down,
+        up_bytes=up,
+        evaluated_bytes=down if config.evaluation.every else 0,
+    )
+
+
+def _encoded_bytes(params: Params, terms: CompressionTerms | None, kind: str) -> int:
+    if terms is None or kind == "none":
+        return sum(values.nbytes for values in params.values())
+    return Packer(forms_of(params), terms, kind).size_bytes
+
+
+def _masked_bytes(params: Params, config: Config) -> int:
+    """Return the size of a masked vector: every value has the bits of the sum's modulus."""
+    values = sum(each.size * (2 if each.dtype.kind == "c" else 1) for each in params.values())
+    bits = config.privacy.secure_aggregation.bits
+    return -(-values * bits // 8)

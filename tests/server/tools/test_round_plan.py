@@ -1,0 +1,64 @@
+"""What a round is said to cost is what one costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meadow.apps.folder import App
+from meadow.errors import ConfigError
+from meadow.server.tools.round_plan import Link, round_costs
+from meadow.simulations.run import simulate
+
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+CLIENTS = 4
+PLAIN = ("simulation.clients=4", "run.min_clients=4", "evaluation.every=0", "run.rounds=1")
+INT8 = ("compression.upload=int8", "compression.download=int8")
+SECURE = ("privacy.secure_aggregation.enabled=true",)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        INT8,
+        ("compression.upload=top_k", "compression.fraction=0.1"),
+        SECURE,
+        (*SECURE, "privacy.secure_aggregation.bits=24"),
+        ("run.cohort=2", "run.min_clients=2"),
+        ("evaluation.every=1",),
+    ],
+)
+def test_a_round_takes_the_bytes_that_were_said(settings: tuple[str, ...], tmp_path: Path) -> None:
+    """Both ways, within 3 % of a round that has run."""
+    overrides = [*PLAIN, *settings]
+    said = round_costs(App.load(DIGITS, overrides=overrides), clients=CLIENTS)
+    simulate(DIGITS, overrides=overrides, out=tmp_path / "run", executor="sequential")
+    (row,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert row["clients"] == said.cohort
+    down_bytes = said.server_down_bytes + said.cohort * said.evaluated_bytes
+    assert down_bytes == pytest.approx(row["bytes_sent"], rel=0.03)
+    assert said.server_up_bytes == pytest.approx(row["bytes_received"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("strategy.name=scaffold", "scaffold"), ("compression.zstd=true", "zstd")],
+)
+def test_what_is_not_known_is_not_said(setting: str, words: str) -> None:
+    """An algorithm that sends more than params, and a size that depends on the values, are refused."""
+    with pytest.raises(ConfigError, match=words):
+        round_costs(App.load(DIGITS, overrides=[*PLAIN, setting]), clients=CLIENTS)
+
+
+def test_long_lines_pause() -> None:
+    """20 Mbit/s and 100 ms are filled both ways; what is in transit beyond a window waits, and more with many clients."""
+    slow = Link(bytes_per_s=2.5e6, round_trip_s=0.1)
+    down_s = slow.download_s(20_000_000)
+    assert down_s == pytest.approx(0.3 + 8 / 0.95)
+    assert slow.upload_s(20_000_000, clients=3) == down_s
+    long = Link(bytes_per_s=12.5e6, round_trip_s=0.3)
+    few_s, many_s = (long.upload_s(20_000_000, clients=clients) for clients in (3, 1000))
+    assert long.download_s(20_000_000) < few_s < many_s
