@@ -17,6 +17,7 @@ from ..errors import ConfigError, IdentityError
 from ..machine.process_limits import keep_freed_memory
 from ..reports.sentences import amount, epsilon_text, moment
 from . import client_apps
+from .client_rank import rank
 from .output import Format, FormatOption, say, show_rows
 
 __all__ = ["app", "invitation_text"]
@@ -24,6 +25,7 @@ __all__ = ["app", "invitation_text"]
 app = typer.Typer(no_args_is_help=True, help="Enrol a client, run its agent, inspect it.")
 
 app.add_typer(client_apps.app, name="apps")
+app.command()(rank)
 
 ClientDir = Annotated[Path, typer.Option("--dir", help="the client's folder")]
 TOKEN_VARIABLE = "MEADOW_TOKEN"
@@ -169,6 +171,8 @@ def status(dir: ClientDir, format: FormatOption = Format.TEXT) -> None:
     if now.closed:
         say(format, f"takes no part now: {now.closed}")
     say(format, f"certificate valid until {moment(now.certificate_until_s)}")
+    if now.hosts:
+        say(format, f"hosts {now.hosts}")
     columns = {"name": "APP", "sha256": "SHA-256", "problem": "PROBLEM"}
     rows = [asdict(installed) for installed in now.apps]
     show_rows(format, rows, columns=columns, empty="no app is installed")

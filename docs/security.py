@@ -37,6 +37,8 @@ WIRE = """\
 | a stranger | both addresses | open connections, fail the handshake, guess tokens | call the fleet's methods without a certificate; hold memory, files or calls of the server beyond the limits below; prevent others from enrolling |
 | an enrolled client | a certificate | send any message that a client can send: false updates, incomplete messages, endless uploads, floods | speak for another client; read messages of another client; use more than its own share of memory and disk; make a call of those who administer the server |
 | a viewer, an operator | a certificate of that role | what the [table of roles](operating.md#roles) says, until it is revoked | make another call, also on a connection that was open before; have an action without a line in the audit log |
+| a stranger | the address where a site's machines join | open connections, which end after a few seconds, and show certificates of other makers | join, learn what is trained, reach torch's sockets; slow down machines that have joined beyond the cost of its handshakes |
+| a machine that was invited to train with another one of its site | a pass | join, see the params and the site's instructions, send false gradients | lead others; have code run that was not given to them; reach a port of the leader but its ranks' |
 | a receiver of `[notify]`, or who has taken its place | what the server tells: names of clients, causes of failures | refuse, delay or forget it | make a notice that another receiver believes, without the key; hold up the server; have a redirect followed, or more read than the first line of an answer |
 | the server's operator, or an attacker that controls the server | the authority's key | choose cohorts, apps and settings; withhold answers | run code that the owner did not install or approve; bypass an owner's policy; see single updates within a secure sum |
 
@@ -47,6 +49,41 @@ upload ends, and its received part is deleted, when its instruction has been ans
 """
 
 WIRE_LIMITS = (
+    Limit(
+        "client.hosts.leader:STREAMS_MAX",
+        "the connections of a machine that has joined",
+        "client/hosts/test_strangers.py::test_connections_of_a_member",
+    ),
+    Limit(
+        "client.hosts.wire:STREAM_S_MAX",
+        "how long one machine of a site waits for what it has asked of another",
+        "client/hosts/test_strangers.py::test_a_member_that_does_not_answer",
+    ),
+    Limit(
+        "client.hosts.leader:PENDING_MAX",
+        "connections to a machine that leads others of its site, before a certificate is shown; the oldest goes",
+        "client/hosts/test_strangers.py::test_garbage_and_silence",
+    ),
+    Limit(
+        "client.hosts.wire:HANDSHAKE_S_MAX",
+        "the time from such a connection to its first message",
+        "client/hosts/test_strangers.py::test_the_silent_are_hung_up_on",
+    ),
+    Limit(
+        "client.hosts.wire:SILENT_S_MAX",
+        "the silence of a machine after which it is lost",
+        "client/hosts/test_strangers.py::test_the_silent_are_hung_up_on",
+    ),
+    Limit(
+        "client.hosts.wire:LINE_BYTES_MAX",
+        "one message between machines of a site",
+        "client/hosts/test_strangers.py::test_what_a_member_may_not_say",
+    ),
+    Limit(
+        "client.hosts.wire:RANKS_MAX",
+        "the ranks of one machine",
+        "client/hosts/test_strangers.py::test_what_a_member_may_not_say",
+    ),
     Limit(
         "transport.relaying:LEAVES_MAX",
         "the clients of one relay",
@@ -696,10 +733,12 @@ BESIDES = {
         server.pages.followed_run:CLOSE_S server.pages.remote_server:CALL_S server.pages.remote_server:FIRST_ROUNDS_S
         client.agent.lock:BETWEEN_ATTEMPTS_S client.agent.token_bucket:BURST_S
         client.owner.gate:SETTLING_S client.owner.gate:TOLD_AGAIN_S server.pages.remote_server:STOP_S pages.serve:DRAIN_S pages.web:RENEWED_EVERY_S
-        pages.web:SILENCE_S""",
+        pages.web:SILENCE_S client.hosts.member:RETRY_S client.hosts.wire:PING_S""",
     "how much this side does, sends, stores or shows by itself; a peer cannot increase it": """
         server.daemon.admin:EVENTS_SENT_MAX server.pages.curves:POINTS_MAX server.pages.followed_run:EVENTS_KEPT_MAX
         server.pages.followed_run:ROUNDS_KEPT_MAX server.pages.remote_server:RUNS_FOLLOWED_MAX server.pages.views:CURVES_MAX
+        client.hosts.link:CALL_BYTES_MAX client.hosts.member:HOSTS_MAX client.hosts.membership:PASS_CHARS_MAX
+        client.hosts.wire:COPY_BYTES_MAX
         training.local.app:SITES_KEPT_MAX client.agent.connection:LOOKAHEAD_BYTES_MAX client.agent.delivery:DELIVERIES_MAX
         client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:BLOBS_KEPT client.agent.execution:CORRUPT_MAX
         client.agent.line:UPLOAD_CHUNK_BYTES_MAX training.mid_epoch:SIZE_BYTES_MAX training.mid_epoch:STEPS_KEPT

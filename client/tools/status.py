@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from ...apps.folder import content_hash
 from ...errors import MeadowError
 from ..agent.lock import lock_holder
 from ..agent.state import AgentState
+from ..hosts.membership import Membership
 from ..owner.budget import epsilon_spent, finite
 from ..owner.database import AgentDatabase
 from ..owner.example_budget import record_epsilon
@@ -66,6 +68,8 @@ class ClientStatus:
     """The process id of the running agent."""
     paused: bool
     """Whether the owner has paused the site."""
+    hosts: str
+    """Which other machines train with this one; empty where none do."""
     closed: str
     """Why the site takes no part now, by a pause or a window of its policy; empty if it does."""
 
@@ -169,7 +173,38 @@ def status_of(directory: Path, *, now_s: float, owner: Owner | None = None) -> C
             ),
             process=lock_holder(directory),
             paused=is_paused(directory),
+            hosts=_hosts(directory, owner.config().device.hosts),
             closed=Gate(directory, lambda: policy, clock=lambda: now_s).closed_by(),
         )
     finally:
         database.close()
+
+
+def _hosts(directory: Path, count: int | None) -> str:
+    """Say which machines have joined this one, in a line."""
+    if count is None:
+        return ""
+    membership = Membership(directory)
+    status = membership.status()
+    if not _runs(status.get("process")):
+        invited = ", ".join(membership.names) or "none"
+        return f"{count} wanted; no training process, so they cannot join now (invited: {invited})"
+    joined = [
+        f"{host['name']} ({host['ranks']} ranks, {'trains' if host['trains'] else 'waits'})"
+        for host in status["hosts"]
+    ]
+    refused = status["refusals"]
+    last = f"; {refused} connections refused, last {status['last_refusal']}" if refused else ""
+    return f"{1 + len(joined)} of {count}: {', '.join(['this one', *joined])}{last}"
+
+
+def _runs(process: object) -> bool:
+    if not isinstance(process, int):
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

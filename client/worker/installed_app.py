@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
@@ -35,6 +35,9 @@ from ...transport.relaying import LEAF_BITS
 from ...transport.run_sites import index_of, pack_sites
 from ...transport.writer import BlobWriter
 from ..owner.secure_owner import owned_identity
+
+if TYPE_CHECKING:
+    from ...training.parallel.hosts import Hosts
 
 __all__ = ["OF_ONE_CLIENT", "InstalledApp", "setup_of"]
 
@@ -168,6 +171,7 @@ class _TaskApp(ClientApp):
         super().__init__()
         assert app.config is not None
         self._app, self._start = app, start
+        self._hosts: Hosts | None = None
         self._own = self._text = options_to_text(app.config.app.options, str(app.config.source))
         self._made, self.device = self._make(self._text)
 
@@ -191,9 +195,14 @@ class _TaskApp(ClientApp):
                 f"{self._app.name}: the run sets free keys under [app], which training processes "
                 "on several GPUs do not receive; write them into the app's meadow.toml"
             )
+        if config.device.hosts is not None and self._hosts is None:
+            from ..hosts.link import Link
+
+            self._hosts = Link(Path(self._start.client_dir), config.device)
         training = LocalTraining.owned(
             task,
             config.device,
+            hosts=self._hosts,
             report=config.policy.report_device,
             app_dir=self._start.app_dir,
             sha256=self._start.sha256,

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ...errors import ConfigError
+from ...transport.address import Address
 from ..schema.rules import Rule
 from ..schema.settings import setting
 
@@ -13,6 +15,7 @@ __all__ = ["DeviceConfig"]
 
 SPREAD = ("auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid")
 PIPELINES = ("pipeline", "hybrid")
+ACROSS = ("ddp", "fsdp", "hybrid")
 _DEVICE = re.compile(r"(?!gpu)[a-z][a-z0-9_]{1,31}(:\d{1,3})?")
 
 Gpus = str | int | tuple[int, ...] | None
@@ -33,6 +36,15 @@ def _other_count(processes: int | None, gpus: Gpus) -> str | None:
     """Return how many GPUs are numbered, if it is another number."""
     count = len(_numbers(gpus))
     return str(count) if count and processes not in (None, count) else None
+
+
+def _no_address(text: str) -> str | None:
+    """Return what is wrong with a text that is no address."""
+    try:
+        Address.parse(text, what="it")
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +90,27 @@ class DeviceConfig:
         at_least=1,
         at_most=86_400,
         only={"parallel": SPREAD},
+    )
+    hosts: int | None = setting(
+        None,
+        "how many machines of this site train together, this one included; the others join by `meadow client "
+        "rank`. Only this one if absent",
+        at_least=2,
+        at_most=32,
+        only={"parallel": ACROSS},
+    )
+    hosts_listen: str = setting(
+        "0.0.0.0:9460",
+        "HOST:PORT of this machine where the others join; it admits nobody without a certificate of "
+        "`meadow client rank --invite`",
+        only={"parallel": ACROSS},
+    )
+    hosts_wait_s: float = setting(
+        60.0,
+        "how long a round waits for machines that are not there; then it is trained by those that are",
+        at_least=0,
+        at_most=86_400,
+        only={"parallel": ACROSS},
     )
     precision: Literal["run", "fp32", "bf16", "fp16"] = setting(
         "run", 'what the forward pass computes in, whatever the run says; "run" is what it says'
@@ -152,6 +185,23 @@ class DeviceConfig:
             lambda device: device.parallel != "none" and device.device not in ("auto", "cpu"),
             '= "{parallel}" is for several processes, and device = "{device}" is for one; say gpus = '
             '"all" instead of device',
+        ),
+        Rule(
+            ("hosts_listen",),
+            "HOST:PORT",
+            lambda device: _no_address(device.hosts_listen),
+            "is wrong: {found}",
+        ),
+        Rule(
+            ("hosts", "copy_parallel"),
+            'copies of "fsdp" only',
+            lambda device: (
+                device.hosts is not None
+                and device.parallel == "hybrid"
+                and device.copy_parallel != "fsdp"
+            ),
+            '= {hosts} puts a copy of the model on each host, spread by "fsdp"; remove copy_parallel = '
+            '"{copy_parallel}"',
         ),
         Rule(
             ("processes", "gpus"),

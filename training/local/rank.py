@@ -1,4 +1,4 @@
-"""A rank beside the training process: `python -m meadow.training.local.rank --fd N`.
+"""A rank beside the training process: `python -m meadow.training.local.rank --fd N [--app DIR]`.
 
 It loads the app and the owner's data as rank 0 does, and computes its part of every round. It ends
 when rank 0 is gone, or after an exception, which it first reports to rank 0.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from ...apps.folder import App
 from ...errors import AppError, DataError, MeadowError
@@ -28,17 +29,19 @@ from ..algorithms.corrections import Corrections
 from ..loop.dp_sgd import train_dp_sgd
 from ..loop.trainer import train
 from ..micro_batch import MicroBatch, ran_out_of_memory
+from ..parallel.across import join_store, listen
 from ..parallel.divided import Divided, send
 from ..parallel.evaluation import evaluate_together
 from ..parallel.instructions import (
     READY,
+    Meeting,
     RankStart,
     RoundInstruction,
     receive_message,
     send_message,
 )
 from ..parallel.parallelism import Parallelism
-from ..parallel.rendezvous import is_lost_rank, join
+from ..parallel.rendezvous import file_store, is_lost_rank, join
 from ..site_data import SiteData
 from ..warm_module import WarmModule
 
@@ -56,19 +59,24 @@ def main() -> None:
     keep_freed_memory()
     parser = argparse.ArgumentParser(prog="meadow.training.local.rank")
     parser.add_argument("--fd", type=int, required=True)
-    connection = Connection(parser.parse_args().fd)
+    parser.add_argument(
+        "--app", help="where the app is on this machine, if not where rank 0 has it"
+    )
+    given = parser.parse_args()
+    connection = Connection(given.fd)
     messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, messages), daemon=True).start()
     app = None
     try:
         start = RankStart.from_json(messages.get())
-        app = App.load(start.app_dir, environ={})
+        app = App.load(given.app or start.app_dir, environ={})
         if app.sha256 != start.sha256:
-            raise AppError(f"{start.app_dir} was changed since the agent looked at it")
+            raise AppError(f"{app.folder} was changed since the agent looked at it")
         task = app.load_task()
-        send_message(connection, {"kind": READY, "text": ""})
-        place = Path(start.rendezvous)
-        parallelism = join(start.plan, start.rank, place, stages=task.stages)
+        port = str(listen(start.address)) if start.address else ""
+        send_message(connection, {"kind": READY, "text": port})
+        store = _store(start, messages)
+        parallelism = join(start.plan, start.rank, store, stages=task.stages)
         member = _Member(task, start, parallelism)
         while True:
             member.obey(RoundInstruction.from_json(messages.get()))
@@ -77,6 +85,15 @@ def main() -> None:
         text = app.explain(error) if app and not isinstance(error, MeadowError) else str(error)
         send_message(connection, {"kind": _kind(error), "text": text})
         os._exit(FAILED)  # not through torch, which would wait for the others
+
+
+def _store(start: RankStart, messages: queue.SimpleQueue[dict[str, Any]]) -> Store:
+    """Return what the ranks meet by."""
+    plan = start.plan
+    if not start.address:
+        return file_store(Path(start.rendezvous), plan.ranks)
+    there = Meeting(**messages.get())
+    return join_store(there.address, there.port, plan.ranks, timeout_s=plan.timeout_s)
 
 
 class _Member:

@@ -29,6 +29,7 @@ from ..parallel.data_parallel import DataParallel
 from ..parallel.divided import Divided, send
 from ..parallel.evaluation import evaluate_together
 from ..parallel.group import RankGroup
+from ..parallel.hosts import Hosts
 from ..parallel.instructions import RoundInstruction
 from ..parallel.parallelism import Alone, Parallelism
 from ..parallel.plan import ParallelPlan
@@ -104,7 +105,8 @@ class LocalTraining:
         self.device = device
         self.module_device = "cpu" if self._plan.sharded else device
         reason = f" ({self._plan.reason})" if self._plan.reason else ""
-        self.text = device if self._plan.kind == "none" else self._plan.text + reason
+        shown = self._plan if group is None else group.plan
+        self.text = device if self._plan.kind == "none" else shown.text + reason
 
     @classmethod
     def owned(
@@ -116,10 +118,12 @@ class LocalTraining:
         sha256: str,
         client_dir: Path,
         report: bool = False,
+        hosts: Hosts | None = None,
     ) -> LocalTraining:
         """Return what an owner's [device] describes, its ranks started.
 
-        With `report` the means of a round also tell what it took of the device.
+        With `report` the means of a round also tell what it took of the device. `hosts` are the
+        other machines that train with this one.
 
         Raises:
             DataError: a device is not there, or the ranks do not start.
@@ -138,6 +142,8 @@ class LocalTraining:
                 sha256=sha256,
                 folder=client_dir / "ranks",
                 stages=task.stages,
+                hosts=hosts,
+                copied=config.parallel == "hybrid",
             )
             group.warm()
         saves = client_dir / "unfinished"
@@ -161,6 +167,11 @@ class LocalTraining:
     def _train(self, work: Round) -> Trained:
         if work.dp_sgd is not None:
             self.require_whole("DP-SGD", "clips every example's gradient")
+            if self._across:
+                raise DataError(
+                    "DP-SGD stays on one machine, as its sampling bits are secret, and device.hosts = "
+                    f"{self._config.hosts}; remove device.hosts"
+                )
         if work.settings.is_torchs:
             self.require_whole(f"training.optimizer {work.settings.optimizer!r}", "makes steps")
         settings = self._as_owned(work.settings)
@@ -215,8 +226,12 @@ class LocalTraining:
 
         if self._group is None:
             return go(instruction_of(), self._own_parallelism)
-        share = -(-settings.batch_size // self._plan.ranks)
-        return self._group.run(instruction_of, go, lambda: self._micro_batch.halve(share))
+        group = self._group
+        return group.run(
+            instruction_of,
+            go,
+            lambda: self._micro_batch.halve(-(-settings.batch_size // group.plan.ranks)),
+        )
 
     def evaluate(self, work: Round, part: Literal["train", "test"]) -> tuple[int, dict[str, float]]:
         """Return the number of samples and the metrics of a round's data, before it is trained.
@@ -299,6 +314,11 @@ class LocalTraining:
         return replace(settings, precision=self._config.precision)
 
     @property
+    def _across(self) -> bool:
+        """Whether ranks may be on several machines."""
+        return self._group is not None and bool(self._group.plan.hosts)
+
+    @property
     def generation(self) -> int:
         """How often ranks were started; a module is spread over those of one start."""
         return 0 if self._group is None else self._group.generation
@@ -310,6 +330,7 @@ class LocalTraining:
 
     def _saves_of(self, work: Round, settings: TrainingSettings) -> MidEpoch | None:
         unsaved = work.begin is not None or work.dp_sgd is not None or settings.is_torchs
+        unsaved = unsaved or self._across  # a part of a save would be on a machine that may be lost
         if self._saves is None or not self._config.save_steps or unsaved:
             return None
         plan = self._plan

@@ -36,9 +36,13 @@ class Ddp(Divided):
 
     sharded = False
 
-    def __init__(self, rank: int, ranks: int, device: str, *, timeout_s: float) -> None:
-        """`timeout_s` is how long a rank waits for another."""
+    def __init__(
+        self, rank: int, ranks: int, device: str, *, timeout_s: float, one_memory: bool = True
+    ) -> None:
+        """`timeout_s` is how long a rank waits for another; `one_memory` says that all of them are
+        on one machine."""
         super().__init__(rank, ranks, device)
+        self._one_memory = one_memory
         self._timeout_s = timeout_s
         self._spread: DistributedDataParallel | None = None
         self._sums: SharedSums | None = None
@@ -57,7 +61,7 @@ class Ddp(Divided):
         self._attached = module
         synchronise_norms(module, self)
         self._first = True
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" and self._one_memory:
             self._sums = SharedSums.meet(params, self.rank, self.ranks, timeout_s=self._timeout_s)
         if self._sums is None:
             self._spread = self._in_buckets(module)

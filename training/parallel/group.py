@@ -1,7 +1,8 @@
 """Rank 0's side of the ranks: starts them, instructs them, watches them and restarts them.
 
 If a rank is killed, hangs or runs out of memory, a new group repeats the round's work from its
-last save, in the same training process.
+last save, in the same training process. Over several machines the new group is of those that are
+there, and repeats the work from its beginning.
 """
 
 from __future__ import annotations
@@ -13,18 +14,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...errors import DataError, MeadowError
 from ..device_use import DeviceUse
 from ..micro_batch import ran_out_of_memory
-from .instructions import READY, RankStart, RoundInstruction, Word, receive_message, send_message
+from .across import listen, make_store
+from .hosts import Host, Hosts, RankProcess
+from .instructions import (
+    READY,
+    Meeting,
+    RankStart,
+    RoundInstruction,
+    Word,
+    receive_message,
+    send_message,
+)
 from .parallelism import Parallelism
 from .plan import ParallelPlan
-from .rendezvous import is_lost_rank, join, leave
+from .rendezvous import file_store, is_lost_rank, join, leave
 from .stages import Stages
 
 __all__ = ["ATTEMPTS_MAX", "RankGroup"]
@@ -45,6 +57,7 @@ class RankGroup:
 
     Attributes:
         generation: how often the ranks were started.
+        plan: the present plan, which over several machines depends on those that are there.
     """
 
     def __init__(
@@ -56,19 +69,23 @@ class RankGroup:
         sha256: str,
         folder: Path,
         stages: Stages | None = None,
+        hosts: Hosts | None = None,
+        copied: bool = False,
     ) -> None:
-        """`folder` is where ranks meet; no other group may use it."""
-        self._plan, self._use, self._stages = plan, use, stages
+        """`folder` is where ranks meet; no other group may use it. `plan` is this machine's, `hosts`
+        are the others, and with `copied` each has a copy of the model."""
+        self.plan, self._use, self._stages = plan, use, stages
+        self._own_plan, self._hosts, self._copied = plan, hosts, copied
         self._app = {"app_dir": app_dir, "sha256": sha256}
         self._folder = folder
-        self._ranks: list[tuple[subprocess.Popen[bytes], Connection]] = []
+        self._ranks: list[tuple[RankProcess, Connection]] = []
         self._parallelism: Parallelism | None = None
         self.generation = 0
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the other ranks."""
-        return [process.pid for process, _ in self._ranks]
+        """The process ids of the other ranks of this machine."""
+        return [process.pid for process, _ in self._ranks if process.pid]
 
     def warm(self) -> Parallelism:
         """Start the ranks, if they are not there; returns when all have met.
@@ -76,38 +93,80 @@ class RankGroup:
         Raises:
             DataError: they cannot start, for instance because the app does not load there.
         """
-        if self._parallelism is not None and all(
-            process.poll() is None for process, _ in self._ranks
-        ):
+        if self._parallelism is not None and self._still_there():
             return self._parallelism
-        self.close()
-        self.generation += 1
+        attempts = 1 if self._hosts is None else ATTEMPTS_MAX
+        for attempt in range(1, attempts + 1):
+            self.close()
+            self.generation += 1
+            try:
+                self._parallelism = self._meet()
+                return self._parallelism
+            except DataError:
+                self.close()
+                raise
+            except (EOFError, OSError, RuntimeError) as error:
+                fault = self._first_fault()
+                self.close()
+                why = fault.text if fault else str(error)
+                if attempt == attempts or (fault is not None and fault.kind != "lost"):
+                    raise DataError(
+                        f"{self.plan.ranks} processes did not come together: {why}"
+                    ) from error
+                print(f"meadow: the ranks meet again: {why}", file=sys.stderr)
+        raise AssertionError("unreachable")
+
+    def _still_there(self) -> bool:
+        if self._hosts is not None and self._hosts.changed():
+            return False
+        return all(process.poll() is None for process, _ in self._ranks)
+
+    def _meet(self) -> Parallelism:
         shutil.rmtree(self._folder, ignore_errors=True)  # of a group that was killed
         self._folder.mkdir(parents=True)
+        if self._hosts is not None:
+            others = self._hosts.gather()
+            self.plan = self._own_plan.over(others, copied=self._copied)
+            return self._meet_across(self._hosts, others)
         rendezvous = Path(tempfile.mkdtemp(dir=self._folder)) / "rendezvous"
-        try:
-            for rank in range(1, self._plan.ranks):
+        for rank in range(1, self.plan.ranks):
+            send_message(self._started(), self._start(rank, rendezvous=str(rendezvous)))
+        for _, connection in self._ranks:
+            self._require_ready(connection)
+        store = file_store(rendezvous, self.plan.ranks)
+        return join(self.plan, 0, store, stages=self._stages)
+
+    def _meet_across(self, hosts: Hosts, others: Sequence[Host]) -> Parallelism:
+        plan, own = self.plan, hosts.address(0)
+        names = ["", *(other.name for other in others)]
+        for rank in range(1, plan.ranks):
+            host = plan.host_of(rank)
+            if host:
+                process, connection = hosts.start(host, self._app["sha256"])
+                self._ranks.append((process, connection))
+            else:
                 connection = self._started()
-                start = RankStart(
-                    **self._app,
-                    rank=rank,
-                    plan=self._plan,
-                    use=self._use,
-                    rendezvous=str(rendezvous),
-                )
-                send_message(connection, start.to_json())
-            for _, connection in self._ranks:
-                self._require_ready(connection)
-            self._parallelism = join(self._plan, 0, rendezvous, stages=self._stages)
-        except DataError:
-            self.close()
-            raise
-        except (EOFError, OSError, RuntimeError) as error:
-            fault = self._first_fault()
-            self.close()
-            why = fault.text if fault else str(error)
-            raise DataError(f"{self._plan.ranks} processes did not come together: {why}") from error
-        return self._parallelism
+            send_message(connection, self._start(rank, address=hosts.address(host)))
+        of_gloo = listen(own)  # before the store, which listens at the same address
+        store, port = make_store(own, plan.ranks, timeout_s=plan.timeout_s)
+        ports = [[] if host else [port, of_gloo] for host in range(len(plan.hosts))]
+        for rank, (_, connection) in enumerate(self._ranks, 1):
+            host = plan.host_of(rank)
+            ports[host].append(int(self._require_ready(connection, names[host])))
+        hosts.connect(ports)
+        for _, connection in self._ranks:
+            send_message(connection, asdict(Meeting(address=own, port=port)))
+        return join(plan, 0, store, stages=self._stages)
+
+    def _start(self, rank: int, *, rendezvous: str = "", address: str = "") -> dict[str, Any]:
+        return RankStart(
+            **self._app,
+            rank=rank,
+            plan=self.plan,
+            use=self._use,
+            rendezvous=rendezvous,
+            address=address,
+        ).to_json()
 
     def run(
         self,
@@ -160,6 +219,8 @@ class RankGroup:
             process.wait()
         self._parallelism = None
         leave()
+        if self._hosts is not None:
+            self._hosts.end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _started(self) -> Connection:
@@ -174,12 +235,14 @@ class RankGroup:
         self._ranks.append((process, connection))
         return connection
 
-    def _require_ready(self, connection: Connection) -> None:
+    def _require_ready(self, connection: Connection, host: str = "") -> str:
+        where = f" on host {host}" if host else ""
         if not connection.poll(START_WAIT_S):
-            raise TimeoutError(f"a rank was not ready within {START_WAIT_S:.0f} s")
+            raise TimeoutError(f"a rank{where} was not ready within {START_WAIT_S:.0f} s")
         word = Word(**receive_message(connection))
         if word.kind != READY:
-            raise DataError(f"in another process: {word.text}")
+            raise DataError(f"in another process{where}: {word.text}")
+        return word.text
 
     def _fault(self, error: Exception) -> Word | None:
         """Return what went wrong in the group, None if it is this rank's own app."""

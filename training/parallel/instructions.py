@@ -17,7 +17,15 @@ from ..mid_epoch import MidEpoch
 from ..settings import TrainingSettings
 from .plan import ParallelPlan
 
-__all__ = ["READY", "RankStart", "RoundInstruction", "Word", "receive_message", "send_message"]
+__all__ = [
+    "READY",
+    "Meeting",
+    "RankStart",
+    "RoundInstruction",
+    "Word",
+    "receive_message",
+    "send_message",
+]
 
 READY = "ready"
 
@@ -26,14 +34,21 @@ FRAME_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
-    """What a rank loads, and the group that it joins."""
+    """What a rank loads, and the group that it joins.
+
+    Attributes:
+        rendezvous: the file where the ranks of one machine meet.
+        address: where it listens instead, with ranks on several machines; it then says on which
+            port with its `READY`, and is told rank 0's store by a `Meeting`.
+    """
 
     app_dir: str
     sha256: str
     rank: int
     plan: ParallelPlan
     use: DeviceUse
-    rendezvous: str
+    rendezvous: str = ""
+    address: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
@@ -44,6 +59,7 @@ class RankStart:
             "plan": self.plan.to_json(),
             "use": asdict(self.use),
             "rendezvous": self.rendezvous,
+            "address": self.address,
         }
 
     @classmethod
@@ -51,6 +67,14 @@ class RankStart:
         """Return what `to_json` gave."""
         plan = ParallelPlan.from_json(stated["plan"])
         return cls(**{**stated, "plan": plan, "use": DeviceUse(**stated["use"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where rank 0's store is, for ranks on several machines."""
+
+    address: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

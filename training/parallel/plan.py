@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import distributed as dist
@@ -11,7 +11,9 @@ from torch import distributed as dist
 from ...config.sections.device import DeviceConfig
 from ...errors import DataError
 from ...machine.accelerators import accelerators, free_bytes
+from .across import BACKEND
 from .choice import choose
+from .hosts import Host
 
 __all__ = ["ParallelPlan"]
 
@@ -28,6 +30,7 @@ class ParallelPlan:
         copies: how many copies of the model train together; with more than one, `kind` is that
             of each copy.
         schedule: the order of a pipeline's passes.
+        hosts: how many of the ranks each machine has, this one first; empty without others.
     """
 
     kind: str
@@ -36,6 +39,7 @@ class ParallelPlan:
     reason: str = ""
     copies: int = 1
     schedule: str = "1f1b"
+    hosts: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -49,11 +53,14 @@ class ParallelPlan:
 
     @property
     def backend(self) -> str:
-        """The collective library of the ranks: NCCL on CUDA's devices, gloo on the CPU.
+        """The collective library of the ranks: NCCL on CUDA's devices, gloo on the CPU and over
+        several machines.
 
         Raises:
             DataError: torch has none for these devices.
         """
+        if self.hosts:
+            return BACKEND
         try:
             return dist.get_default_backend_for_device(self.devices[0])
         except ValueError:
@@ -69,7 +76,41 @@ class ParallelPlan:
             return self.devices[0]
         names = sorted({*self.devices})
         copies = f", in {self.copies} copies" if self.copies > 1 else ""
-        return f"{', '.join(names)} as {self.ranks} ranks with {self.kind}{copies}"
+        hosts = f" on {len(self.hosts)} hosts" if self.hosts else ""
+        return f"{', '.join(names)} as {self.ranks} ranks{hosts} with {self.kind}{copies}"
+
+    def host_of(self, rank: int) -> int:
+        """Return the machine that a rank is on; 0 is this one."""
+        before = 0
+        for host, count in enumerate(self.hosts):
+            before += count
+            if rank < before:
+                return host
+        return 0
+
+    def over(self, others: Sequence[Host], *, copied: bool) -> ParallelPlan:
+        """Return the plan for this machine and these others; with `copied` each has a copy of the
+        model.
+
+        Raises:
+            DataError: they do not fit together.
+        """
+        devices = (*self.devices, *(device for other in others for device in other.devices))
+        kinds = {device.partition(":")[0] for device in devices}
+        if len(kinds) > 1:
+            there = ", ".join(f"{other.name} has {other.devices[0]}" for other in others)
+            raise DataError(
+                f"hosts that train together need one kind of device: this one has {self.devices[0]}, "
+                f"{there}; start `meadow client rank` there with --gpus or --processes to match"
+            )
+        hosts = (len(self.devices), *(len(other.devices) for other in others))
+        if copied and len({*hosts}) > 1:
+            raise DataError(
+                f'device.parallel = "hybrid" is one copy of the model a host, so each needs as many '
+                f"processes; they have {', '.join(map(str, hosts))}"
+            )
+        copies = len(hosts) if copied else 1
+        return replace(self, devices=devices, hosts=hosts, copies=copies)
 
     @classmethod
     def single(cls, device: str) -> ParallelPlan:
@@ -131,7 +172,9 @@ class ParallelPlan:
     @classmethod
     def from_json(cls, stated: Mapping[str, Any]) -> ParallelPlan:
         """Return the plan that `to_json` gave."""
-        return cls(**{**stated, "devices": tuple(stated["devices"])})
+        return cls(
+            **{**stated, "devices": tuple(stated["devices"]), "hosts": tuple(stated["hosts"])}
+        )
 
 
 def _gpus(config: DeviceConfig, there: Sequence[str]) -> Sequence[str]:
@@ -163,6 +206,8 @@ def _configured(config: DeviceConfig, devices: tuple[str, ...]) -> tuple[str, in
     """Return the strategy that the owner configured, its number of copies, and no reason."""
     if config.parallel != "hybrid":
         return config.parallel, 1, ""
+    if config.hosts is not None:
+        return config.copy_parallel, 1, ""  # a copy on each host
     if len(devices) % config.copies or len(devices) < 2 * config.copies:
         raise DataError(
             f"device.copies = {config.copies} copies of the model need a multiple of "

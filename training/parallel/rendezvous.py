@@ -1,4 +1,4 @@
-"""Where ranks meet: torch's process group, on this machine alone, with bounded waits."""
+"""Where ranks meet: torch's process group, on the loopback network alone, with bounded waits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
 
 from ...machine.accelerators import is_accelerator
 from .ddp import Ddp
@@ -17,17 +18,17 @@ from .parallelism import Parallelism
 from .plan import ParallelPlan
 from .stages import Stages
 
-__all__ = ["is_lost_rank", "join", "leave"]
+__all__ = ["file_store", "is_lost_rank", "join", "leave"]
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def join(
-    plan: ParallelPlan, rank: int, rendezvous: Path, *, stages: Stages | None = None
+    plan: ParallelPlan, rank: int, store: Store, *, stages: Stages | None = None
 ) -> Parallelism:
     """Join the group as a rank; returns when all have joined.
 
-    `rendezvous` is the path of a file that no group has used before, `stages` the task's list.
+    `store` is one that no group has used before, `stages` the task's list.
 
     Raises:
         RuntimeError: one of them did not come in time.
@@ -39,7 +40,7 @@ def join(
         torch.accelerator.set_device_index(device)
     dist.init_process_group(
         plan.backend,
-        store=dist.FileStore(str(rendezvous), plan.ranks),  # type: ignore[attr-defined]
+        store=store,
         rank=rank,
         world_size=plan.ranks,
         timeout=timedelta(seconds=plan.timeout_s),
@@ -52,7 +53,7 @@ def _parallelism(plan: ParallelPlan, rank: int, device: str, stages: Stages | No
     """Return a rank's `Parallelism`; the modules of torch that it needs are imported here."""
     me = rank, plan.ranks, device
     if plan.kind == "ddp":
-        return Ddp(*me, timeout_s=plan.timeout_s)
+        return Ddp(*me, timeout_s=plan.timeout_s, one_memory=not plan.hosts)
     if plan.kind == "tensor":
         from .tensor import Tensor
 
@@ -69,6 +70,11 @@ def _parallelism(plan: ParallelPlan, rank: int, device: str, stages: Stages | No
     from .pipeline import Pipeline
 
     return Pipeline(*me, copies=copies, schedule=plan.schedule, stages=stages)
+
+
+def file_store(path: Path, ranks: int) -> Store:
+    """Return the store of ranks on one machine, in a file that no group has used before."""
+    return FileStore(str(path), ranks)
 
 
 def leave() -> None:

@@ -147,6 +147,11 @@ OWNER: list[tuple[str, str]] = [
     ("device.gpus", "device = {gpus = 0, device = 'cpu'}"),
     ("device.parallel", "device = {parallel = 'ddp', device = 'mps'}"),
     ("device.processes", "device = {gpus = [0, 1], parallel = 'ddp', processes = 3}"),
+    ("device.hosts_listen", "device = {parallel = 'ddp', hosts = 2, hosts_listen = 'no port'}"),
+    (
+        "device.hosts",
+        "device = {parallel = 'hybrid', hosts = 2, copy_parallel = 'pipeline', gpus = 'all'}",
+    ),
     ("policy.allowed_apps", "policy.allowed_apps = ['sha256:12']"),
     ("policy.noise", "policy.noise = ['nowhere']"),
     ("policy.hours", "policy.hours = '8-9'"),

@@ -27,12 +27,10 @@ SCANS = Path(__file__).parent / "scans"
 class Bench:
     """One app, trained in this process alone or with ranks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, app: Path | None = None) -> None:
+        """Make the app in a folder, or take one that was `laid_out` before."""
         self.folder = folder
-        app = folder / "app"
-        shutil.copytree(SCANS, app)
-        with (app / "meadow.toml").open("a") as file:
-            file.write('[strategy]\nname = "task:pulled"\n')
+        app = app or laid_out(folder)
         self.app = App.load(app, environ={})
         self.task = self.app.load_task()
         self.module: Any = sys.modules[self.task.loss.__module__]
@@ -102,6 +100,15 @@ class Bench:
         assert distance(ours, params) < 1e-5
         assert seen == samples == 53
         assert told == pytest.approx(means, rel=1e-5)
+
+
+def laid_out(folder: Path) -> Path:
+    """Make the app in a folder."""
+    app = folder / "app"
+    shutil.copytree(SCANS, app)
+    with (app / "meadow.toml").open("a") as file:
+        file.write('[strategy]\nname = "task:pulled"\n')
+    return app
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
