@@ -751,7 +751,7 @@ BESIDES = {
         server.notify.notices:TEXT_CHARS_MAX server.notify.notifier:READ_MAX server.notify.receivers:KEY_BYTES_MAX
         server.tools.doctor:BACKUP_DAYS_MAX server.tools.doctor:BACKUP_LINES_MAX server.tools.doctor:CLOCK_S_MAX
         server.tools.doctor:NAMED_MAX
-        run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
+        run.first_params:OUTPUT_CHARS_MAX run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
         server.daemon.backup:MANIFEST_BYTES_MAX server.daemon.backup:TRIES_MAX
         server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX
         server.worker.relayed_replies:REASON_CHARS_MAX server.daemon.supervisor:PENDING_MAX

@@ -82,12 +82,13 @@ def run_rounds(
     *,
     recorder: Recorder | None = None,
     privacy: PrivateRun | None = None,
+    initial: Callable[[], ArrayRecord] | None = None,
     store: Callable[[Forms], MeanStore | None] | None = None,
 ) -> RunResult:
     """Run a task's rounds on any Flower grid and return their result.
 
-    `privacy` is the ledger of a private run; without one, the ledger is kept in memory. `store` makes
-    the place of large means, which are in memory without; private runs make no use of it.
+    `privacy` is the ledger of a private run; without one, the ledger is kept in memory. `initial`
+    returns the params before the first round, by default `initial_arrays`. `store` makes the place of large means, which are in memory without; private runs make no use of it.
 
     Raises:
         ConfigError: a function of the app's own was not loaded.
@@ -96,7 +97,8 @@ def run_rounds(
     plan = _plan(config, task)
     algorithm = build_algorithm(config)
     of_model = algorithm.of_model
-    initial = initial_arrays(task, config.run.seed) if of_model else params_to_arrays({})
+    build = initial or (lambda: initial_arrays(task, config.run.seed))
+    first = [build() if of_model else params_to_arrays({})]
     privacy = privacy or open_ledger(config)
     if privacy is not None:
         algorithm = private_algorithm(privacy.plan, algorithm)
@@ -105,14 +107,14 @@ def run_rounds(
     strategy = FederatedStrategy(algorithm, plan, recorder=recorder, privacy=privacy)
     if config.privacy.secure_aggregation.enabled:
         terms = _secure_terms(task, config, privacy)
-        _require_room(config, terms, initial)
+        _require_room(config, terms, first[0])
         emit = recorder.event if recorder is not None else lambda kind, detail: None
         grid = SecureAggregationGrid(grid, terms, emit=emit, seed=config.run.seed)
     if (compressed := build_compression_terms(config)) is not None:
         grid = CompressionGrid(grid, compressed)
     return strategy.start(
         grid,
-        initial,
+        first.pop(),  # they go when the first round has made others
         num_rounds=config.run.rounds,
         train_config=ConfigRecord(dict(training_record(config))),
         evaluate_config=ConfigRecord(dict(evaluation_record(config))),

@@ -65,6 +65,8 @@ class Checkpoints:
         sweep(folder)
         self._folder = folder
         self._client_states: _ClientStates | None = None
+        self.first = folder / "first.safetensors"
+        """Where the params before the first round may be."""
 
     def keep_client_states(
         self,
@@ -91,8 +93,9 @@ class Checkpoints:
         return TensorStore(self._folder / f"{MEAN}{token_hex(4)}.tmp", forms)
 
     def clean(self) -> None:
-        """Delete the means that no round took."""
+        """Delete the means that no round took, and the params before the first."""
         sweep(self._folder)
+        _remove(self.first)
 
     def save(self, checkpoint: Checkpoint, row: Row) -> tuple[Path, ArrayRecord]:
         """Make a round durable; return the file of its params, and the params.
@@ -160,7 +163,8 @@ class Checkpoints:
         return [int(number) for number in numbers if number.isdecimal()]
 
     def drop_old(self) -> None:
-        """Delete all but the last two rounds."""
+        """Delete all but the last two rounds, and the params before the first."""
+        _remove(self.first)
         for manifest in self._manifests()[CHECKPOINTS_KEPT:]:
             manifest.unlink()  # first: the files of a round without a manifest are never read
             for path in self._folder.glob(f"{manifest.stem}.*"):

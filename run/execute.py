@@ -22,6 +22,7 @@ from ..errors import MeadowError, RunStoppedError
 from ..tracking.follower import trackers_of
 from .app import open_ledger, run_rounds
 from .app_output import kept_output
+from .first_params import first_params
 from .flower_run import run_flower_app
 from .population_ledger import RunShare
 from .run_folder import TRACEBACKS, RunFolder
@@ -79,13 +80,17 @@ def execute(
                     budget = {"epsilon_max": ledger.plan.epsilon_max, "delta": ledger.plan.delta}
                     folder.event("privacy_budget", budget)
                 task = app.load_task()
+                large, seed = folder.checkpoints, app.config.run.seed
                 result = run_rounds(
                     task,
                     app.config,
                     grid,
                     recorder=folder,
                     privacy=ledger,
-                    store=folder.checkpoints.store if folder.durable else None,
+                    initial=(lambda: first_params(app, task, seed, large.first))
+                    if folder.durable
+                    else None,
+                    store=large.store if folder.durable else None,
                 )
                 status, cause = result.status, result.cause
             else:

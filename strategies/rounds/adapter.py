@@ -120,6 +120,7 @@ class FederatedStrategy(Strategy):
         refuse_tags(run_state.plan.selection, grid)
         rounds.refuse_misfit(grid)
         initial = run_state.begin(initial_arrays, rounds, evaluate_fn)
+        del initial_arrays  # a large model, perhaps
         begin_after(grid, run_state.history)
         terms = RoundTerms(
             last=num_rounds,

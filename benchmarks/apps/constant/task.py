@@ -16,14 +16,17 @@ MODEL_MB = int(os.environ.get("MODEL_MB", "100"))
 
 
 class Vector(nn.Module):
-    """One tensor; its outputs are the inputs times its sum."""
+    """Tensors of up to 100 MB each; the outputs are the inputs times their sum."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.values = nn.Parameter(torch.randn(max(250, MODEL_MB * 250_000)))
+        count, each = max(250, MODEL_MB * 250_000), 25_000_000
+        self.values = nn.ParameterList(
+            nn.Parameter(torch.randn(min(each, count - start))) for start in range(0, count, each)
+        )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs * self.values.sum()
+        return inputs * torch.stack([values.sum() for values in self.values]).sum()
 
 
 def identity(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
