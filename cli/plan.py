@@ -38,9 +38,9 @@ def plan(
 ) -> None:
     """Show the bytes and the time of one round, from the app's model and settings."""
     from ..apps.folder import App
-    from ..server.tools.round_plan import Link, round_costs  # imports what the help need not
+    from ..server.tools.round_plan import AccessLink, round_costs  # imports what the help need not
 
-    line = Link(
+    line = AccessLink(
         bytes_per_s=_measure("--link", link, BITS_PER_S) / 8,
         round_trip_s=_measure("--rtt", rtt, SECONDS),
     )

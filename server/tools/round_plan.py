@@ -19,7 +19,7 @@ from ...strategies.rounds.checks import forms_of
 from ...strategies.rounds.cohort import size_of_cohort
 from ..daemon.blob_service import fair_chunk_bytes, window_bytes
 
-__all__ = ["PARAMS_ALONE", "Link", "RoundCosts", "round_costs"]
+__all__ = ["PARAMS_ALONE", "AccessLink", "RoundCosts", "round_costs"]
 
 PARAMS_ALONE = ("fedavg", "fedprox")
 """The algorithms that send nothing beside the params."""
@@ -30,7 +30,7 @@ CALLS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class AccessLink:
     """A client's line: its rate in bytes per second, the same both ways, and its round trip in seconds."""
 
     bytes_per_s: float

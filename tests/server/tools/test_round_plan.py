@@ -9,7 +9,7 @@ import pytest
 
 from meadow.apps.folder import App
 from meadow.errors import ConfigError
-from meadow.server.tools.round_plan import Link, round_costs
+from meadow.server.tools.round_plan import AccessLink, round_costs
 from meadow.simulations.run import simulate
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
@@ -55,10 +55,10 @@ def test_what_is_not_known_is_not_said(setting: str, words: str) -> None:
 
 def test_long_lines_pause() -> None:
     """20 Mbit/s and 100 ms are filled both ways; what is in transit beyond a window waits, and more with many clients."""
-    slow = Link(bytes_per_s=2.5e6, round_trip_s=0.1)
+    slow = AccessLink(bytes_per_s=2.5e6, round_trip_s=0.1)
     down_s = slow.download_s(20_000_000)
     assert down_s == pytest.approx(0.3 + 8 / 0.95)
     assert slow.upload_s(20_000_000, clients=3) == down_s
-    long = Link(bytes_per_s=12.5e6, round_trip_s=0.3)
+    long = AccessLink(bytes_per_s=12.5e6, round_trip_s=0.3)
     few_s, many_s = (long.upload_s(20_000_000, clients=clients) for clients in (3, 1000))
     assert long.download_s(20_000_000) < few_s < many_s
