@@ -73,7 +73,7 @@ def test_sums_of_groups_move_by_the_clip_at_most(dtype: type) -> None:
     for clients in (range(1, others + 1), range(1, others + 2)):
         total = Total(before, exact=True)
         for group, client in enumerate(clients):
-            one = GroupSum(before, [client], Clipping(clip_norm=clip))
+            one = GroupSum(before, Clipping(clip_norm=clip))
             changed = after if client > others else {n: MemoryTensor(v) for n, v in before.items()}
             assert one.take(_reply(client, changed), combined=False) is None
             total.add(group, one.finish())
