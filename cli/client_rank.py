@@ -17,6 +17,8 @@ from .output import Format, FormatOption, say
 
 __all__ = ["rank"]
 
+EVERY_ADDRESS = ("0.0.0.0", "::")
+
 
 def rank(
     join: Annotated[
@@ -71,10 +73,13 @@ def rank(
 def _invite(name: str, dir: Path | None, out: Path | None, format: Format) -> None:
     from ..client.hosts.membership import Membership
     from ..client.owner.identity_folder import IdentityFolder
+    from ..config.client_config import load_client_config
+    from ..transport.address import Address
 
     if dir is None:
         raise ConfigError("--invite needs --dir, the folder of the client that leads")
     IdentityFolder(dir).load()
+    device = load_client_config(dir).device
     file = out or Path(f"{name}.pass")
     if file.exists():
         raise ConfigError(f"{file} exists; give another place with --out, or remove it")
@@ -82,11 +87,20 @@ def _invite(name: str, dir: Path | None, out: Path | None, format: Format) -> No
     file.parent.mkdir(parents=True, exist_ok=True)
     invited.write(file)
     until_s = invited.identity.not_after.timestamp()
+    listens = Address.parse(device.hosts_listen, what="device.hosts_listen")
+    here = "THIS_HOST" if listens.host in EVERY_ADDRESS else listens.host
+    leader = str(Address(host=here, port=listens.port))
+    text = (
+        f"{file} lets {name} join until {moment(until_s)}; it is a secret, and an older one is void\n"
+        f"there    meadow client rank --join {leader} --pass {file.name} --app DIR"
+    )
+    if device.hosts is None:
+        text += f"\nhere     set hosts = 2 (this machine included) under [device] of {dir / 'client.toml'}"
     say(
         format,
-        f"{file} lets {name} join until {moment(until_s)}; it is a secret, and an older one is void\n"
-        f"there               meadow client rank --join THIS_HOST:PORT --pass {file} --app DIR",
+        text,
         host=name,
+        join=leader,
         file=str(file),
         valid_until_s=until_s,
     )
@@ -101,7 +115,7 @@ def _join(
     threads: int,
     format: Format,
 ) -> None:
-    from ..apps.folder import content_hash
+    from ..apps.folder import App
     from ..client.agent.warm_process import training_environment
     from ..client.hosts.member import serve_ranks
     from ..client.hosts.membership import Pass
@@ -114,9 +128,12 @@ def _join(
     config = make_client_config({"device": given}, where="meadow client rank").device
     folders = [folder.absolute() for folder in apps]
     for folder in folders:
-        content_hash(folder)  # that it is an app is told now, not in a round
+        App.load(folder)  # that it is an app is told now, not in a round
+    from ..machine.accelerators import accelerators
     from ..training.parallel.plan import ParallelPlan  # imports torch
 
+    if processes is None and (gpus == "cpu" or not accelerators()):
+        raise ConfigError("--join needs --processes on the CPU: there are no GPUs to count")
     devices = ParallelPlan.of(config).devices
 
     def report(text: str) -> None:

@@ -663,20 +663,22 @@ class DaemonMessage(_message.Message):
     def __init__(self, start: _Optional[_Union[WorkerStart, _Mapping]] = ..., nodes: _Optional[_Union[Nodes, _Mapping]] = ..., reply: _Optional[_Union[StepReply, _Mapping]] = ..., end: _Optional[_Union[StepEnd, _Mapping]] = ..., stop: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
 
 class TrainingStart(_message.Message):
-    __slots__ = ("app_dir", "sha256", "node_config", "device", "node_id", "client_dir")
+    __slots__ = ("app_dir", "sha256", "node_config", "device", "node_id", "client_dir", "alone")
     APP_DIR_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     NODE_CONFIG_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_DIR_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
     app_dir: str
     sha256: str
     node_config: _containers.RepeatedCompositeFieldContainer[Entry]
     device: str
     node_id: int
     client_dir: str
-    def __init__(self, app_dir: _Optional[str] = ..., sha256: _Optional[str] = ..., node_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., device: _Optional[str] = ..., node_id: _Optional[int] = ..., client_dir: _Optional[str] = ...) -> None: ...
+    alone: bool
+    def __init__(self, app_dir: _Optional[str] = ..., sha256: _Optional[str] = ..., node_config: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., device: _Optional[str] = ..., node_id: _Optional[int] = ..., client_dir: _Optional[str] = ..., alone: _Optional[bool] = ...) -> None: ...
 
 class TrainingReady(_message.Message):
     __slots__ = ("device", "problem")

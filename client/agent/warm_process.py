@@ -44,8 +44,11 @@ class WarmProcess(Trainer):
         node_id: int,
         log: Path,
         report: Report = lambda event: None,
+        alone: bool = False,
     ) -> None:
+        """With `alone` the other hosts of the site are left to whoever leads them."""
         self._owner = owner
+        self._alone = alone
         self._node_id = node_id
         self._log = log
         self._report = report
@@ -168,6 +171,7 @@ class WarmProcess(Trainer):
             device=config.device.device,
             node_id=self._node_id,
             client_dir=str(self._owner.directory.absolute()),
+            alone=self._alone,
         )
         environment = training_environment(config.device)
         wanted = (

@@ -52,7 +52,10 @@ async def serve_ranks(
         try:
             await session.run(devices)
         except (OSError, MeadowError) as error:
-            text = f"{leader}: {error or type(error).__name__}; trying again"
+            why = str(error) or type(error).__name__
+            if isinstance(error, ConnectionRefusedError):
+                why = "nobody leads there now, as training has not begun or the agent is idle"
+            text = f"{leader}: {why}; trying again"
             if text != said or session.welcome:
                 report(text)
             said = text

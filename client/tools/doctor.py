@@ -26,10 +26,12 @@ from ..agent.connection import Connection
 from ..agent.lock import lock_holder
 from ..agent.rpc_errors import GoneError
 from ..agent.warm_process import WarmProcess, training_environment
+from ..hosts.membership import Membership
 from ..owner.gate import Gate
 from ..owner.identity_folder import ClientIdentity, IdentityFolder
 from ..owner.owner import Owner
 from ..owner.secure_owner import peer_of, pins_of, signing_key
+from .status import hosts_line
 
 __all__ = ["CheckResult", "examine", "tried_out", "windows_of"]
 
@@ -50,6 +52,8 @@ async def examine(directory: Path) -> AsyncIterator[CheckResult]:
     yield _disk(directory)
     yield windows_of(directory)
     yield _secure_key(directory)
+    for finding in _hosts(directory):
+        yield finding
     async for finding in _apps(directory, identity):
         yield finding
 
@@ -97,6 +101,21 @@ def _secure_key(directory: Path) -> CheckResult:
     except MeadowError as error:
         return CheckResult(subject="secure sums", ok=False, text=str(error))
     return CheckResult(subject="secure sums", ok=True, text=text)
+
+
+def _hosts(directory: Path) -> list[CheckResult]:
+    """Say which other machines of the site are there, if any are wanted."""
+    try:
+        count = Owner(directory, content_hash).config().device.hosts
+    except MeadowError:
+        return []  # another finding says it
+    if count is None:
+        return []
+    if Membership(directory).names:
+        return [CheckResult(subject="hosts", ok=True, text=hosts_line(directory, count))]
+    remedy = f"`meadow client rank --invite NAME --dir {directory}` for each other machine"
+    text = f"device.hosts = {count}, and none was invited: {remedy}, or remove device.hosts"
+    return [CheckResult(subject="hosts", ok=False, text=text)]
 
 
 def _addresses(directory: Path, identity: ClientIdentity) -> tuple[str, ...]:
@@ -164,7 +183,7 @@ async def _apps(directory: Path, identity: ClientIdentity) -> AsyncIterator[Chec
         text = f"none is installed; name one under [apps] in {directory / 'client.toml'}"
         yield CheckResult(subject="apps", ok=False, text=text)
     log = directory / "doctor.log"
-    trainer = WarmProcess(owner, node_id=identity.node_id, log=log)
+    trainer = WarmProcess(owner, node_id=identity.node_id, log=log, alone=True)
     try:
         for app, found in apps.items():
             if isinstance(found, MeadowError):

@@ -25,6 +25,7 @@ __all__ = [
     "ClientStatus",
     "Refusal",
     "RunSpending",
+    "hosts_line",
     "spending_of",
     "status_of",
 ]
@@ -173,14 +174,14 @@ def status_of(directory: Path, *, now_s: float, owner: Owner | None = None) -> C
             ),
             process=lock_holder(directory),
             paused=is_paused(directory),
-            hosts=_hosts(directory, owner.config().device.hosts),
+            hosts=hosts_line(directory, owner.config().device.hosts),
             closed=Gate(directory, lambda: policy, clock=lambda: now_s).closed_by(),
         )
     finally:
         database.close()
 
 
-def _hosts(directory: Path, count: int | None) -> str:
+def hosts_line(directory: Path, count: int | None) -> str:
     """Say which machines have joined this one, in a line."""
     if count is None:
         return ""

@@ -195,7 +195,8 @@ class _TaskApp(ClientApp):
                 f"{self._app.name}: the run sets free keys under [app], which training processes "
                 "on several GPUs do not receive; write them into the app's meadow.toml"
             )
-        if config.device.hosts is not None and self._hosts is None:
+        wanted = config.device.hosts is not None and not self._start.alone
+        if wanted and self._hosts is None:
             from ..hosts.link import Link
 
             self._hosts = Link(Path(self._start.client_dir), config.device)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 
+from meadow.config.sections.device import DeviceConfig
 from meadow.errors import DataError
 from meadow.privacy.dp.example_level import ExampleTerms
 from meadow.training.local import training as local_training
 from meadow.training.local.training import LocalTraining
+from meadow.training.parallel.hosts import Host, RankProcess
 from meadow.training.parallel.plan import ParallelPlan
 
 from .conftest import Bench, distance
@@ -93,3 +97,46 @@ def test_ranks_with_parts_of_the_params_are_refused(bench: Bench) -> None:
     sharded = LocalTraining(bench.task, "cpu", plan=plan)
     with pytest.raises(DataError, match="DP-SGD clips every example's gradient of the whole model"):
         trained(bench, sharded, QUIET)
+
+
+class _NobodyElse:
+    """The other machines of a site whose others are not there."""
+
+    def gather(self) -> tuple[Host, ...]:
+        return ()
+
+    def changed(self) -> bool:
+        return False
+
+    def address(self, host: int) -> str:
+        return f"127.64.3.{host + 1}"
+
+    def start(self, host: int, sha256: str) -> tuple[RankProcess, Connection]:
+        raise AssertionError("there is no other machine")
+
+    def connect(self, ports: Sequence[Sequence[int]]) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="several machines need Linux")
+def test_never_over_several_machines(bench: Bench) -> None:
+    """The sampling bits are secret: where other machines may take part it is refused with the remedy, even
+    while none is there, and rounds without it are trained."""
+    config = DeviceConfig(device="cpu", parallel="ddp", processes=2, hosts=2)
+    training = LocalTraining.owned(
+        bench.task,
+        config,
+        app_dir=str(bench.app.folder),
+        sha256=bench.app.sha256,
+        client_dir=bench.folder,
+        hosts=_NobodyElse(),
+    )
+    try:
+        with pytest.raises(DataError, match=r"device\.hosts = 2; remove device\.hosts"):
+            trained(bench, training, QUIET)
+        bench.require_same_update(training, learning_rate=0.1, batch_size=8)
+    finally:
+        training.close()
