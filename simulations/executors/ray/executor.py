@@ -204,19 +204,31 @@ def _imported() -> ModuleType:
 
 
 def _connect(ray: ModuleType, address: str | None, workers: int | None) -> None:
+    """Connect to a cluster, or start one here.
+
+    Ray gives its own processes 30 s to start, which a busy machine may not keep: a cluster of
+    this machine is begun anew then, `STARTS_MAX` times in all.
+    """
     local = {} if address else {"num_cpus": workers}
-    try:
-        _look_for(address)
-        ray.init(
-            address=address or "local",
-            include_dashboard=None if address else False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **local,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        where = f"no Ray cluster answers at {address!r}" if address else "Ray does not start here"
-        raise ConfigError(f"{where}: {_first_line(error)}") from error
+    for tries_left in reversed(range(1 if address else STARTS_MAX)):
+        try:
+            _look_for(address)
+            ray.init(
+                address=address or "local",
+                include_dashboard=None if address else False,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                **local,
+            )
+            return
+        except (OSError, ValueError, RuntimeError) as error:
+            ray.shutdown()
+            if tries_left and isinstance(error, RuntimeError):
+                continue
+            where = (
+                f"no Ray cluster answers at {address!r}" if address else "Ray does not start here"
+            )
+            raise ConfigError(f"{where}: {_first_line(error)}") from error
 
 
 def _look_for(address: str | None) -> None:

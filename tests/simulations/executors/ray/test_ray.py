@@ -7,8 +7,10 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from meadow.errors import AppError, ConfigError
 from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.processes.group_executor import settings_of
 from meadow.simulations.executors.ray.actor import GroupActor
-from meadow.simulations.executors.ray.executor import RayExecutor
+from meadow.simulations.executors.ray.executor import RayExecutor, _connect
 
 from ..arena import Arena, same_bits
 
@@ -112,6 +114,23 @@ def test_a_cluster_that_is_not_there_is_said_so(
             combine=True,
             sink=EventSink(),
         )
+
+
+@pytest.mark.parametrize(("late", "begun"), [(2, 3), (3, 3)])
+def test_a_cluster_that_starts_late_is_begun_anew(late: int, begun: int) -> None:
+    """On a busy machine: Ray's own processes have 30 s, and it says so with a RuntimeError."""
+    calls: list[str] = []
+
+    def init(**_: object) -> None:
+        calls.append("init")
+        if calls.count("init") <= late:
+            raise RuntimeError("Timed out waiting for file gcs_server_port")
+
+    ray = ModuleType("ray")
+    vars(ray).update(init=init, shutdown=lambda: calls.append("shutdown"))
+    with nullcontext() if late < begun else pytest.raises(ConfigError, match="Timed out"):
+        _connect(ray, None, workers=2)
+    assert calls == (["init", "shutdown"] * begun)[: late + begun]
 
 
 def test_without_ray_the_remedy_is_named(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
