@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ class Stream:
             self.send(message)
         self.call = stub.Connect(iter(self._out.get, None))
         self._inbox: queue.SimpleQueue[pb.ServerMessage | grpc.RpcError] = queue.SimpleQueue()
+        self._instructions: deque[pb.Instruction] = deque()
+        """Those that came while something else was awaited: the next round's may overtake the
+        acknowledgement of the last reply."""
         if reads:
             threading.Thread(target=self._read, daemon=True).start()
 
@@ -48,8 +52,13 @@ class Stream:
         self._out.put(message)
 
     def next(self, *kinds: str) -> Any:
-        """Return the next message of one of these kinds; raises the stream's end."""
+        """Return the next message of one of these kinds; raises the stream's end.
+
+        Those of other kinds are dropped, but for instructions.
+        """
         while True:
+            if "instruction" in kinds and self._instructions:
+                return self._instructions.popleft()
             item = self._inbox.get(timeout=CALL_S)
             if isinstance(item, grpc.RpcError):
                 self._inbox.put(item)
@@ -57,6 +66,8 @@ class Stream:
             kind = item.WhichOneof("kind")
             if kind in kinds:
                 return getattr(item, kind)
+            if kind == "instruction":
+                self._instructions.append(item.instruction)
 
     def ended(self) -> grpc.RpcError:
         """Wait until the server ends the stream and return how."""
