@@ -9,7 +9,7 @@ here is derived from the journal and can be rebuilt from it; this module is inde
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from .quotas import tensor_bytes_of
 from .spool import Spool
 from .steps import (
     NODE_UNAVAILABLE,
+    ArrivedReply,
     OpenStep,
     Pending,
     accepted,
@@ -35,7 +36,7 @@ from .steps import (
     instruction_of,
     updates_in,
 )
-from .threads import JournalThread
+from .threads import TOGETHER_MAX, JournalThread
 
 __all__ = ["Dispatcher"]
 
@@ -414,17 +415,17 @@ class Dispatcher:
         if item is None:
             return  # answered before, or too late: acknowledged, so that the client drops it
         self._spool.count(item.step.run_id, received=packed_bytes_in(reply.envelope))
-        # Shielded from cancellation: the client may disconnect while the reply is written.
-        task = asyncio.create_task(self._accept(item, reply))
+        if not reply.HasField("file"):
+            await self._answer(item, accepted(item, reply, self._spool, now_s=self._clock()))
+            return
+        # Shielded from cancellation: the client may disconnect while the file is read.
+        task = asyncio.create_task(self._accept_file(item, reply))
         self._answering.add(task)
         task.add_done_callback(self._answering.discard)
         await asyncio.shield(task)
 
-    async def _accept(self, item: Pending, reply: pb.Reply) -> None:
-        """Accept a reply; those in files may be large, so only one at a time."""
-        if not reply.HasField("file"):
-            await self._answer(item, accepted(item, reply, self._spool, now_s=self._clock()))
-            return
+    async def _accept_file(self, item: Pending, reply: pb.Reply) -> None:
+        """Accept a reply in a file; it may be large, so only one at a time."""
         async with self._large:
             envelope = await asyncio.to_thread(
                 accepted, item, reply, self._spool, now_s=self._clock()
@@ -446,21 +447,60 @@ class Dispatcher:
             await self._answer(item, envelope)
 
     async def _answer(self, item: Pending, envelope: pb.Envelope) -> None:
-        id_, step, body = item.instruction.id, item.step, envelope.SerializeToString()
-        async with step.lock:
-            ends = (step.run_id, step.key) if step.pending.keys() == {id_} else None
+        """Write an answer; return when it is durable.
+
+        It is written even if the waiting task is cancelled, together with what else has arrived
+        for its step: a transaction for each of thousands of answers would take most of a round.
+        """
+        step = item.step
+        answer = ArrivedReply(
+            item=item, envelope=envelope, written=asyncio.get_running_loop().create_future()
+        )
+        step.arrived.append(answer)
+        if step.writer is None:
+            step.writer = asyncio.create_task(self._write_arrived(step))
+            self._answering.add(step.writer)
+            step.writer.add_done_callback(self._answering.discard)
+        await answer.written
+
+    async def _write_arrived(self, step: OpenStep) -> None:
+        """Write a step's answers, until there are no more."""
+        while answers := step.take_arrived(TOGETHER_MAX):
+            error = None
             try:
-                taken = await self._thread(self._journal.steps.answer, id_, body, ends=ends)
-            except DamageError as error:  # a retry by this client does not help
+                await self._write(step, answers)
+            except Exception as raised:  # those who wait raise it
+                error = raised
+            for answer in answers:
+                answer.settle(error)
+        step.writer = None
+
+    async def _write(self, step: OpenStep, answers: Sequence[ArrivedReply]) -> None:
+        """Write answers in one transaction, and pass them on to the worker."""
+        rows = [(each.item.instruction.id, each.envelope.SerializeToString()) for each in answers]
+        async with step.lock:
+            ends = (
+                (step.run_id, step.key) if step.pending.keys() <= {id_ for id_, _ in rows} else None
+            )
+            try:
+                stored = await self._thread(self._journal.steps.answer, rows, ends=ends)
+            except DamageError as error:  # a retry by these clients does not help
                 return self._fail(step.run_id, error)
-            if not taken:
-                return
-            item.named = frozenset(blob.id for blob in blobs_of(envelope))
-            self._drop(item, "failed" if envelope.HasField("error") else "answered")
-            step.updates += updates_in(item.instruction.envelope, envelope)
-            if step.attached:
-                await self._forward(step, id_, item.node_id, envelope)
-            step.ended = step.ended or ends is not None
+            taken = [answer for answer, is_new in zip(answers, stored, strict=True) if is_new]
+            for answer in taken:
+                item, envelope = answer.item, answer.envelope
+                item.named = frozenset(blob.id for blob in blobs_of(envelope))
+                self._drop(item, "failed" if envelope.HasField("error") else "answered")
+                step.updates += updates_in(item.instruction.envelope, envelope)
+                if step.attached:
+                    await self._forward(step, item.instruction.id, item.node_id, envelope)
+            step.ended = step.ended or (bool(taken) and ends is not None)
         step.changed.set()
         await self._emit_end(step)
-        await asyncio.to_thread(self._spool.settle, step.run_id, id_, item.named)
+        await asyncio.to_thread(self._settle, taken)
+
+    def _settle(self, answers: Iterable[ArrivedReply]) -> None:
+        """Delete the files of answers that they do not name."""
+        for answer in answers:
+            item = answer.item
+            self._spool.settle(item.step.run_id, item.instruction.id, item.named)

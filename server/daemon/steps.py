@@ -20,6 +20,7 @@ from .spool import Spool
 
 __all__ = [
     "NODE_UNAVAILABLE",
+    "ArrivedReply",
     "OpenStep",
     "Pending",
     "accepted",
@@ -50,6 +51,25 @@ class Pending:
 
 
 @dataclass(slots=True, kw_only=True)
+class ArrivedReply:
+    """The reply to a pending instruction, for the journal and the worker."""
+
+    item: Pending
+    envelope: pb.Envelope
+    written: asyncio.Future[None]
+    """Done when the reply is durable, or cannot be."""
+
+    def settle(self, error: Exception | None) -> None:
+        """Wake who waits for it, unless that was cancelled."""
+        if self.written.done():
+            return
+        if error is None:
+            self.written.set_result(None)
+        else:
+            self.written.set_exception(error)
+
+
+@dataclass(slots=True, kw_only=True)
 class OpenStep:
     """One batch of instructions, and those of it that are pending."""
 
@@ -69,6 +89,15 @@ class OpenStep:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watcher: asyncio.Task[None] | None = None
+    arrived: list[ArrivedReply] = field(default_factory=list)
+    """Answers that nobody writes yet."""
+    writer: asyncio.Task[None] | None = None
+    """Writes them, while there are any."""
+
+    def take_arrived(self, count_max: int) -> list[ArrivedReply]:
+        """Return the answers that arrived first, and remove them."""
+        taken, self.arrived = self.arrived[:count_max], self.arrived[count_max:]
+        return taken
 
     def blob_ids(self) -> set[str]:
         """Return the blobs that clients may still fetch."""

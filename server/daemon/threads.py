@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from ...errors import DamageError, StoreError
 from ..journal.journal import Journal
 
-__all__ = ["JournalThread", "until_written"]
+__all__ = ["TOGETHER_MAX", "JournalThread", "until_written"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -116,20 +116,27 @@ class StepTable:
             cohorts.setdefault(row["group_id"], []).extend(behind or [row["node_id"]])
         return cohorts
 
-    def answer(self, instruction_id: str, reply: bytes, *, ends: tuple[int, str] | None) -> bool:
-        """Store a reply. False, without a change, if the instruction is not pending.
+    def answer(
+        self, replies: Sequence[tuple[str, bytes]], *, ends: tuple[int, str] | None
+    ) -> list[bool]:
+        """Store replies (instruction's id, reply) in one transaction; return which were stored.
 
-        `ends` is the step (run and key) that this reply completes.
+        One to an instruction that is not pending changes nothing. `ends` is the step (run and key)
+        that these replies complete.
         """
         with self._db.transaction() as db:
-            changed = db.execute(
-                "UPDATE instructions SET state = 'answered', reply = ?"
-                " WHERE id = ? AND state = 'pending'",
-                (reply, instruction_id),
-            ).rowcount
-            if changed and ends is not None:
+            stored = [
+                db.execute(
+                    "UPDATE instructions SET state = 'answered', reply = ?"
+                    " WHERE id = ? AND state = 'pending'",
+                    (reply, id_),
+                ).rowcount
+                > 0
+                for id_, reply in replies
+            ]
+            if ends is not None and any(stored):
                 db.execute("UPDATE steps SET ended = 1 WHERE run_id = ? AND key = ?", ends)
-        return changed > 0
+        return stored
 
     def end(self, run_id: int, key: str) -> list[str]:
         """End a step and prune its pending instructions; return their ids."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +100,7 @@ class Disk:
 
     def __init__(self, journal: Journal) -> None:
         self.full = False
+        self.commits = 0
         self._inner = journal._db._db
         journal._db._db = self  # type: ignore[assignment]
 
@@ -109,6 +111,7 @@ class Disk:
         """As SQLite's, but for the end of a transaction while the disk is full."""
         if self.full and sql == "COMMIT":
             raise sqlite3.OperationalError("database or disk is full")
+        self.commits += sql == "COMMIT"
         return self._inner.execute(sql, *values)
 
 
@@ -208,6 +211,68 @@ def test_an_answer_counts_once(tmp_path: Path) -> None:
         await settle()
         assert desk.kinds() == ["reply"]
         assert desk.told[0].reply.node_id == 1
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_answers_that_arrive_together_are_written_together(tmp_path: Path) -> None:
+    """Three answers at once are one transaction, also where one of them comes twice; the worker gets
+    each once, and then the end."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=3)
+        disk = Disk(desk.journal)
+        await asyncio.gather(*(desk.answer(node) for node in (2, 3, 2, 1)))
+        await settle()
+        assert disk.commits == 1
+        assert [m.reply.node_id for m in desk.told if m.HasField("reply")] == [2, 3, 1]
+        assert desk.kinds()[-1] == "end"
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_the_answer_of_a_client_that_disconnects_is_written(tmp_path: Path) -> None:
+    """Cancelled while the journal writes it: it counts, as do those that were written with it."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=3)
+        busy, goes_on = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def stall() -> None:
+            loop.call_soon_threadsafe(busy.set)
+            assert goes_on.wait(60)
+
+        stalled = asyncio.create_task(desk.thread(stall))
+        await busy.wait()
+        waiting = [asyncio.create_task(desk.answer(node)) for node in (1, 2, 3)]
+        await settle()
+        waiting[1].cancel()
+        await asyncio.wait([waiting[1]])
+        goes_on.set()
+        await asyncio.gather(stalled, waiting[0], waiting[2])
+        assert waiting[1].cancelled()
+        assert [m.reply.node_id for m in desk.told if m.HasField("reply")] == [1, 2, 3]
+
+    at_a_desk(tmp_path, scenario)
+
+
+def test_answers_that_a_full_disk_refused_together_are_taken_later(tmp_path: Path) -> None:
+    """Each client hears that its answer was not written, and none is lost or counted."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.open(quorum=3)
+        disk = Disk(desk.journal)
+        disk.full = True
+        refused = await asyncio.gather(
+            *(desk.answer(node) for node in (1, 2, 3)), return_exceptions=True
+        )
+        assert all(isinstance(error, StoreError) for error in refused)
+        assert desk.told == []
+        disk.full = False
+        await asyncio.gather(*(desk.answer(node) for node in (1, 2, 3)))
+        await settle()
+        assert desk.kinds() == ["reply", "reply", "reply", "end"]
 
     at_a_desk(tmp_path, scenario)
 
