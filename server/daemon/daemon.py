@@ -291,7 +291,7 @@ class Daemon:
         while True:
             await asyncio.sleep(FLOODS_EVERY_S)
             now_s = asyncio.get_running_loop().time()
-            found = await asyncio.to_thread(self._floods.end_fruitless, bounds, now_s=now_s)
+            found = await self._floods.end_fruitless(bounds, now_s=now_s)
             for each in found:
                 detail = {
                     "address": each.address,

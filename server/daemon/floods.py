@@ -7,14 +7,13 @@ of its useful messages. Where the system has no count (Linux's TCP_INFO), none i
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-import stat
 import struct
 import sys
-import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +26,12 @@ FRUITLESS_BYTES_PER_S_MAX = 64 << 10
 OVERHEAD = 1.05
 OVERHEAD_BYTES = 128
 """Upper bound of the frames and TLS records of a message, in bytes."""
+TOGETHER = 256
+SO_COOKIE, COOKIE_BYTES = 57, 8
+"""Linux's socket option, which Python does not name."""
+_ANY = socket.AF_INET6, socket.SOCK_STREAM, 0
+"""Given to Python for each socket, which would ask the system otherwise: the family with the longer
+addresses, as only their length depends on it."""
 _RECEIVED = struct.Struct("128xQ")
 """The offset of the received bytes in `struct tcp_info`."""
 
@@ -42,83 +47,100 @@ class EndedConnection(NamedTuple):
     fruitless_bytes: int
 
 
-@dataclass(slots=True)
-class _Known:
-    received: int
+@dataclass(slots=True, kw_only=True)
+class _Connection:
+    cookie: bytes
+    """The system's number of the connection: a descriptor's number is used again and again."""
+    peer: Peer
+    own_port: int
+    received: int = 0
     fruitless: float = 0.0
 
 
 class Floods:
-    """Counts useful bytes, and ends connections that bring too many others. Thread-safe."""
+    """Counts useful bytes, and ends connections that bring too many others."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._useful: defaultdict[Peer, float] = defaultdict(float)
-        self._known: dict[tuple[Peer, int], _Known] = {}
+        self._useful: defaultdict[str, float] = defaultdict(float)
+        """By gRPC's name of the sender."""
+        self._connections: dict[int, _Connection] = {}
+        """By descriptor."""
         self._scanned_at_s: float | None = None
 
     def useful(self, peer: str, size: int) -> None:
         """Count `size` bytes of a useful message; `peer` is gRPC's name of the sender."""
-        with self._lock:
-            self._useful[_parsed(peer)] += OVERHEAD * size + OVERHEAD_BYTES
+        self._useful[peer] += OVERHEAD * size + OVERHEAD_BYTES
 
-    def end_fruitless(self, bounds: Mapping[int, int], *, now_s: float) -> list[EndedConnection]:
+    async def end_fruitless(
+        self, bounds: Mapping[int, int], *, now_s: float
+    ) -> list[EndedConnection]:
         """End the connections that exceed the bound of useless bytes of their port; return them.
 
-        `bounds` has a bound, in bytes, for each of the server's ports.
+        `bounds` has a bound, in bytes, for each of the server's ports. Other tasks run between
+        `TOGETHER` connections. In a thread, each of thousands of system calls would
+        give the interpreter to the event loop and wait to get it back.
         """
         if not sys.platform.startswith("linux"):
             return []
-        with self._lock:
-            useful, self._useful = self._useful, defaultdict(float)
+        useful = self._take_useful()
         passed_s = now_s - (self._scanned_at_s if self._scanned_at_s is not None else now_s)
         self._scanned_at_s = now_s
-        ended, present = [], {}
-        for sock, inode in _accepted(bounds):
-            with suppress(OSError):  # the connection was closed meanwhile
-                peer = _peer_of(sock)
-                (received,) = _RECEIVED.unpack_from(
-                    sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                )
-                count = self._known.get((peer, inode)) or _Known(0)
-                count.fruitless += received - count.received - useful[peer]
-                count.fruitless -= FRUITLESS_BYTES_PER_S_MAX * passed_s
-                count.fruitless, count.received = max(0.0, count.fruitless), received
-                present[peer, inode] = count
-                own_port = sock.getsockname()[1]
-                if count.fruitless > bounds[own_port]:
-                    ended.append(EndedConnection(peer[0], own_port, int(count.fruitless)))
-                    sock.shutdown(socket.SHUT_RDWR)
-        self._known = present
+        before, self._connections = self._connections, {}
+        ended = []
+        for number, descriptor in enumerate(_descriptors()):
+            if number % TOGETHER == TOGETHER - 1:
+                await asyncio.sleep(0)
+            with suppress(OSError):  # it is no socket, or was closed meanwhile
+                # gRPC's descriptor, not a duplicate: a number may be reused for an SQLite file
+                # meanwhile, and closing a duplicate of that would release SQLite's locks
+                sock = socket.socket(*_ANY, fileno=descriptor)
+                try:
+                    found = _connection(sock, before.get(descriptor), bounds)
+                    if found is None:
+                        continue
+                    self._connections[descriptor] = found
+                    received = _received_bytes(sock)
+                    found.fruitless += received - found.received - useful.get(found.peer, 0.0)
+                    found.fruitless -= FRUITLESS_BYTES_PER_S_MAX * passed_s
+                    found.fruitless, found.received = max(0.0, found.fruitless), received
+                    if found.fruitless > bounds[found.own_port]:
+                        size = int(found.fruitless)
+                        ended.append(EndedConnection(found.peer[0], found.own_port, size))
+                        sock.shutdown(socket.SHUT_RDWR)
+                finally:
+                    sock.detach()
         return ended
 
+    def _take_useful(self) -> dict[Peer, float]:
+        """Return the useful bytes by sender since the last time."""
+        counted, self._useful = self._useful, defaultdict(float)
+        return {_parsed(name): size for name, size in counted.items()}
 
-def _accepted(ports: Collection[int]) -> Iterator[tuple[socket.socket, int]]:
-    """Yield this process's connections to these ports, and the inode of each.
 
-    The sockets are gRPC's descriptors, not duplicates: a number may be reused for an SQLite file
-    meanwhile, and closing a duplicate of that would release SQLite's locks.
-    """
+def _descriptors() -> list[int]:
     try:
-        names = os.listdir("/proc/self/fd")
+        return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:  # the system has no /proc
-        return
-    for name in names:
-        with suppress(OSError):
-            found = os.fstat(int(name))
-            if not stat.S_ISSOCK(found.st_mode):
-                continue
-            sock = socket.socket(fileno=int(name))
-            try:
-                if sock.family != socket.AF_UNIX and sock.getsockname()[1] in ports:
-                    yield sock, found.st_ino
-            finally:
-                sock.detach()
+        return []
 
 
-def _peer_of(sock: socket.socket) -> Peer:
+def _connection(
+    sock: socket.socket, known: _Connection | None, ports: Container[int]
+) -> _Connection | None:
+    """Return a socket's connection, `known` if it is that; None if it is not to one of `ports`."""
+    cookie = sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, COOKIE_BYTES)
+    if known is not None and known.cookie == cookie:
+        return known
+    own = sock.getsockname()
+    if not isinstance(own, tuple) or own[1] not in ports:  # a path is of another kind of socket
+        return None
     host, port = sock.getpeername()[:2]
-    return host.removeprefix("::ffff:"), port
+    return _Connection(cookie=cookie, peer=(host.removeprefix("::ffff:"), port), own_port=own[1])
+
+
+def _received_bytes(sock: socket.socket) -> int:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
+    return int(_RECEIVED.unpack(info)[0])
 
 
 def _parsed(peer: str) -> Peer:
