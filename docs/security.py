@@ -190,6 +190,11 @@ WIRE_LIMITS = (
         "faults/test_half_messages.py::test_with_a_certificate",
     ),
     Limit(
+        "server.daemon.daemon:CALLS_WAITING_MAX",
+        "calls of clients that wait to be taken up; further ones are cancelled, and made again",
+        "server/test_bounds.py::test_calls_wait_while_the_server_is_busy",
+    ),
+    Limit(
         "server.daemon.calls:MESSAGE_WAIT_S",
         "wait for the first message of a call, once its sender is authenticated",
         "faults/test_half_messages.py::test_with_a_certificate",

@@ -60,6 +60,9 @@ FLOODS_EVERY_S = 2.0
 FRUITLESS_BYTES_MAX = {"fleet": 10 << 20, "enroll": 1 << 20}
 """Bytes of a connection that belong to no message received; unfinished uploads are fewer."""
 STREAMS_PER_CONNECTION_MAX = 16
+CALLS_WAITING_MAX = 16 << 10
+"""Bound of the clients' calls that Python has not taken up yet. From 1,000 on, gRPC would cancel some of
+any client, each of which would come back with another handshake."""
 ENROLL_CONNECTION_MS_MAX = 10_000
 ENROLL_STREAMS_MAX = 1
 """A client enrols with one call. With many calls in its queue, gRPC cancels some of any caller."""
@@ -210,8 +213,14 @@ class Daemon:
 
     async def _listen(self) -> tuple[grpc.aio.Server, grpc.aio.Server, dict[str, str]]:
         config = self._server_folder.config
-        window = ("grpc.http2.lookahead_bytes", window_bytes(self._agents.enrolled))
-        fleet = grpc.aio.server(options=[*_options(MESSAGE_BYTES_MAX), window])
+        fleet = grpc.aio.server(
+            options=[
+                *_options(MESSAGE_BYTES_MAX),
+                ("grpc.http2.lookahead_bytes", window_bytes(self._agents.enrolled)),
+                ("grpc.server.max_pending_requests", CALLS_WAITING_MAX),
+                ("grpc.server.max_pending_requests_hard_limit", CALLS_WAITING_MAX),
+            ]
+        )
         denials = self._denials
         callers = Callers(self._agents, self._server_folder.roles, denials, clock=self._clock)
         first_messages = FirstMessages()

@@ -7,8 +7,11 @@ import json
 import logging
 import socket
 import ssl
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 from daemon_house import SERVICES, Code, House, in_a_house
 
@@ -36,6 +39,7 @@ from meadow.server.journal import journal as table
 from meadow.server.journal.journal import Journal
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport import pipe
+from meadow.transport.tls import channel_credentials
 
 LONG = "x" * 100_000
 
@@ -172,6 +176,43 @@ def test_connections_that_do_not_even_begin(
         reader, writer = await asyncio.open_connection(host, int(port))
         assert await reader.read() == b""
         writer.close()
+
+    in_a_house(tmp_path / "server", scenario)
+
+
+@pytest.mark.parametrize(("bound", "all_taken"), [(daemon.CALLS_WAITING_MAX, True), (500, False)])
+def test_calls_wait_while_the_server_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, all_taken: bool
+) -> None:
+    """More than gRPC lets wait by itself are answered once there is time for them, as when thousands
+    of clients return at once; beyond the bound calls are cancelled."""
+    monkeypatch.setattr(daemon, "CALLS_WAITING_MAX", bound)
+    each, connections = daemon.STREAMS_PER_CONNECTION_MAX, 100
+
+    async def scenario(house: House) -> None:
+        credentials = channel_credentials(house.home.authority.certificate_pem, house.pair())
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with ExitStack() as stack:
+            channels = [
+                stack.enter_context(
+                    grpc.secure_channel(house.addresses["fleet"], credentials, options)
+                )
+                for _ in range(connections)
+            ]
+            # from here on, the daemon's event loop stands still: it answers nothing
+            for channel in channels:
+                grpc.channel_ready_future(channel).result(60)
+            calls = [
+                channel.unary_unary("/meadow.v1.Admin/Status").future(b"")
+                for channel in channels
+                for _ in range(each)
+            ]
+            is_over = threading.Event()
+            for call in calls:
+                call.add_done_callback(lambda _: is_over.set())
+            assert is_over.wait(1.0 if all_taken else 60.0) is not all_taken
+            codes = await asyncio.to_thread(lambda: [call.code() for call in calls])
+        assert (Code.CANCELLED not in codes) is all_taken
 
     in_a_house(tmp_path / "server", scenario)
 
