@@ -52,7 +52,9 @@ __all__ = ["Daemon", "Works"]
 MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
 """A chunk with its framing; larger messages travel as files."""
 SENT_MESSAGE_BYTES_MAX = 16 << 20
-HANDSHAKE_MS_MAX = 10_000
+HANDSHAKE_MS_MAX = 20_000
+"""As long as gRPC's clients wait. Of thousands that return at once, each has its turn late, and those that
+were ended would begin again."""
 MEMORY_KEPT_S = 15.0
 ENROLL_MESSAGE_BYTES_MAX = 64 << 10
 DRAIN_S = 10.0
