@@ -895,6 +895,13 @@ of updates that nobody has made, as these clients could. It cannot do more:
 | a reply that claims many clients, so that the quorum is met | it counts for at most those that it was asked for |
 | sums or rests of another shape or dtype, not finite, or at other positions; too many rests; other weights | refused by name |
 | a client below that claims to stand for others below | refused by the relay, as the server does |
+| a client below that does not clip, claims many examples, or more than one update within an adaptive clip | the relay clips it, and counts it once (`relay/test_private_answer.py`) |
+| in a private round, a relay's sum that its clients could not have: k clients move it by more than k times the clip | the server scales its mean down to the clip |
+| in a private round, a relay that says nothing of clipping, as it is of another version | its clients have failed in this round |
+
+A relay that lies within these bounds can replace its clients' updates by one of them, which then counts k times: under
+differential privacy that client's protection is not the claimed one. Nobody above can tell, so the relay is trusted with
+it as with the updates themselves.
 """
 
 APPS = """\

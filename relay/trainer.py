@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import (
@@ -20,14 +21,16 @@ from flwr.app import (
 )
 
 from ..client.agent.training import APP_RAISED, failure
-from ..errors import ProtocolError, StoreError
+from ..errors import ProtocolError, StoreError, UpdateError
 from ..flower.messages import identify_process, params_to_arrays, records_in, set_message_id
+from ..privacy.dp.mechanisms.clipping import WITHIN_KEY, Clipping, clip_update
 from ..server.daemon.daemon import Works
 from ..server.worker.grid import FleetGrid
+from ..strategies.algorithms.algorithm import Update
 from ..strategies.algorithms.combined import EXAMPLES_KEY
-from ..strategies.algorithms.metrics import MetricMeans
+from ..strategies.algorithms.metrics import MetricMeans, Metrics
 from ..strategies.rounds.broadcast import Broadcast
-from ..strategies.rounds.checks import ReplyError, forms_of, read_reply
+from ..strategies.rounds.checks import Reply, ReplyError, forms_of, read_reply
 from ..strategies.rounds.relayed import ExactFold, update_of
 from ..transport.blobs import blob_path, blobs_of
 from ..transport.codec import BlobWriter, decode, encode
@@ -176,6 +179,7 @@ class RelayTrainer:
             spool=self._spool.outgoing(instruction.run_id),
             quorum=0,
             cohorts={},
+            announced_cohort=instruction.cohort_clients if instruction.differential_privacy else 0,
             secret=hmac.digest(self._secret, instruction.id.encode(), "sha256"),
             relays=below,
         )
@@ -197,11 +201,16 @@ class _Answer:
         """`trained` is what the clients are sent to train, None if they evaluate; `combined` says
         whether a reply may be another relay's."""
         self._combined = combined
-        self._forms = self._fold = None
+        self._forms = self._fold = self._clipping = None
+        self._private = False
+        """Whether updates of single clients are bounded or noisy: then each client counts once."""
         if trained is not None:
             (arrays,) = records_in(trained, ArrayRecord)
-            params = {name: array.numpy() for name, array in arrays.items()}
+            self._params = params = {name: array.numpy() for name, array in arrays.items()}
             self._forms, self._fold = forms_of(params), ExactFold(params)
+            terms = trained.config_records.get("config", ConfigRecord())
+            self._private = Clipping.of(terms) is not None
+            self._clipping = Clipping.by_server(terms)
         self._means = MetricMeans()
         self._weight = 0.0
         self._clients: list[int] = []
@@ -221,13 +230,37 @@ class _Answer:
             read = read_reply(reply, forms=self._forms, combined=self._combined)
             if self._fold is not None:
                 metrics = records_in(reply.content, MetricRecord)[0]
-                self._fold.add(update_of(read, metrics, read.tensors, client=client))
-        except ReplyError as error:
-            self.fail(client, UNUSABLE, f"{error.field} {error.reason}")
+                read = self._as_private(read) if self._private else read
+                update = update_of(read, metrics, read.tensors, client=client)
+                self._fold.add(self._clipped(update))
+        except UpdateError as error:
+            text = f"{error.field} {error.reason}" if isinstance(error, ReplyError) else str(error)
+            self.fail(client, UNUSABLE, text)
             return
         self._means.add(read.metrics, weight=read.weight)
         self._weight += read.weight
         self._clients += read.clients
+
+    def _as_private(self, read: Reply) -> Reply:
+        """Return a reply of which each client counts once, without what it reports, but for whether its
+        update was within an adaptive clip: a whole number of clients was."""
+        count = len(read.clients)
+        metrics: Metrics = {}
+        if self._clipping is not None and self._clipping.kind == "adaptive":
+            within = min(1.0, max(0.0, read.metrics.get(WITHIN_KEY) or 0.0))
+            metrics[WITHIN_KEY] = round(within * count) / count
+        return replace(read, weight=float(count), metrics=metrics)
+
+    def _clipped(self, update: Update) -> Update:
+        """Return a client's update as the server would clip it; a relay has clipped those in its sum.
+
+        Raises:
+            UpdateError: it has no finite norm.
+        """
+        if self._clipping is None or update.clients > 1:
+            return update
+        tensors, _ = clip_update(self._params, update.params, self._clipping, exact=True)
+        return replace(update, params=tensors)
 
     def content(self, asked: list[int]) -> RecordDict:
         """Return the content of the answer."""
@@ -245,6 +278,8 @@ class _Answer:
                 ],
             }
         )
+        if self._clipping is not None:
+            about["clip-norm"] = self._clipping.clip_norm
         content = RecordDict({RELAY_RECORD: about})
         if not self._clients:
             return content

@@ -5,7 +5,8 @@ instruction, and the server's grid out of the reply.
 
     instruction  "clients": node ids; "deadline-s": seconds that the server waits
     reply        "clients": whose updates are in the sums; "weights": numbers with exactly the sum of
-                 their weights; "failed": node ids; "codes" and "reasons": parallel to these
+                 their weights; "failed": node ids; "codes" and "reasons": parallel to these;
+                 "clip-norm": to which each of them was clipped before, if differential privacy asks for it
 """
 
 from __future__ import annotations

@@ -180,6 +180,17 @@ class AgentRegistry:
         behind = [self._leaves[node] for node in present & self._leaves.keys()]
         return sorted((present - self._leaves.keys()).union(*behind))
 
+    def behind(self, tags: Collection[str] = ()) -> list[int]:
+        """Return the clients that relays with all of these tags had when they last said so.
+
+        It can be called from any thread.
+        """
+        found: list[int] = []
+        for relay, leaves in list(self._leaves.items()):
+            if relay in self._admitted and self._sites[self._names[relay]].tags.issuperset(tags):
+                found += leaves
+        return found
+
     def relay_of(self, node_id: int) -> int:
         """Return the relay of this server that a client belongs behind, 0 for a client of its own."""
         relay = node_id >> LEAF_BITS

@@ -234,6 +234,7 @@ class Dispatcher:
             asked=nodes,
             by_sampling=by_sampling,
             relays=self._agents.relays(),
+            behind=self._agents.behind(ready.tags),
         )
 
     def _announced_count(self, run_id: int, group_id: str, count: int) -> int:

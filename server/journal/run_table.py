@@ -74,18 +74,20 @@ class RunTable:
         asked: Collection[int],
         by_sampling: bool = False,
         relays: Collection[int] = (),
+        behind: Collection[int] = (),
     ) -> list[int]:
         """Return the node ids of a run's sites; a site's position in the list is its index.
 
         The first call stores the list: all sites that are enrolled, not revoked and have all of
         these tags, by node id. Later calls append sites of `asked` that have joined since. Where
         `by_sampling`, the cohort is secret, and the list must not reveal it: then all sites that
-        have joined are appended. Relays are no sites; the clients below them, if asked, are.
+        have joined are appended. Relays are no sites; the clients `behind` them are, as if they were
+        enrolled here.
         """
         with self._db.transaction() as db:
             stored = self._db.sealed("run_sites", "WHERE run_id = ?", (run_id,))
             before: list[int] = json.loads(stored[0]["node_ids"]) if stored else []
-            enrolled = [] if stored and not by_sampling else _enrolled(db, tags)
+            enrolled = [] if stored and not by_sampling else [*_enrolled(db, tags), *behind]
             joined = sorted({*enrolled, *asked} - {*before, *relays})
             if joined:
                 db.execute(

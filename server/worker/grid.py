@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
 from ...errors import ConfigError
 from ...flower.messages import rebuild_message, set_message_id
 from ...flower.run_grid import RunGrid
+from ...privacy.dp.mechanisms.clipping import Clipping
 from ...transport import fleet_pb2 as pb
 from ...transport.blobs import blob_path, blobs_of, require_intact
 from ...transport.codec import BlobWriter, decode, encode
@@ -107,8 +108,8 @@ class FleetGrid(RunGrid):
         """The open steps of pushed messages: by step, the unanswered messages without content."""
         self._arrived: dict[str, Message] = {}
         self._relays, self._without_relays = relays, without_relays
-        self._behind: dict[str, Sequence[int]] = {}
-        """By message to a relay: the clients that it is for."""
+        self._behind: dict[str, tuple[Sequence[int], Clipping | None]] = {}
+        """By message to a relay: the clients that it is for, and how it is to clip their updates."""
         self.bytes_sent = 0
         self.bytes_received = 0
 
@@ -247,7 +248,7 @@ class FleetGrid(RunGrid):
             envelopes.append(envelope)
             ids.append(message.metadata.message_id)
             if clients := behind.get(message.metadata.dst_node_id):
-                self._behind[message.metadata.message_id] = clients
+                self._behind[message.metadata.message_id] = clients, _clipping_in(message)
         self._remember(head.group_id, envelopes)
         step = pb.Step(key=key, envelopes=envelopes, quorum=quorum, deadline_s=deadline_s)
         self._channel.send(pb.WorkerMessage(step=step))
@@ -323,13 +324,15 @@ class FleetGrid(RunGrid):
 
     def _replies(self, key: str) -> Iterator[Message]:
         while isinstance(item := self._channel.next_of(key), pb.StepReply):
-            clients = self._behind.pop(item.envelope.metadata.reply_to_message_id, None)
+            behind = self._behind.pop(item.envelope.metadata.reply_to_message_id, None)
             reply = self._decode(item)
-            if clients is None:
+            if behind is None:
                 yield reply_of_one(reply) if self._has_relays else reply
             else:
-                name = self._channel.name_of(item.node_id) or f"relay {item.node_id}"
-                yield from replies_behind(reply, clients, relay=name)
+                clients, clipping = behind
+                name = (self._channel.name_of(clients[0]) or "").rpartition("/")[0]
+                name = name or f"relay {item.node_id}"
+                yield from replies_behind(reply, clients, relay=name, clipping=clipping)
         self.bytes_sent, self.bytes_received = item.bytes_sent, item.bytes_received
         self._channel.close_step(key)
 
@@ -349,3 +352,11 @@ class FleetGrid(RunGrid):
             text = f"the reply cannot be read: {error}"[:REASON_CHARS_MAX]
             failure = pb.AppError(code=REPLY_UNREADABLE, reason=text)
             return decode(pb.Envelope(metadata=item.envelope.metadata, error=failure), path_of)
+
+
+def _clipping_in(message: Message) -> Clipping | None:
+    """Return how a relay is to clip the updates of its clients."""
+    is_training = message.metadata.message_type == MessageType.TRAIN
+    return Clipping.by_server(
+        message.content.config_records.get("config") or {} if is_training else {}
+    )

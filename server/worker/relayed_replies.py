@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, Metric
 
 from ...errors import MeadowError, ProtocolError
 from ...flower.messages import FlatTensor, rebuild_message, tensors_of
+from ...privacy.dp.mechanisms.clipping import Clipping
 from ...strategies.algorithms.combined import CLIENTS_KEY, SummedRecord
 from ...transport.relaying import RELAY_RECORD, REST_RECORD
 
@@ -18,14 +19,16 @@ UNAVAILABLE = 4
 REASON_CHARS_MAX = 500
 
 
-def replies_behind(reply: Message, asked: Sequence[int], *, relay: str) -> Iterator[Message]:
+def replies_behind(
+    reply: Message, asked: Sequence[int], *, relay: str, clipping: Clipping | None = None
+) -> Iterator[Message]:
     """Yield the errors of clients behind a relay, and then one reply that stands for all others.
 
-    `asked` are the clients that the relay was to ask. A reply that is not what a relay's may be is
-    the failure of all of them.
+    `asked` are the clients that the relay was to ask, and `clipping` is how it was to clip their
+    updates. A reply that is not what a relay's may be is the failure of all of them.
     """
     try:
-        combined, failed = _read(reply, asked)
+        combined, failed = _read(reply, asked, clipping)
     except MeadowError as error:
         combined, failed = None, dict.fromkeys(asked, (UNAVAILABLE, str(error)))
     for client, (code, reason) in sorted(failed.items()):
@@ -47,7 +50,7 @@ def reply_of_one(reply: Message) -> Message:
 
 
 def _read(
-    reply: Message, asked: Sequence[int]
+    reply: Message, asked: Sequence[int], clipping: Clipping | None
 ) -> tuple[Message | None, Mapping[int, tuple[int, str]]]:
     """Return the reply that stands for clients, None if it stands for none, and who has failed, by
     which code and why.
@@ -79,6 +82,11 @@ def _read(
     }
     if not clients:
         return None, failed
+    if known.get("clip-norm") != (None if clipping is None else clipping.clip_norm):
+        raise ProtocolError(
+            "the relay has not clipped its clients' updates as this round asks: install the server's "
+            "version of Meadow on it"
+        )
     for name, record in content.items():
         if isinstance(record, MetricRecord):
             content[name] = _metrics(record, clients, known, rest)

@@ -153,8 +153,6 @@ def without_relays(app: App) -> str | None:
     config = app.config
     if config.privacy.secure_aggregation.enabled:
         return "hides updates in a sum of its own (privacy.secure_aggregation)"
-    if config.privacy.differential_privacy.enabled:
-        return "bounds and counts single clients (privacy.differential_privacy)"
     compression = config.compression
     if compression is not None and {compression.upload, compression.download} != {"none"}:
         return "compresses updates (compression)"

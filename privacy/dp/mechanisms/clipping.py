@@ -25,7 +25,7 @@ from ....strategies.algorithms.algorithm import Params
 from ....strategies.algorithms.bounds import require_choice, require_number
 from ....strategies.algorithms.norms import ScaledDelta, delta_squares
 from ....strategies.algorithms.server_optimizers import is_floating
-from ..noise_terms import require_noise_terms
+from ..noise_terms import NoiseTerms, require_noise_terms
 
 __all__ = [
     "WITHIN_KEY",
@@ -100,6 +100,17 @@ class Clipping:
             raise ProtocolError(f"{KIND_KEY} must be one of {KINDS}, got {kind!r:.80}")
         return cls(kind=kind, clip_norm=require_noise_terms(NORM_KEY, record[NORM_KEY]))
 
+    @classmethod
+    def by_server(cls, record: Mapping[str, Any]) -> Clipping | None:
+        """Return how the server clips what clients send, from their instruction's ConfigRecord; None if
+        it does not: noise that they have added themselves would be cut off.
+
+        Raises:
+            ProtocolError: as `of`, or the noise is none that there is.
+        """
+        noise = NoiseTerms.of(record)
+        return cls.of(record) if noise is not None and noise.place == "server" else None
+
 
 def clip_update(
     params: Params, tensors: Mapping[str, FlatTensor], clipping: Clipping, *, exact: bool = False
@@ -117,7 +128,7 @@ def clip_update(
     factors = clipping.factors({name: np.array(square) for name, square in squares.items()})
     clipped: dict[str, FlatTensor] = {}
     for name, tensor in tensors.items():
-        if not is_floating(tensor.dtype):
+        if not is_floating(params[name].dtype):
             clipped[name] = MemoryTensor(np.ascontiguousarray(params[name]))
         elif factors[name] < 1:
             clipped[name] = ScaledDelta(params[name], tensor, float(factors[name]), exact=exact)

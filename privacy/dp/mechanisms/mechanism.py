@@ -13,6 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ....errors import UpdateError
 from ....flower.messages import FlatTensor, MemoryTensor
@@ -64,7 +68,9 @@ class PrivateMean:
     Guarantees: the sum's L2 sensitivity to one client is `clipping.clip_norm` for updates of single
         clients, up to the rounding of float64, for every dtype of the params: deltas are clipped
         and summed in float64, and rounded once, after the noise. A reply that stands for several
-        clients was clipped by its sender, within the rounding of float32.
+        clients was clipped by its sender, within the rounding of float32 where that is a simulation's
+        tensor of a cohort. The sum of k clients that a relay has made has a delta of at most
+        k `clipping.clip_norm`, whatever the relay does.
     Edge cases: a round without updates releases noise; an update without a finite norm adds
         nothing. Tensors that are not floating-point keep their values.
     """
@@ -100,16 +106,20 @@ class PrivateMean:
     def fold(self, accumulator: PrivateSum, updates: Sequence[Update]) -> PrivateSum:
         for update in updates:
             tensors: Mapping[str, FlatTensor] = update.params
-            if update.clients == 1:
+            if update.summed:
+                tensors = {n: _Share(tensor, update.clients) for n, tensor in tensors.items()}
+            if update.summed or update.clients == 1:
                 try:
                     tensors, _ = clip_update(accumulator.params, tensors, self.clipping, exact=True)
                 except UpdateError:  # its norm is not finite: it adds nothing to the sum
                     continue
-            counted = replace(update, params=tensors, weight=float(update.clients))
+            counted = replace(
+                update, params=tensors, weight=float(update.clients), summed=False, rests=()
+            )
             accumulator.deltas = self.mean.fold(accumulator.deltas, [counted])
             accumulator.clients += update.clients
             within = min(1.0, max(0.0, update.metrics.get(WITHIN_KEY) or 0.0))
-            accumulator.within += within * update.clients
+            accumulator.within += round(within * update.clients)  # a share of clients, or of one
         return accumulator
 
     def finish(self, accumulator: PrivateSum) -> NoisyAggregate:
@@ -140,6 +150,23 @@ class PrivateMean:
             within=within,
             seed=None if self.past is None else seed,
         )
+
+
+class _Share:
+    """A `FlatTensor`: the k-th part of a sum, in float64 (complex128)."""
+
+    def __init__(self, summed: FlatTensor, clients: int) -> None:
+        self._summed, self._clients = summed, clients
+        self.dtype = np.dtype(np.complex128 if summed.dtype.kind == "c" else np.float64)
+        self.shape = summed.shape
+
+    def __getitem__(self, values: slice) -> NDArray[Any]:
+        sums: NDArray[Any] = self._summed[values]
+        return sums / self._clients
+
+    def numpy(self) -> NDArray[Any]:
+        sums: NDArray[Any] = self._summed.numpy()
+        return sums / self._clients
 
 
 def _unchanged(params: Params) -> Update:

@@ -21,7 +21,6 @@ from ....flower.messages import (
     tensors_of,
 )
 from ....privacy.dp.mechanisms.clipping import Clipping, clip_update
-from ....privacy.dp.noise_terms import NoiseTerms
 from ....strategies.algorithms.algorithm import Params, Update
 from ....strategies.algorithms.combined import ClientTable
 from ....strategies.algorithms.mean import MeanAggregator
@@ -150,9 +149,7 @@ def _update_of(
 def clipping_by_server(content: RecordDict) -> Clipping | None:
     """Return how the server clips what clients of a round send, None if it does not: noise that they
     have added themselves would be cut off."""
-    config = content.config_records.get("config")
-    noise = None if config is None else NoiseTerms.of(config)
-    return None if noise is None or noise.place != "server" else Clipping.of(config or {})
+    return Clipping.by_server(content.config_records.get("config") or {})
 
 
 def partial_content(partial: Partial) -> RecordDict:

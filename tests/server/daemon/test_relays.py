@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,43 @@ def test_runs_of_a_tree_have_no_relays_among_their_sites(tmp_path: Path) -> None
     sites = journal.runs.sites(run, tags=(), asked=[1, FIRST, DEEP], relays=[2])
     assert sites == [1, FIRST, DEEP]
     journal.close()
+
+
+def test_a_secret_sample_is_not_in_the_list_of_sites(tmp_path: Path) -> None:
+    """Clients behind relays are sites from the first step on, drawn or not, as clients enrolled here
+    are: whom a round asked is not to be seen in what it announces."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    for name in ("a", "north"):
+        journal.sites.invite(name, name, now_s=0.0, expires_at_s=1.0)
+        journal.sites.certify(name, "serial", shown=None, until_s=1.0)
+    run = journal.runs.submit("app", "sha", "[]", now_s=0.0)
+    agents = registry()
+    link = agents.get(2)
+    assert link is not None
+    agents.set_leaves(link, [FIRST, FIRST + 1])
+
+    def sites(asked: list[int]) -> list[int]:
+        return journal.runs.sites(
+            run, tags=(), asked=asked, by_sampling=True, relays=[2], behind=agents.behind()
+        )
+
+    assert sites([FIRST + 1]) == sites([]) == [1, FIRST, FIRST + 1]
+    agents.set_leaves(link, [FIRST + 2])
+    assert sites([1]) == [1, FIRST, FIRST + 1, FIRST + 2]
+    journal.close()
+
+
+def test_whom_relays_have() -> None:
+    """Those of relays with the tags, whether or not the relay is connected; a revoked one has none."""
+    agents = registry()
+    link = agents.get(2)
+    assert link is not None
+    agents.set_leaves(link, [FIRST])
+    assert agents.behind() == agents.behind(["hospital"]) == [FIRST]
+    assert agents.behind(["clinic"]) == []
+    gone = site(2, "north", tags="hospital", version="0.1.0" + RELAY_MARK)
+    agents.update(replace(gone, revoked_at_s=0.0))
+    assert agents.behind() == []
 
 
 def test_other_envelopes_stand_for_nobody_else() -> None:

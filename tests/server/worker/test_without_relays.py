@@ -45,6 +45,31 @@ def test_a_run_that_needs_more_than_a_sum(setting: str, says: str, tmp_path: Pat
             ask()
 
 
+@pytest.mark.parametrize(
+    "private",
+    [
+        ["clipping=adaptive", "population=100"],
+        ["sampling=fixed", "noise=local_gaussian"],
+        ["unit=record", "sampling_rate=0.2"],
+    ],
+)
+def test_a_private_run_can_have_them(private: list[str]) -> None:
+    """A relay clips where the server would; noise is the clients' or the server's."""
+    section = "privacy.differential_privacy"
+    terms = [f"{section}.{each}" for each in ("enabled=true", "noise_multiplier=1.0", *private)]
+    assert without_relays(App.load(DIGITS, overrides=terms, environ={})) is None
+
+
+def test_noise_within_secure_sums_needs_them(tmp_path: Path) -> None:
+    """Such noise is added within a sum of all clients, which relays would be left out of."""
+    section = "privacy.differential_privacy"
+    terms = ["enabled=true", "noise_multiplier=1.0", "sampling=fixed", "noise=distributed"]
+    overrides = [f"{section}.{each}" for each in terms]
+    overrides += ["privacy.secure_aggregation.enabled=true", "run.min_clients=3"]
+    why = without_relays(App.load(DIGITS, overrides=overrides, environ={}))
+    assert why is not None and "privacy.secure_aggregation" in why
+
+
 def test_a_run_of_means_can_have_them() -> None:
     """Nothing is refused without a reason."""
     assert without_relays(App.load(DIGITS, environ={})) is None

@@ -108,6 +108,20 @@ def test_examples_weigh_nothing() -> None:
     assert found.mean["a"] == pytest.approx([0.2])
 
 
+def test_a_share_of_many_is_a_whole_number_of_clients() -> None:
+    """One of 49 within the clip is one, also where 49 * (1 / 49) is not: no order of adding up shows."""
+    old = {"a": np.zeros(1)}
+    made = mechanism(count_noise_stddev=1.0, entropy=lambda size: bytes(size))
+    one, none = {WITHIN_KEY: 1.0}, {WITHIN_KEY: 0.0}
+    single, together = made.zero(old), made.zero(old)
+    for client in range(49):
+        told = update(client, old, metrics=none if client else one)
+        single = made.fold(single, [told])
+    together = made.fold(together, [update(0, old, clients=49, metrics={WITHIN_KEY: 1 / 49})])
+    assert 49 * (1 / 49) != 1.0
+    assert made.finish(together).within == made.finish(single).within
+
+
 def test_an_empty_cohort_releases_noise() -> None:
     """That nobody was drawn is not to be seen."""
     old = {"a": np.zeros(2000)}
