@@ -106,7 +106,8 @@ class FleetGrid(RunGrid):
         self._pushes: Counter[tuple[str, str]] = Counter()
         self._pushed: dict[str, dict[str, Message]] = {}
         """The open steps of pushed messages: by step, the unanswered messages without content."""
-        self._arrived: dict[str, Message] = {}
+        self._arrived: dict[str, list[Message]] = {}
+        """By message: its replies, several if a relay has answered for several clients."""
         self._relays, self._without_relays = relays, without_relays
         self._behind: dict[str, tuple[Sequence[int], Clipping | None]] = {}
         """By message to a relay: the clients that it is for, and how it is to clip their updates."""
@@ -122,19 +123,20 @@ class FleetGrid(RunGrid):
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; their replies are fetched with `pull_messages`."""
+        """Send messages; their replies are fetched with `pull_messages`.
+
+        Messages to clients behind the same relay have one id.
+        """
         batch = list(messages)
         if not batch:
             return []
-        if any(self._relay_of(message.metadata.dst_node_id) for message in batch):
-            raise ConfigError(_REFUSED.format("sends its messages one by one"))
         deadline_s = min(message.metadata.ttl for message in batch)
-        key, ids = self._begin(batch, quorum=0, deadline_s=deadline_s)
+        key, sent = self._begin(batch, quorum=0, deadline_s=deadline_s)
         self._pushed[key] = {
             message.metadata.message_id: rebuild_message(message.metadata, RecordDict())
-            for message in batch
+            for message in sent
         }
-        return ids
+        return list(self._pushed[key])
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that have arrived to these messages, each once.
@@ -144,11 +146,13 @@ class FleetGrid(RunGrid):
         for key in list(self._pushed):
             while (item := self._channel.ready_of(key)) is not None:
                 if isinstance(item, pb.StepReply):
-                    self._arrive(key, self._decode(item))
+                    self._arrive(key, item)
                 else:
                     self._end(key, item)
                     break
-        return [self._arrived.pop(id_) for id_ in message_ids if id_ in self._arrived]
+        return [
+            reply for id_ in message_ids if id_ in self._arrived for reply in self._arrived.pop(id_)
+        ]
 
     def wait_for_replies(self, message_ids: Iterable[str]) -> None:
         """Wait, without polling, until a reply may have arrived or the available clients change."""
@@ -206,7 +210,8 @@ class FleetGrid(RunGrid):
         """Drop a group's messages, replies and files; clients stop working on them."""
         for key in [key for key in self._pushed if key.startswith(f"{group_id}/")]:
             self._channel.close_step(key)
-            del self._pushed[key]
+            for id_ in self._pushed.pop(key):
+                self._behind.pop(id_, None)
         if group_id in self._rounds:
             self._rounds.pop(group_id).end()
         self._done.add(group_id)
@@ -229,7 +234,8 @@ class FleetGrid(RunGrid):
 
     def _begin(
         self, batch: list[Message], *, quorum: int, deadline_s: float
-    ) -> tuple[str, list[str]]:
+    ) -> tuple[str, list[Message]]:
+        """Open a step; return its key, and the messages as they are sent."""
         head = batch[0].metadata
         name = (head.group_id, head.message_type)
         key = f"{head.group_id}/{head.message_type}/{self._pushes[name]}"
@@ -239,20 +245,19 @@ class FleetGrid(RunGrid):
         self._writer.packed_bytes_max = min(PACKED_BYTES_MAX, PACKED_TOGETHER_MAX // together)
         if head.group_id not in self._rounds and len(self._rounds) < SPANS_MAX:
             self._rounds[head.group_id] = self._traces.round(self._run.run_id, head.group_id)
-        envelopes, ids = [], []
+        envelopes = []
         for index, message in enumerate(batch):
             set_message_id(message, self._id_of(key, index))
             envelope = encode(message, self._writer)
             # each message's own time would reveal its position in the cohort
             envelope.metadata.created_at_s = head.created_at
             envelopes.append(envelope)
-            ids.append(message.metadata.message_id)
             if clients := behind.get(message.metadata.dst_node_id):
                 self._behind[message.metadata.message_id] = clients, _clipping_in(message)
         self._remember(head.group_id, envelopes)
         step = pb.Step(key=key, envelopes=envelopes, quorum=quorum, deadline_s=deadline_s)
         self._channel.send(pb.WorkerMessage(step=step))
-        return key, ids
+        return key, batch
 
     def _through_relays(
         self, batch: list[Message], deadline_s: float
@@ -265,7 +270,7 @@ class FleetGrid(RunGrid):
         """
         head, direct, behind = batch[0], list[Message](), dict[int, list[int]]()
         for message in batch:
-            relay = self._relay_of(message.metadata.dst_node_id)
+            relay = self.relay_of(message.metadata.dst_node_id)
             if not relay:
                 direct.append(message)
                 continue
@@ -287,7 +292,8 @@ class FleetGrid(RunGrid):
     def _has_relays(self) -> bool:
         return self._relays is not None and self._relays.has_relays
 
-    def _relay_of(self, client: int) -> int:
+    def relay_of(self, client: int) -> int:
+        """Return the relay that a client is behind, 0 for none."""
         return 0 if self._relays is None else self._relays.relay_of(client)
 
     def _refuse_relays(self) -> None:
@@ -307,10 +313,10 @@ class FleetGrid(RunGrid):
         found = {blob.id for envelope in envelopes for blob in blobs_of(envelope)}
         self._blobs.setdefault(group_id, set()).update(found)
 
-    def _arrive(self, key: str, reply: Message) -> None:
-        id_ = reply.metadata.reply_to_message_id
+    def _arrive(self, key: str, item: pb.StepReply) -> None:
+        id_ = item.envelope.metadata.reply_to_message_id
         self._pushed[key].pop(id_, None)
-        self._arrived[id_] = reply
+        self._arrived[id_] = list(self._single(item.node_id, self._decode(item)))
 
     def _end(self, key: str, item: pb.StepEnd) -> None:
         """End a step of pushed messages: those without an answer get an error reply."""
@@ -319,22 +325,26 @@ class FleetGrid(RunGrid):
             reason = f"no answer within {message.metadata.ttl:g} s, or no sign of life"
             reply = Message(Error(REPLY_UNREADABLE, reason), reply_to=message)
             set_message_id(reply, f"{id_}-r")
-            self._arrived[id_] = reply
+            self._arrived[id_] = list(self._single(message.metadata.dst_node_id, reply))
         self._channel.close_step(key)
 
     def _replies(self, key: str) -> Iterator[Message]:
         while isinstance(item := self._channel.next_of(key), pb.StepReply):
-            behind = self._behind.pop(item.envelope.metadata.reply_to_message_id, None)
-            reply = self._decode(item)
-            if behind is None:
-                yield reply_of_one(reply) if self._has_relays else reply
-            else:
-                clients, clipping = behind
-                name = (self._channel.name_of(clients[0]) or "").rpartition("/")[0]
-                name = name or f"relay {item.node_id}"
-                yield from replies_behind(reply, clients, relay=name, clipping=clipping)
+            yield from self._single(item.node_id, self._decode(item))
         self.bytes_sent, self.bytes_received = item.bytes_sent, item.bytes_received
         self._channel.close_step(key)
+
+    def _single(self, node_id: int, reply: Message) -> Iterator[Message]:
+        """Yield a reply; of a relay's, errors of its clients, and what stands for the others."""
+        behind = self._behind.pop(reply.metadata.reply_to_message_id, None)
+        if behind is None:
+            yield reply_of_one(reply) if self._has_relays else reply
+            return
+        clients, clipping = behind
+        name = (self._channel.name_of(clients[0]) or "").rpartition("/")[0]
+        yield from replies_behind(
+            reply, clients, relay=name or f"relay {node_id}", clipping=clipping
+        )
 
     def _decode(self, item: pb.StepReply) -> Message:
         """Return a client's reply; a malformed one becomes an error reply."""

@@ -14,11 +14,14 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ExactSums", "SparseTensor", "add_exactly", "exact_parts", "exact_sums"]
+from ...flower.messages import FlatTensor
+
+__all__ = ["ExactSums", "Quotient", "SparseTensor", "add_exactly", "exact_parts", "exact_sums"]
 
 Reals = NDArray[np.float64]
 
@@ -80,6 +83,25 @@ class SparseTensor:
 
     def numpy(self) -> Reals:
         return self[0 : math.prod(self.shape)].reshape(self.shape)
+
+
+class Quotient:
+    """A `FlatTensor`: a sum divided by a number, in float64 (complex128)."""
+
+    def __init__(self, summed: FlatTensor, divisor: float) -> None:
+        self._summed, self._divisor = summed, divisor
+        self.dtype: np.dtype[Any] = np.dtype(
+            np.complex128 if summed.dtype.kind == "c" else np.float64
+        )
+        self.shape = summed.shape
+
+    def __getitem__(self, values: slice) -> NDArray[Any]:
+        sums: NDArray[Any] = self._summed[values]
+        return sums / self._divisor
+
+    def numpy(self) -> NDArray[Any]:
+        sums: NDArray[Any] = self._summed.numpy()
+        return sums / self._divisor
 
 
 def add_exactly(parts: list[Reals], row: Reals) -> None:

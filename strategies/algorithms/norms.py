@@ -67,7 +67,7 @@ def moved_delta(
     """
     return {
         name: ScaledDelta(params[name], tensor, factor, onto=onto[name])
-        if is_floating(tensor.dtype)
+        if is_floating(params[name].dtype)
         else tensor
         for name, tensor in tensors.items()
     }

@@ -9,7 +9,7 @@ Clients evaluate after the last round only: nobody is asked to wait for that bef
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -18,13 +18,15 @@ from ...errors import ConfigError, QuorumError
 from ...flower.messages import params_to_arrays
 from ..algorithms.algorithm import State
 from ..algorithms.asynchrony import Asynchrony, needs_more_than_params
+from ..algorithms.combined import clients_of
 from ..algorithms.metrics import Metrics
 from .broadcast import instruction_for_all
 from .cohort import draw_idle, size_of_cohort, wait_for_clients, wait_for_replies
 from .failures import named
-from .grids import adds_exactly, combines_updates, forget_group, name_of, recall_group
+from .grids import adds_exactly, combines_updates, forget_group, name_of, recall_group, relay_of
 from .in_flight import Again, InFlight, OpenInstruction, group_of
 from .recorder import RoundTable
+from .relayed import require_sums_suffice
 from .replies import collect_evaluation
 from .rounds import RoundTerms
 from .run_state import Meter, RunState
@@ -59,13 +61,8 @@ class AsynchronousRounds:
                 "asynchronous rounds carry over params alone: use fedavg or fedprox, or "
                 "synchronous rounds"
             )
-        if adds_exactly(grid):
-            raise ConfigError(
-                "asynchronous rounds weigh every single update, but some clients are behind a relay, which "
-                "adds their updates up: connect them to the server itself, choose others by "
-                "selection.tags, or use synchronous rounds"
-            )
-        if combines_updates(grid):
+        require_sums_suffice(algorithm, grid)
+        if combines_updates(grid) and not adds_exactly(grid):
             raise ConfigError(
                 f"{type(grid).__name__} adds updates up, and asynchronous rounds weigh every "
                 "single one: use another grid, or synchronous rounds"
@@ -89,6 +86,7 @@ class AsynchronousRounds:
             asynchrony=self._asynchrony,
             plan=self._plan,
             emit=run_state.emit,
+            combined=adds_exactly(grid),
         )
         if not self._arrived:
             self._fill(grid, terms, buffer)
@@ -126,7 +124,8 @@ class AsynchronousRounds:
         at_once = size_of_cohort(len(present), cohort=self._asynchrony.concurrency, at_least=1)
         missing = at_once - len(self._in_flight)
         if missing > 0:
-            seed, unwanted = self._plan.seed, self._in_flight.busy | buffer.failed.keys()
+            seed, unwanted = self._plan.seed, self._busy_on(grid, present) | buffer.failed.keys()
+            together: dict[tuple[int, int], list[int]] = {}
             for client in draw_idle(
                 lambda size: draw_some(
                     grid, present, size, wait=idle, seed=seed, turn=self._in_flight.next_number
@@ -134,7 +133,13 @@ class AsynchronousRounds:
                 unwanted,
                 missing,
             ):
-                self._give(grid, terms, self._new(grid, client))
+                if relay := relay_of(grid, client):
+                    behind = relay, self._in_flight.repeat_of(client)
+                    together.setdefault(behind, []).append(client)
+                else:
+                    self._give(grid, terms, self._new(grid, [client]))
+            for clients in together.values():
+                self._give(grid, terms, self._new(grid, clients))
         if not len(self._in_flight):
             raise QuorumError(
                 f"round {number}: {len(buffer)} of {self._asynchrony.buffer_size} updates, and "
@@ -142,19 +147,24 @@ class AsynchronousRounds:
                 + named(buffer.failed, name_of(grid))
             )
 
-    def _new(self, grid: Grid, client: int) -> OpenInstruction:
+    def _busy_on(self, grid: Grid, present: Iterable[int]) -> set[int]:
+        """Return the clients that are at work, and those behind relays that are: a relay has one
+        instruction at a time."""
+        busy = self._in_flight.busy
+        relays = {relay_of(grid, client) for client in busy} - {0}
+        return busy.union(c for c in present if relay_of(grid, c) in relays) if relays else busy
+
+    def _new(self, grid: Grid, clients: Iterable[int]) -> OpenInstruction:
         version, now_s = self._run_state.state.round, now_s_of(grid)
-        return self._in_flight.new(client, version=version, now_s=now_s)
+        return self._in_flight.new(clients, version=version, now_s=now_s)
 
     def _give(self, grid: Grid, terms: RoundTerms, instruction: OpenInstruction) -> str:
-        message = Message(
-            self._content_of(instruction, terms),
-            instruction.client,
-            MessageType.TRAIN,
-            ttl=terms.deadline_s,
-            group_id=group_of(instruction.number),
-        )
-        (id_,) = grid.push_messages([message])
+        content, group = self._content_of(instruction, terms), group_of(instruction.number)
+        messages = [
+            Message(content, client, MessageType.TRAIN, ttl=terms.deadline_s, group_id=group)
+            for client in instruction.clients
+        ]
+        (id_,) = grid.push_messages(messages)
         self._in_flight.add(id_, instruction)
         return id_
 
@@ -189,7 +199,7 @@ class AsynchronousRounds:
             arrived += [id_] if had_arrived else []
         begin_at(grid, now_s)
         while known := recall_group(grid, group_of(self._in_flight.next_number)):
-            self._give(grid, terms, self._new(grid, known[0]))
+            self._give(grid, terms, self._new(grid, known))
         if arrived:
             self._arrived.extend(grid.pull_messages(arrived))
         self._again = None
@@ -208,7 +218,8 @@ class AsynchronousRounds:
         return self._arrived.popleft()
 
     def _take(self, reply: Message, buffer: UpdateBuffer) -> None:
-        instruction = self._in_flight.settle(reply.metadata.reply_to_message_id)
+        id_ = reply.metadata.reply_to_message_id
+        instruction = self._in_flight.settle(id_, clients_of(reply))
         if instruction is not None:  # else nobody waits for it: it was too stale
             base = self._in_flight.base_of(instruction, self._run_state.state)
             buffer.take(reply, instruction, base)
@@ -259,8 +270,9 @@ class AsynchronousRounds:
             lambda given: oldest is not None and number - given.version > oldest
         )
         for instruction in stale:
-            buffer.fail(instruction.client, reason)
-        return [instruction.client for instruction in stale]
+            for client in instruction.clients:
+                buffer.fail(client, reason)
+        return [client for instruction in stale for client in instruction.clients]
 
     def _stop_all(self, grid: Grid) -> None:
         """Stop everybody: the last params are made."""
@@ -291,7 +303,7 @@ class AsynchronousRounds:
             replies,
             number=number,
             clients=clients,
-            combined=False,
+            combined=adds_exactly(grid),
             emit=run_state.emit,
             table=table.evaluate,
             failed=failed,

@@ -14,6 +14,8 @@ name_of(client)           what people call a client, None if it has no name
 tags: Sequence[str]       the clients that are there are those that have all of them
 combines_updates: bool    whether a reply may stand for many clients
 adds_exactly: bool        whether such replies are exact sums, which only a mean can go on with
+relay_of(client) -> int   the relay that a client is behind, 0 for none: one message goes to all
+                          clients of a relay that are sent the same, and has one id
 combines_in_groups: bool  whether such replies come one a group, with groups drawn at random:
                           then what needs single updates takes a group's for one
 
@@ -39,6 +41,7 @@ __all__ = [
     "name_of",
     "recall_group",
     "refuse_tags",
+    "relay_of",
     "traffic_bytes",
     "wait_without_polling",
     "waits_for_replies",
@@ -117,6 +120,12 @@ def combines_updates(grid: Grid) -> bool:
 def adds_exactly(grid: Grid) -> bool:
     """Return whether replies that stand for many clients are sums."""
     return bool(getattr(grid, "adds_exactly", False))
+
+
+def relay_of(grid: Grid, client: int) -> int:
+    """Return the relay that a client is behind, 0 for none."""
+    known = getattr(grid, "relay_of", None)
+    return int(known(client)) if callable(known) else 0
 
 
 def combines_in_groups(grid: Grid) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -26,17 +28,18 @@ def group_of(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenInstruction:
-    """One client's instruction to train.
+    """An instruction to train: of one client, or of several behind the same relay.
 
     Attributes:
         number: from 1, in the order in which they were given.
+        clients: those who have not answered.
         version: the round whose params the client begins with.
-        repeat: how often it has begun with them before.
+        repeat: how often each has begun with them before.
         sent_at_s: on the grid's clock, 0 where it has none.
     """
 
     number: int
-    client: int
+    clients: tuple[int, ...]
     version: int
     repeat: int
     sent_at_s: float
@@ -76,23 +79,28 @@ class InFlight:
     @property
     def busy(self) -> set[int]:
         """The clients that are at work."""
-        return {instruction.client for instruction in self._open.values()}
+        return {client for instruction in self._open.values() for client in instruction.clients}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return sum(len(instruction.clients) for instruction in self._open.values())
 
     # ------------------------------------------------------------------ giving and settling
 
-    def new(self, client: int, *, version: int, now_s: float) -> OpenInstruction:
-        """Return the next instruction; `add` it when it is given."""
+    def repeat_of(self, client: int) -> int:
+        """Return how often a client has begun with the newest params."""
+        return self._repeats[client]
+
+    def new(self, clients: Iterable[int], *, version: int, now_s: float) -> OpenInstruction:
+        """Return the next instruction, for clients of the same `repeat_of`; `add` it when it is given."""
+        asked = tuple(sorted(clients))
         made = OpenInstruction(
             number=self.next_number,
-            client=client,
+            clients=asked,
             version=version,
-            repeat=self._repeats[client],
+            repeat=self._repeats[asked[0]],
             sent_at_s=now_s,
         )
-        self._repeats[client] += 1
+        self._repeats.update(asked)
         self.next_number += 1
         return made
 
@@ -100,10 +108,16 @@ class InFlight:
         """Note that an instruction was given."""
         self._open[message_id] = instruction
 
-    def settle(self, message_id: str) -> OpenInstruction | None:
-        """Wait no longer for an instruction; None if nobody did."""
-        instruction = self._open.pop(message_id, None)
-        if instruction is not None:
+    def settle(self, message_id: str, clients: Collection[int] = ()) -> OpenInstruction | None:
+        """Wait no longer for an instruction, or for these of its clients; None if nobody did."""
+        instruction = self._open.get(message_id)
+        if instruction is None:
+            return None
+        left = tuple(c for c in instruction.clients if clients and c not in clients)
+        if left and len(instruction.clients) > 1:
+            self._open[message_id] = replace(instruction, clients=left)
+        else:
+            del self._open[message_id]
             self.settled.append(instruction.number)
         return instruction
 
@@ -132,12 +146,17 @@ class InFlight:
 
         `arrived` are the messages whose answers are there and not used yet.
         """
-        given = self.instructions
+        rows = [
+            ((each.number, client, each.version, each.repeat), each.sent_at_s, id_ in arrived)
+            for id_, each in self._open.items()
+            for client in each.clients
+        ]
         columns: dict[str, NDArray[Any]] = {
-            name: np.array([getattr(each, name) for each in given], np.int64) for name in COLUMNS
+            name: np.array([whole[place] for whole, _, _ in rows], np.int64)
+            for place, name in enumerate(COLUMNS)
         }
-        columns["sent_at_s"] = np.array([each.sent_at_s for each in given], np.float64)
-        columns["arrived"] = np.array([id_ in arrived for id_ in self._open], bool)
+        columns["sent_at_s"] = np.array([sent_at_s for _, sent_at_s, _ in rows], np.float64)
+        columns["arrived"] = np.array([is_there for _, _, is_there in rows], bool)
         columns["settled"] = np.array(self.settled, np.int64)
         columns["next_number"] = np.array([self.next_number], np.int64)
         bases = {f"{BASE}{version}": params for version, params in self._bases.items()}
@@ -154,12 +173,20 @@ class InFlight:
             return made, replace(state, slots=slots), ()
         made.next_number = int(columns["next_number"][0])
         made.settled = columns["settled"].tolist()
-        rows = zip(*(columns[name].tolist() for name in (*COLUMNS, "sent_at_s")), strict=True)
-        given = [
-            OpenInstruction(
-                number=number, client=client, version=version, repeat=repeat, sent_at_s=at
+        names = (*COLUMNS, "sent_at_s", "arrived")
+        rows = list(zip(*(columns[name].tolist() for name in names), strict=True))
+        again = [
+            (
+                OpenInstruction(
+                    number=number,
+                    clients=tuple(client for _, client, *_ in of_number),
+                    version=version,
+                    repeat=repeat,
+                    sent_at_s=sent_at_s,
+                ),
+                is_there,
             )
-            for number, client, version, repeat, at in rows
+            for of_number in (list(group) for _, group in groupby(rows, key=itemgetter(0)))
+            for number, _, version, repeat, sent_at_s, is_there in of_number[:1]
         ]
-        again = tuple(zip(given, columns["arrived"].tolist(), strict=True))
         return made, replace(state, slots=slots), again

@@ -7,17 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from ...errors import ConfigError
 from ...flower.messages import FlatTensor, MemoryTensor
-from ..algorithms.algorithm import Params, Update
+from ..algorithms.algorithm import Algorithm, Params, Update
 from ..algorithms.combined import SummedRecord
 from ..algorithms.exact_sums import SparseTensor, add_exactly, exact_parts, exact_sums
 from ..algorithms.layout import RowLayout
-from ..algorithms.mean import factor_of, rows_of
+from ..algorithms.mean import MeanAggregator, factor_of, rows_of
 from .checks import Reply, ReplyError
+from .grids import adds_exactly
 
-__all__ = ["ExactFold", "update_of", "update_of_sums"]
+__all__ = ["ExactFold", "require_sums_suffice", "update_of", "update_of_sums"]
 
 GROUP = 20
 """Updates that are held in memory, and added up at once."""
@@ -89,6 +92,25 @@ class ExactFold:
                         self._rows.append(np.zeros(self._layout.total))
                     if place >= known or part.base is not self._rows[place]:
                         self._rows[place][block.start : block.stop] = part
+
+
+def require_sums_suffice(algorithm: Algorithm, grid: Grid) -> None:
+    """Check that an algorithm needs no more than what relays send, where clients are behind some.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if adds_exactly(grid) and not (
+        algorithm.linear
+        and isinstance(algorithm.aggregator, MeanAggregator)
+        and algorithm.fault is None
+        and not algorithm.lengths_max
+    ):
+        raise ConfigError(
+            f"{algorithm.name} needs more than the clients' weighted sum, but some clients are behind a "
+            "relay, which adds their updates up: connect them to the server itself, or choose others "
+            "by selection.tags"
+        )
 
 
 def update_of(

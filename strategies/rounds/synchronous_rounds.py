@@ -16,12 +16,10 @@ from ...errors import ConfigError, QuorumError, RunError
 from ...flower.messages import params_to_arrays
 from ..algorithms.algorithm import State
 from ..algorithms.client_memory import ClientMemory, with_memory, without_memory
-from ..algorithms.mean import MeanAggregator
 from ..algorithms.metrics import Metrics, scalars_of
 from .broadcast import Broadcast, instruction_for_all
 from .cohort import wait_for_separated
 from .grids import (
-    adds_exactly,
     combines_in_groups,
     combines_updates,
     forget_group,
@@ -30,6 +28,7 @@ from .grids import (
 )
 from .private_rounds import PrivateRounds
 from .recorder import RoundTable
+from .relayed import require_sums_suffice
 from .replies import TrainingReplies, collect_evaluation
 from .result import metric_record
 from .run_state import Meter, RunState
@@ -162,17 +161,7 @@ class SynchronousRounds:
     def refuse_misfit(self, grid: Grid) -> None:
         """Refuse a grid that adds up what the algorithm must see one by one."""
         algorithm = self._run_state.algorithm
-        if adds_exactly(grid) and not (
-            algorithm.linear
-            and isinstance(algorithm.aggregator, MeanAggregator)
-            and algorithm.fault is None
-            and not algorithm.lengths_max
-        ):
-            raise ConfigError(
-                f"{algorithm.name} needs more than the clients' weighted sum, but some clients are behind a "
-                "relay, which adds their updates up: connect them to the server itself, or choose others "
-                "by selection.tags"
-            )
+        require_sums_suffice(algorithm, grid)
         if combines_updates(grid) and not combines_in_groups(grid) and not algorithm.linear:
             raise ConfigError(
                 f"{algorithm.name} needs every single update, but {type(grid).__name__} "

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MetricRecord
 
 from ...errors import RunError
-from ...flower.messages import FlatTensor, MemoryTensor
+from ...flower.messages import FlatTensor, records_in
 from ..algorithms.algorithm import Aggregate, Algorithm, Params, State, Update
 from ..algorithms.asynchrony import Asynchrony
 from ..algorithms.combined import ClientTable
+from ..algorithms.exact_sums import Quotient
 from ..algorithms.metrics import MetricMeans, Metrics
-from .checks import Reply, ReplyError, fault_in, forms_of, read_reply
+from .checks import ReplyError, fault_in, forms_of, read_reply
 from .failures import failure_detail, printable
 from .in_flight import OpenInstruction
 from .plan import RoundPlan
+from .relayed import update_of
 from .replies import add_rows, within_norm
 
 __all__ = ["UpdateBuffer"]
@@ -46,7 +49,9 @@ class UpdateBuffer:
         asynchrony: Asynchrony,
         plan: RoundPlan,
         emit: Callable[[str, Mapping[str, Any]], None],
+        combined: bool = False,
     ) -> None:
+        """`combined`: a reply may be a relay's, which stands for several clients."""
         self.number = state.round + 1
         self._newest: Params = state.params
         self._forms = forms_of(state.params)
@@ -54,7 +59,9 @@ class UpdateBuffer:
         self._asynchrony = asynchrony
         self._plan = plan
         self._emit = emit
+        self._combined = combined
         self._updates: dict[Key, Update] = {}
+        self._contributors: set[int] = set()
         self._means = MetricMeans()
         self.table = ClientTable()
         self.failed: dict[int, str] = {}
@@ -62,21 +69,22 @@ class UpdateBuffer:
         self.staleness: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._updates)
+        return sum(update.clients for update in self._updates.values())
 
     @property
     def is_full(self) -> bool:
         """Whether there are enough updates."""
-        return len(self._updates) >= self._asynchrony.buffer_size
+        return len(self) >= self._asynchrony.buffer_size
 
     @property
     def contributors(self) -> list[int]:
         """The clients whose updates count, ascending."""
-        return sorted({client for client, _, _ in self._updates})
+        return sorted(self._contributors)
 
     def take(self, message: Message, instruction: OpenInstruction, base: Params) -> None:
         """Check the answer to an instruction, and keep it or refuse it; this does not raise."""
-        client = instruction.client
+        client = message.metadata.src_node_id
+        client = client if client in instruction.clients else instruction.clients[0]
         try:
             if message.has_error():
                 self.fail(client, printable(message.error.reason), message.error)
@@ -111,19 +119,31 @@ class UpdateBuffer:
         return self._means.means()
 
     def _keep(self, message: Message, instruction: OpenInstruction, base: Params) -> None:
-        client = instruction.client
-        if message.metadata.src_node_id != client:
-            raise ReplyError(client, "reply", "comes from a client that was not asked")
+        client = message.metadata.src_node_id
+        if client not in instruction.clients:
+            raise ReplyError(
+                instruction.clients[0], "reply", "comes from a client that was not asked"
+            )
         if not message.has_content():
             raise ReplyError(client, "reply", "is empty")
-        reply = read_reply(message, forms=self._forms)
+        reply = read_reply(message, forms=self._forms, combined=self._combined)
         tensors = within_norm(
             client, reply.tensors, base, self._plan, number=self.number, emit=self._emit
         )
+        metrics = records_in(message.content, MetricRecord)[0]
+        update = update_of(reply, metrics, tensors, client=client)
+        if update.summed:
+            tensors = {n: Quotient(summed, update.weight) for n, summed in tensors.items()}
         staleness = self.number - 1 - instruction.version
         carried = self._carried(client, tensors, self._newest if not staleness else base, staleness)
-        self._add(instruction, reply, carried)
-        self.staleness.append(staleness)
+        if carried is not tensors:
+            update = replace(update, params=carried, summed=False, rests=())
+        key = (client, instruction.version, instruction.repeat)
+        self._means.add(reply.metrics, weight=reply.weight)
+        add_rows(self.table, reply)
+        self._updates[key] = update
+        self._contributors.update(reply.clients)
+        self.staleness += [staleness] * len(reply.clients)
 
     def _carried(
         self, client: int, tensors: Mapping[str, FlatTensor], base: Params, staleness: int
@@ -134,17 +154,3 @@ class UpdateBuffer:
             if tensor is not tensors[name] and (fault := fault_in(tensor)):
                 raise ReplyError(client, f"tensor {name!r}", f"on the newest params {fault}")
         return carried
-
-    def _add(
-        self, instruction: OpenInstruction, reply: Reply, carried: Mapping[str, FlatTensor]
-    ) -> None:
-        key = (instruction.client, instruction.version, instruction.repeat)
-        self._means.add(reply.metrics, weight=reply.weight)
-        add_rows(self.table, reply)
-        self._updates[key] = Update(
-            client=instruction.client,
-            params=carried,
-            weight=reply.weight,
-            metrics=reply.metrics,
-            stored=not any(isinstance(each, MemoryTensor) for each in reply.tensors.values()),
-        )

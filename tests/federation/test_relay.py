@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .processes import Federation, meadow, wait_until
+from .processes import Federation, kill_9, meadow, wait_until
 from .trees import CLIENTS, DIGITS, Branch, tree
 
 pytestmark = pytest.mark.fleet
@@ -79,6 +79,35 @@ def test_what_fails_behind_a_relay_is_named(fleet: tuple[Federation, list[Branch
     told = json.dumps(shown)
     assert "relay-1" in told
     wait_until(lambda: len(gone.events("connected")) > 1, "the client is back")
+
+
+def test_rounds_need_not_wait_for_relays(fleet: tuple[Federation, list[Branch]]) -> None:
+    """Asynchronous rounds: the server's own client goes on while relays, one below the other, and the
+    run's worker are killed; what a relay's clients made of older params counts."""
+    above, branches = fleet
+    run = above.submit(
+        "run.rounds=5000",
+        f"run.min_clients={CLIENTS}",
+        "rounds.kind=fedbuff",
+        "rounds.buffer_size=3",
+    )
+
+    def counted() -> set[int]:
+        file = above.run_dir(run) / "clients.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        known = [json.loads(line)["clients"] for line in lines if line.endswith("\n")]
+        return {client for clients in known for client in clients}
+
+    for number, branch in enumerate(branches, start=1):
+        above.wait_for_round(run, number)
+        branch.server.kill()
+        for pid in above.workers():
+            kill_9(pid)
+        branch.start_server()
+    wait_until(lambda: len(counted()) == CLIENTS, "all clients count")
+    meadow("run", "stop", str(run), "--dir", str(above.server_dir))
+    assert above.wait_for_end(run)["status"] == "stopped"
+    assert all(row["clients"] >= 3 for row in above.rounds(run))
 
 
 def test_what_cannot_hold_behind_a_relay_is_refused(

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ....errors import UpdateError
 from ....flower.messages import FlatTensor, MemoryTensor
 from ....randomness.entropy import Entropy
 from ....strategies.algorithms.algorithm import Aggregate, Params, Update
+from ....strategies.algorithms.exact_sums import Quotient
 from ....strategies.algorithms.mean import MeanAggregator, MeanSum
 from ..accounting.events import GaussianEvent
 from ..correlated.noise_memory import NoisePast
@@ -107,7 +104,7 @@ class PrivateMean:
         for update in updates:
             tensors: Mapping[str, FlatTensor] = update.params
             if update.summed:
-                tensors = {n: _Share(tensor, update.clients) for n, tensor in tensors.items()}
+                tensors = {n: Quotient(tensor, update.clients) for n, tensor in tensors.items()}
             if update.summed or update.clients == 1:
                 try:
                     tensors, _ = clip_update(accumulator.params, tensors, self.clipping, exact=True)
@@ -150,23 +147,6 @@ class PrivateMean:
             within=within,
             seed=None if self.past is None else seed,
         )
-
-
-class _Share:
-    """A `FlatTensor`: the k-th part of a sum, in float64 (complex128)."""
-
-    def __init__(self, summed: FlatTensor, clients: int) -> None:
-        self._summed, self._clients = summed, clients
-        self.dtype = np.dtype(np.complex128 if summed.dtype.kind == "c" else np.float64)
-        self.shape = summed.shape
-
-    def __getitem__(self, values: slice) -> NDArray[Any]:
-        sums: NDArray[Any] = self._summed[values]
-        return sums / self._clients
-
-    def numpy(self) -> NDArray[Any]:
-        sums: NDArray[Any] = self._summed.numpy()
-        return sums / self._clients
 
 
 def _unchanged(params: Params) -> Update:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from meadow.flower.messages import identify_process, params_to_arrays, set_message_id
 from meadow.server.worker.grid import SPANS_MAX, FleetGrid
 from meadow.transport import fleet_pb2 as pb
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, encode
+from meadow.transport.relaying import RELAY_RECORD
 from meadow.transport.spans import Span, Traces
 
 identify_process(run_id=1, node_id=0)
@@ -234,3 +235,64 @@ def test_spans_of_rounds(desk: Desk, tmp_path: Path) -> None:
     assert len(traces.begun) - len(traces.ended) == SPANS_MAX
     grid.close()
     assert sorted(traces.begun) == sorted(traces.ended)
+
+
+class Tree:
+    """The clients 21 and 22 are behind the relay 2, called north."""
+
+    has_relays = True
+
+    def relay_of(self, client: int) -> int:
+        return 2 if client > 20 else 0
+
+
+@pytest.fixture
+def tree(desk: Desk, tmp_path: Path) -> FleetGrid:
+    """A grid with a relay."""
+    desk.name_of = lambda client: f"north/{client}"  # type: ignore[attr-defined]
+    return FleetGrid(
+        desk, run_id=1, spool=tmp_path, quorum=0, secret=b"s", cohorts={}, relays=Tree()  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_clients_of_a_relay_are_pushed_one_message(
+    tree: FleetGrid, desk: Desk, tmp_path: Path
+) -> None:
+    """It has one id; its answer is an error for each client that failed, and one for the others."""
+    content = RecordDict({"arrays": PARAMS})
+    (id_,) = tree.push_messages([Message(content, n, "train", group_id="i1") for n in (21, 22)])
+    (envelope,) = desk.steps[0].envelopes
+    assert (envelope.metadata.dst_node_id, envelope.metadata.message_id) == (2, id_)
+    asked = Message(RecordDict(), 2, "train", group_id="i1")
+    set_message_id(asked, id_)
+    about = {"clients": [22], "failed": [21], "codes": [1], "reasons": ["no"], "weights": [3.0]}
+    answered = RecordDict(
+        {RELAY_RECORD: ConfigRecord(about), "metrics": MetricRecord({"num-examples": 3.0})}
+    )
+    reply = Message(answered, reply_to=asked)
+    set_message_id(reply, f"{id_}-r")
+    folder = tmp_path / "reply"
+    step = pb.StepReply(
+        key="i1/train/0",
+        node_id=2,
+        envelope=encode(reply, BlobWriter(folder)),
+        blob_dir=str(folder),
+    )
+    desk.said["i1/train/0"].append(step)
+    failed, rest = tree.pull_messages([id_])
+    assert failed.metadata.src_node_id == 21 and failed.error.reason == "behind north: no"
+    assert rest.content["metrics"]["combined-clients"] == [22]
+    assert {m.metadata.reply_to_message_id for m in (failed, rest)} == {id_}
+
+
+def test_a_relay_that_does_not_answer_is_an_error_of_each_client(
+    tree: FleetGrid, desk: Desk
+) -> None:
+    """Nobody waits for clients whose relay is gone."""
+    content = RecordDict({"arrays": PARAMS})
+    messages = [Message(content, n, "train", ttl=5.0, group_id="i1") for n in (21, 22)]
+    (id_,) = tree.push_messages(messages)
+    desk.said["i1/train/0"].append(pb.StepEnd(key="i1/train/0"))
+    replies = list(tree.pull_messages([id_]))
+    assert [reply.metadata.src_node_id for reply in replies] == [21, 22]
+    assert all("behind north: no answer within 5 s" in reply.error.reason for reply in replies)
