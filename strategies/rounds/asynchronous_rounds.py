@@ -151,8 +151,10 @@ class AsynchronousRounds:
         """Return the clients that are at work, and those behind relays that are: a relay has one
         instruction at a time."""
         busy = self._in_flight.busy
+        if not adds_exactly(grid):
+            return busy
         relays = {relay_of(grid, client) for client in busy} - {0}
-        return busy.union(c for c in present if relay_of(grid, c) in relays) if relays else busy
+        return busy.union(client for client in present if relay_of(grid, client) in relays)
 
     def _new(self, grid: Grid, clients: Iterable[int]) -> OpenInstruction:
         version, now_s = self._run_state.state.round, now_s_of(grid)

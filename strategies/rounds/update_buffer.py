@@ -69,7 +69,7 @@ class UpdateBuffer:
         self.staleness: list[int] = []
 
     def __len__(self) -> int:
-        return sum(update.clients for update in self._updates.values())
+        return len(self.staleness)
 
     @property
     def is_full(self) -> bool:

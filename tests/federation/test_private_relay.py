@@ -13,7 +13,7 @@ from safetensors.numpy import load
 
 from meadow.privacy.dp.accounting.gaussian import epsilon_of_cost
 
-from .processes import Federation, meadow
+from .processes import Federation, Process, meadow, wait_until
 from .trees import CLIENTS, DIGITS, Branch, tree
 
 pytestmark = pytest.mark.fleet
@@ -98,7 +98,7 @@ def test_a_private_tree_clips_as_one_server(
     fleet: tuple[Federation, list[Branch]], tmp_path: Path
 ) -> None:
     """Relays clip, count who is within the adaptive clip, and are killed: with hardly any noise the model
-    is that of one server's simulation, and no client moves it by more than the clip."""
+    is that of one server's simulation, and owners' books have each round once."""
     above, branches = fleet
     settings = [*SETTINGS, *private(1e-6, "clipping=adaptive", "count_noise_stddev=1e-5")]
     run = above.submit(*settings)
@@ -111,7 +111,37 @@ def test_a_private_tree_clips_as_one_server(
     assert [row["clients"] for row in above.rounds(run)] == [CLIENTS] * ROUNDS
     options = [part for setting in settings for part in ("--set", setting)]
     meadow("simulate", str(DIGITS), "--executor", "sequential", "--out", str(tmp_path), *options)
+    owners = [each.client_dir(n) for each in branches for n in range(2)]
+    assert [books(folder)[-1]["rounds"] for folder in owners] == [ROUNDS] * 4
     found = load(above.model(run))
     for name, values in load((tmp_path / "model.safetensors").read_bytes()).items():
         np.testing.assert_allclose(found[name], values, atol=1e-5)
         assert np.abs(values).max() > 1e-3  # it is clipped, and trained
+
+
+def test_a_client_moves_to_another_relay(fleet: tuple[Federation, list[Branch]]) -> None:
+    """By an invitation of that relay, redeemed in its own folder: its settings and its books stay, and the
+    next run counts it once, in its new place."""
+    above, (new, old) = fleet
+    folder, before = old.client_dir(1), books(old.client_dir(1))
+    settings = (folder / "client.toml").read_text()
+    assert before, "it has trained"
+    old.clients[1].stop()
+    meadow("site", "revoke", "client-1", "--dir", str(old.server_dir))
+    token = meadow("server", "token", "ward-9", "--dir", str(new.server_dir))
+    meadow(
+        "client", "enroll", "--dir", str(folder), "--server", token["server"], "--token", "-",
+        "--ca-fingerprint", token["ca_fingerprint"], stdin=token["token"],
+    )  # fmt: skip
+    moved = Process(["client", "start", "--dir", str(folder)], folder.parent / "moved.log")
+    moved.start()
+    try:
+        wait_until(lambda: moved.events("connected"), "it connects")
+        run = above.submit(*SETTINGS, *private(2.0))
+        assert above.wait_for_end(run)["status"] == "finished"
+    finally:
+        moved.stop()
+    assert [row["clients"] for row in above.rounds(run)] == [CLIENTS] * ROUNDS
+    *kept, last = books(folder)
+    assert kept == before and last["run_id"] == str(run) and last["rounds"] == ROUNDS
+    assert (folder / "client.toml").read_text() == settings

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, Metadata, MetricRecord, RecordDict
 
-from meadow.flower.messages import identify_process, params_to_arrays, rebuild_message
+from meadow.flower.messages import (
+    identify_process,
+    params_to_arrays,
+    rebuild_message,
+    set_message_id,
+)
 from meadow.privacy.dp.mechanisms.adaptive import AdaptiveClip
 from meadow.privacy.dp.mechanisms.clipping import WITHIN_KEY, Clipping, ClippingKind
 from meadow.privacy.dp.mechanisms.mechanism import NoisyAggregate
 from meadow.privacy.dp.noise_terms import NoiseSource
 from meadow.privacy.dp.plan import PrivacyPlan
 from meadow.privacy.dp.private_algorithm import private_algorithm
-from meadow.relay.trainer import _Answer
+from meadow.relay.trainer import RelayTrainer, _Answer
+from meadow.server.daemon.daemon import Works
 from meadow.server.worker.relayed_replies import replies_behind
 from meadow.strategies.algorithms.algorithm import Aggregate, Algorithm, Params
 from meadow.strategies.algorithms.fedavg import fedavg
 from meadow.strategies.rounds.plan import RoundPlan
 from meadow.strategies.rounds.replies import TrainingReplies
+from meadow.transport import fleet_pb2 as pb
+from meadow.transport.blobs import blobs_of
+from meadow.transport.codec import BlobWriter, encode
 from meadow.transport.relaying import RELAY_RECORD
 
 identify_process(run_id=1, node_id=0)
@@ -269,3 +280,39 @@ def test_noise_that_clients_add_is_not_cut_off(noise: NoiseSource) -> None:
     assert norm(flat.mean) > CLIP and found.clients == flat.clients == 3
     for name, values in flat.mean.items():
         np.testing.assert_allclose(found.mean[name], values, rtol=1e-13)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_message_says_nothing_of_how_many_were_drawn(tmp_path: Path, private: bool) -> None:
+    """Where the sample is secret, tensors come in messages or as files by the configured cohort, not by
+    how many of a relay's clients were drawn."""
+    content = RecordDict(
+        {
+            "arrays": params_to_arrays({"w": np.zeros(2000, np.float32)}),
+            RELAY_RECORD: ConfigRecord({"clients": [1, 2], "deadline-s": 1.0}),
+        }
+    )
+    asked = Message(content, RELAY, "train", group_id="1")
+    set_message_id(asked, "i")
+    instruction = pb.Instruction(
+        id="i",
+        run_id=1,
+        envelope=encode(asked, BlobWriter(tmp_path)),
+        cohort_clients=2000,
+        differential_privacy=private,
+    )
+    sent: list[pb.Step] = []
+    below = SimpleNamespace(
+        has_relays=False,
+        relay_of=lambda client: 0,
+        send=lambda message: sent.append(message.step),
+        next_of=lambda key: pb.StepEnd(key=key),
+        close_step=lambda key: None,
+    )
+    works = Works(journal=None, thread=None, dispatcher=None, agents=None,  # type: ignore[arg-type]
+                  spool=SimpleNamespace(outgoing=lambda run: tmp_path))  # fmt: skip
+    trainer = RelayTrainer(works, secret=b"s")
+    trainer._combined(instruction, below, tmp_path, tmp_path / "reply")  # type: ignore[arg-type]
+    assert [len(step.envelopes) for step in sent] == [2]
+    files = {bool(blobs_of(envelope)) for envelope in sent[0].envelopes}
+    assert files == {private}
