@@ -35,15 +35,18 @@ class Seen:
         files: the bytes that it has uploaded, by instruction and blob.
         kinds: the kinds of messages on its streams.
         other_calls: its calls that are neither streams nor transfers.
+        sent_bytes: the bytes of all its messages, those of uploads among them.
     """
 
     replies: list[pb.Reply] = field(default_factory=list)
     files: dict[tuple[str, str], bytearray] = field(default_factory=dict)
     kinds: set[str | None] = field(default_factory=set)
     other_calls: set[str] = field(default_factory=set)
+    sent_bytes: int = 0
 
     def note_message(self, data: bytes) -> None:
         """Write down a message of the stream."""
+        self.sent_bytes += len(data)
         message = pb.AgentMessage.FromString(data)
         self.kinds.add(message.WhichOneof("kind"))
         if message.HasField("reply"):
@@ -51,6 +54,7 @@ class Seen:
 
     def note_upload(self, data: bytes, file: bytearray | None) -> bytearray:
         """Write down a message of an upload; return the file that it belongs to."""
+        self.sent_bytes += len(data)
         message = pb.UploadMessage.FromString(data)
         if message.HasField("open"):
             opened = message.open
