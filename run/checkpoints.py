@@ -107,6 +107,8 @@ class Checkpoints:
         path = self._folder / f"{stem}.safetensors"
         params = checkpoint.state.params
         files = {"params": self._taken(path, params) or self._write(path, params)}
+        for mean in self._folder.glob(f"{MEAN}*"):
+            mean.unlink()  # that an optimizer has made other params of
         if checkpoint.state.slots:
             slots = {
                 f"{slot}{SLOT_SEPARATOR}{name}": values

@@ -466,6 +466,22 @@ def test_tracebacks_are_kept_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.M
     assert len(text) < 30_000
 
 
+def test_a_mean_that_an_optimizer_has_used_up_goes(tmp_path: Path) -> None:
+    """A server optimizer makes other params of a mean: its file does not stay until the run ends."""
+    folder = opened(tmp_path / "run")
+    forms = {"w": (np.dtype(np.float32), (700, 1000))}
+    for number in (1, 2):
+        mean = folder.checkpoints.store(forms)
+        assert mean is not None
+        mean.flats[0][:] = number
+        values = mean.finish(forms)["w"] + 1
+        record = folder.commit(
+            Checkpoint(state=State(params={"w": values}, round=number)), row_of(number), RoundTable()
+        )
+        assert not list((tmp_path / "run" / "checkpoints").glob(".mean.*"))
+        assert arrays_to_params(record)["w"].min() == number + 1
+
+
 def test_a_large_mean_is_the_checkpoints_file(tmp_path: Path) -> None:
     """It is written once, in the folder of the checkpoints: a round takes that very file, a resumed run
     reads it, and what no round took is deleted when the run ends or the folder is opened again."""
