@@ -77,6 +77,14 @@ def _rows(costs: RoundCosts, seconds: dict[str, float]) -> list[dict[str, object
         size = costs.evaluated_bytes
         what = "evaluation besides, at most"
         rows.append({"what": what, "client_bytes": size, "all_bytes": size * costs.cohort, "s": ""})
+    if (disk := costs.disk) is not None:
+        for what, one, server in (
+            ("a client's", disk.client_bytes, ""),
+            ("the server's", "", disk.server_bytes),
+        ):
+            rows.append(
+                {"what": f"{what} disk, at most", "client_bytes": one, "all_bytes": server, "s": ""}
+            )
     return rows
 
 

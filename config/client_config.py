@@ -22,7 +22,9 @@ from .sections.device import DeviceConfig
 
 __all__ = [
     "APPROVED_FILE",
+    "BLOBS_KEPT",
     "PEER_PREFIX",
+    "RECEIVED_BYTES_MAX",
     "ClientConfig",
     "DataConfig",
     "DeviceConfig",
@@ -39,6 +41,8 @@ APPROVED_FILE = ".list.json"  # no app can be called so
 AUTO_APPROVE = "auto_approve"
 PEER_PREFIX = "ed25519:"
 RECEIVED_BYTES_MAX = 4 << 30
+BLOBS_KEPT = 4
+"""So many files of instructions an agent keeps, those that are in use among them."""
 HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 SHA256 = r"sha256:[0-9a-f]{64}"
 ED25519 = r"ed25519:[0-9a-f]{64}"

@@ -745,7 +745,7 @@ BESIDES = {
         client.hosts.link:CALL_BYTES_MAX client.hosts.member:HOSTS_MAX client.hosts.membership:PASS_CHARS_MAX
         client.hosts.wire:COPY_BYTES_MAX
         training.local.app:SITES_KEPT_MAX client.agent.connection:LOOKAHEAD_BYTES_MAX client.agent.delivery:DELIVERIES_MAX
-        client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:BLOBS_KEPT client.agent.execution:CORRUPT_MAX
+        client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:CORRUPT_MAX
         client.agent.line:UPLOAD_CHUNK_BYTES_MAX training.mid_epoch:SIZE_BYTES_MAX training.mid_epoch:STEPS_KEPT
         client.owner.offers:DIFF_BYTES_MAX client.owner.offers:DIFF_LINES_MAX client.owner.offers:REFUSED_MAX
         training.parallel.instructions:FRAME_BYTES_MAX training.parallel.pipeline:SHAPES_KEPT_MAX
@@ -756,7 +756,7 @@ BESIDES = {
         server.notify.notices:TEXT_CHARS_MAX server.notify.notifier:READ_MAX server.notify.receivers:KEY_BYTES_MAX
         server.tools.doctor:BACKUP_DAYS_MAX server.tools.doctor:BACKUP_LINES_MAX server.tools.doctor:CLOCK_S_MAX
         server.tools.doctor:NAMED_MAX
-        run.first_params:OUTPUT_CHARS_MAX run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
+        run.disk_needs:REPLIES_KEPT run.first_params:OUTPUT_CHARS_MAX run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
         server.daemon.backup:MANIFEST_BYTES_MAX server.daemon.backup:TRIES_MAX
         server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX
         server.worker.relayed_replies:REASON_CHARS_MAX server.daemon.supervisor:PENDING_MAX

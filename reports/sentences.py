@@ -116,6 +116,10 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
         f"round {d.get('round')} needs {d.get('quorum')} clients and has {d.get('updates')}: no sign of "
         f"life of {', '.join(map(str, d.get('missing_sites') or d.get('missing', [])))}"
     ),
+    "disk_needed": lambda d: (
+        f"the run takes up to {amount(d.get('server_bytes', 0))} of the server's disk, which has "
+        f"{amount(d.get('free_bytes', 0))} free, and {amount(d.get('client_bytes', 0))} of a client's"
+    ),
     "stopping": lambda d: f"stopping after {d.get('after')}",
     "update_clipped": _clipped,
     "site_gone": lambda d: f"{_of(d)} has been away for {d.get('minutes', 0):g} minutes",

@@ -38,6 +38,7 @@ from ..strategies.rounds.adapter import FederatedStrategy, RunResult
 from ..strategies.rounds.plan import RoundPlan
 from ..strategies.rounds.progress import EarlyStopping
 from ..strategies.rounds.recorder import Recorder
+from ..strategies.rounds.run_state import Room, has_room
 from ..strategies.rounds.schedule import rate_of_round
 from ..strategies.rounds.selection import Selection
 from .population_ledger import RunShare
@@ -84,11 +85,12 @@ def run_rounds(
     privacy: PrivateRun | None = None,
     initial: Callable[[], ArrayRecord] | None = None,
     store: Callable[[Forms], MeanStore | None] | None = None,
+    room: Room = has_room,
 ) -> RunResult:
     """Run a task's rounds on any Flower grid and return their result.
 
     `privacy` is the ledger of a private run; without one, the ledger is kept in memory. `initial`
-    returns the params before the first round, by default `initial_arrays`. `store` makes the place of large means, which are in memory without; private runs make no use of it.
+    returns the params before the first round, by default `initial_arrays`. `store` makes the place of large means, which are in memory without; private runs make no use of it. `room` is asked whether the disk has room for a round.
 
     Raises:
         ConfigError: a function of the app's own was not loaded.
@@ -104,7 +106,7 @@ def run_rounds(
         algorithm = private_algorithm(privacy.plan, algorithm)
     elif store is not None and type(algorithm.aggregator) is MeanAggregator:
         algorithm = replace(algorithm, aggregator=replace(algorithm.aggregator, store=store))
-    strategy = FederatedStrategy(algorithm, plan, recorder=recorder, privacy=privacy)
+    strategy = FederatedStrategy(algorithm, plan, recorder=recorder, privacy=privacy, room=room)
     if config.privacy.secure_aggregation.enabled:
         terms = _secure_terms(task, config, privacy)
         _require_room(config, terms, first[0])

@@ -19,6 +19,7 @@ from ..config.load import config_to_toml
 from ..config.own_algorithm import with_algorithm_named
 from ..config.schema.text import value_to_toml
 from ..errors import MeadowError, RunStoppedError
+from ..strategies.rounds.run_state import Room, has_room
 from ..tracking.follower import trackers_of
 from .app import open_ledger, run_rounds
 from .app_output import kept_output
@@ -59,11 +60,18 @@ def run_config_of(app: App) -> dict[str, bool | int | float | str]:
 
 
 def execute(
-    app: App, grid: Grid, folder: RunFolder, *, run_id: int, share: RunShare | None = None
+    app: App,
+    grid: Grid,
+    folder: RunFolder,
+    *,
+    run_id: int,
+    share: RunShare | None = None,
+    room: Room = has_room,
 ) -> dict[str, Any]:
     """Run an app's server side to its end; return the content of summary.json.
 
-    `share` is the run's part of the server's privacy ledger.
+    `share` is the run's part of the server's privacy ledger. `room` is asked before a round of Meadow's own whether
+    the disk has room for it.
 
     A run that fails or is stopped also leaves a summary, with that status; it can be resumed from
     its last committed round.
@@ -91,6 +99,7 @@ def execute(
                     if folder.durable
                     else None,
                     store=large.store if folder.durable else None,
+                    room=room,
                 )
                 status, cause = result.status, result.cause
             else:

@@ -24,6 +24,7 @@ from meadow.machine.process_limits import allow_many_files, keep_freed_memory
 from meadow.server.daemon.server_dir import ServerFolder
 from meadow.transport.blobs import blob_path
 from meadow.transport.codec import BlobWriter, decode, encode
+from meadow.transport.file_pool import FilePool
 from meadow.transport.fleet_pb2 import Instruction, TrainingDone
 
 __all__ = ["enroll_many"]
@@ -90,7 +91,8 @@ class AddsConstant:
         reply = Message(content, reply_to=message)
         set_message_id(reply, uuid.uuid4().hex)
         reply_dir.mkdir(parents=True, exist_ok=True)
-        envelope = encode(reply, BlobWriter(reply_dir, fsync=False))
+        spare = FilePool(blob_dir.parent / "spare")
+        envelope = encode(reply, BlobWriter(reply_dir, fsync=False, file_pool=spare))
         return TrainingDone(instruction_id=instruction.id, envelope=envelope)
 
     async def prepare(self, app: str) -> None:

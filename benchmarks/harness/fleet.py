@@ -22,6 +22,7 @@ def run_to_end(
     app: Path,
     *settings: str,
     on_event: Callable[[str], None] = lambda kind: None,
+    on_detail: Callable[[str, dict[str, Any]], None] = lambda kind, detail: None,
 ) -> list[dict[str, Any]]:
     """Run an app on a server and return its rows of metrics.jsonl.
 
@@ -35,6 +36,7 @@ def run_to_end(
         run = stub.Submit(iter(messages))
         for event in stub.Watch(pb.RunId(id=run.id)):
             on_event(event.kind)
+            on_detail(event.kind, json.loads(event.json))
         final = stub.ShowRun(pb.RunId(id=run.id)).run
     if final.status != "finished":
         raise RuntimeError(f"the run {final.status}: {final.cause}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...config.client_config import PolicyConfig
+from ...config.client_config import BLOBS_KEPT, PolicyConfig
 from ...errors import (
     NOTHING_TO_EVALUATE,
     AppError,
@@ -43,7 +44,6 @@ from .uplink import Uplink
 
 __all__ = ["Execution", "label_of"]
 
-BLOBS_KEPT = 4
 HIDDEN_REASON = "this client has no result; its owner's log says why"
 CORRUPT_MAX = 3
 T = TypeVar("T")
@@ -215,8 +215,7 @@ class Execution:
             now_s = self._clock()
             rounds_today = self._ledger.rounds_today(now_s=now_s, besides=content_of(instruction))
         check(instruction, policy, installed=installed, rounds_today=rounds_today)
-        if policy.disk_bytes_max is not None:
-            self._require_room(instruction, policy.disk_bytes_max)
+        self._require_room(instruction, policy.disk_bytes_max)
         if policy.has_budget:
             check_budget(
                 instruction,
@@ -226,9 +225,9 @@ class Execution:
             )
         return policy
 
-    def _require_room(self, instruction: Instruction, bytes_max: int) -> None:
-        """Check that what an instruction brings, and as much for its answer, fits into the owner's bound; what
-        is stored only for reuse goes first.
+    def _require_room(self, instruction: Instruction, bytes_max: int | None) -> None:
+        """Check that what an instruction brings, and as much for its answer, fits on the disk and into the owner's
+        bound, if there is one; what is stored only for reuse goes first.
 
         Raises:
             RefusedError: it does not fit.
@@ -237,16 +236,20 @@ class Execution:
         sizes = {blob_path(self._blob_dir, check_blob_id(b.id)): b.size_bytes for b in blobs}
         missing = sum(size - _size_of(path) for path, size in sizes.items())
         needed = max(0, missing) + sum(sizes.values())
-        if not needed or _used_bytes(self._owner.directory) + needed <= bytes_max:
+        if not needed or not self._why_no_room(needed, bytes_max):
             return
         self._prune({blob.id for blob in blobs}, 0)
         self._state.file_pool.clear()
-        used = _used_bytes(self._owner.directory)
-        if used + needed > bytes_max:
-            raise RefusedError(
-                f"policy.disk_bytes_max is {bytes_max}: {used} bytes are used, and this instruction "
-                f"needs {needed} more"
-            )
+        if why := self._why_no_room(needed, bytes_max):
+            raise RefusedError(f"{why}, and this instruction needs {needed} more")
+
+    def _why_no_room(self, needed_bytes: int, bytes_max: int | None) -> str:
+        folder = self._owner.directory
+        if needed_bytes > (free := shutil.disk_usage(folder).free):
+            return f"the disk of {folder} has {free} bytes free: make room there"
+        if bytes_max is not None and (used := _used_bytes(folder)) + needed_bytes > bytes_max:
+            return f"policy.disk_bytes_max is {bytes_max}: {used} bytes are used"
+        return ""
 
     async def _refuse(self, instruction: Instruction, reason: str) -> Outgoing:
         now_s = self._clock()

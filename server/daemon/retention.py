@@ -80,12 +80,12 @@ def pruned_at(run_folder: Path) -> str | None:
         return "an unknown time"
 
 
-def folder_bytes(folder: Path) -> int:
-    """Return how much of the disk the files below a folder take; a file with two names counts once.
+def folder_bytes(*folders: Path) -> int:
+    """Return how much of the disk the files below folders take; a file with two names counts once.
 
     Files may come and go meanwhile. No link is followed.
     """
-    return _bytes_below([folder], set())
+    return _bytes_below(folders, set())
 
 
 def make_headroom(folder: Path) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...apps.folder import App
-from ...compression.packet import Packer
-from ...compression.terms import CompressionTerms
-from ...config.rules.builders import build_compression_terms
-from ...config.sections.model import Config
+from ...config.rules.builders import (
+    build_algorithm,
+    build_asynchrony,
+    build_compression_terms,
+)
 from ...errors import ConfigError
-from ...strategies.algorithms.algorithm import Params
-from ...strategies.rounds.checks import forms_of
+from ...run.disk_needs import DiskNeeds, disk_needs, instruction_bytes, reply_bytes
 from ...strategies.rounds.cohort import size_of_cohort
 from ..daemon.blob_service import fair_chunk_bytes, window_bytes
 
@@ -61,6 +61,8 @@ class RoundCosts:
     up_bytes: int
     evaluated_bytes: int
     """What a client fetches besides in an evaluated round, at most; 0 without evaluation."""
+    disk: DiskNeeds | None
+    """What the run's files take; None if that is not known, as of asynchronous rounds."""
 
     @property
     def server_down_bytes(self) -> int:
@@ -69,7 +71,7 @@ class RoundCosts:
 
     @property
     def server_up_bytes(self) -> int:
-        """What the server receives in a round; it is also what its disk holds until the round is committed."""
+        """What the server receives in a round."""
         return self.cohort * self.up_bytes
 
 
@@ -91,27 +93,15 @@ def round_costs(app: App, *, clients: int) -> RoundCosts:
     from ...training.module_params import build_module, params_of_module  # imports torch
 
     params = params_of_module(build_module(app.load_task(), config.run.seed), copy=False)
-    down = _encoded_bytes(params, terms, "none" if terms is None else terms.download)
-    up = _encoded_bytes(params, terms, "none" if terms is None else terms.upload)
-    if config.privacy.secure_aggregation.enabled:
-        up = _masked_bytes(params, config)
+    cohort = size_of_cohort(clients, cohort=config.run.cohort, at_least=config.run.min_clients)
+    down, disk = instruction_bytes(params, config), None
+    if build_asynchrony(config) is None:
+        disk = disk_needs(config, build_algorithm(config).init(params), clients=cohort)
     return RoundCosts(
         clients=clients,
-        cohort=size_of_cohort(clients, cohort=config.run.cohort, at_least=config.run.min_clients),
+        cohort=cohort,
         down_bytes=down,
-        up_bytes=up,
+        up_bytes=reply_bytes(params, config),
+        disk=disk,
         evaluated_bytes=down if config.evaluation.every else 0,
     )
-
-
-def _encoded_bytes(params: Params, terms: CompressionTerms | None, kind: str) -> int:
-    if terms is None or kind == "none":
-        return sum(values.nbytes for values in params.values())
-    return Packer(forms_of(params), terms, kind).size_bytes
-
-
-def _masked_bytes(params: Params, config: Config) -> int:
-    """Return the size of a masked vector: every value has the bits of the sum's modulus."""
-    values = sum(each.size * (2 if each.dtype.kind == "c" else 1) for each in params.values())
-    bits = config.privacy.secure_aggregation.bits
-    return -(-values * bits // 8)

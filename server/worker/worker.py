@@ -31,6 +31,7 @@ from ...transport.entries import pack_entries
 from ...transport.pipe import Pipe
 from ...transport.tracing import traces_of
 from .channel import Channel
+from .disk_check import DiskCheck
 from .grid import FleetGrid
 
 __all__ = ["main"]
@@ -87,7 +88,8 @@ def main(fd: int) -> int:
         ledger = open_population(Path(start.run_dir).parents[1])
         share = RunShare(ledger, start.run_id)
         with closing(traces), closing(grid):  # the daemon hangs up once it has the end
-            summary = execute(app, grid, folder, run_id=start.run_id, share=share)
+            room = DiskCheck(app.config, start, relay_of=channel.relay_of, emit=note)
+            summary = execute(app, grid, folder, run_id=start.run_id, share=share, room=room)
         finished = pb.Finished(status=summary["status"], cause=summary["cause"] or "")
     except MeadowError as error:
         traceback.print_exc()

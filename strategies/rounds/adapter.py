@@ -26,7 +26,7 @@ from .private_rounds import PrivateRounds
 from .recorder import Recorder
 from .result import RunResult, Status
 from .rounds import Evaluate, Rounds, RoundTerms
-from .run_state import RunState
+from .run_state import Room, RunState, has_room
 from .synchronous_rounds import SynchronousRounds
 from .virtual_time import begin_after
 
@@ -48,9 +48,11 @@ class FederatedStrategy(Strategy):
         *,
         recorder: Recorder | None = None,
         privacy: PrivateRounds | None = None,
+        room: Room = has_room,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run_state = RunState(algorithm, plan, recorder)
+        """`room` is asked before a cohort's instructions go out, and raises if there is none for its replies."""
+        self._run_state = RunState(algorithm, plan, recorder, room)
         self._steps = SynchronousRounds(self._run_state, privacy=privacy, clock=clock)
         self._asynchronous: AsynchronousRounds | None = None
         if plan.asynchronous is not None:

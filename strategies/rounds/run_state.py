@@ -5,7 +5,7 @@ It is the same for every kind of rounds (`rounds.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,14 @@ from .result import RunResult, Status, result_of
 from .rounds import Evaluate, Rounds
 from .virtual_time import virtual_time_of
 
-__all__ = ["Meter", "RunState"]
+__all__ = ["Meter", "Room", "RunState", "has_room"]
+
+Room = Callable[[State, Params, Sequence[int]], None]
+"""Checks that there is disk for a round: of the state before it, of what is sent, with this cohort."""
+
+
+def has_room(state: State, sent: Params, cohort: Sequence[int]) -> None:
+    """Check nothing."""
 
 
 class RunState:
@@ -36,10 +43,17 @@ class RunState:
         arrays: the params of `state`; once a round is durable, read from where it was written.
     """
 
-    def __init__(self, algorithm: Algorithm, plan: RoundPlan, recorder: Recorder | None) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        plan: RoundPlan,
+        recorder: Recorder | None,
+        room: Room = has_room,
+    ) -> None:
         self.algorithm = algorithm
         self.plan = plan
         self._recorder = recorder
+        self.room = room
         self.state = State(params={})
         self.arrays = ArrayRecord()
         self.params_config: Mapping[str, int] = {}

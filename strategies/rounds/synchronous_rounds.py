@@ -81,6 +81,7 @@ class SynchronousRounds:
         self._combined = combines_updates(grid)
         self.refuse_misfit(grid)
         sent = run_state.algorithm.sent(run_state.state)
+        run_state.room(run_state.state, sent, cohort)
         algorithm = run_state.algorithm.at(run_state.state)
         self._replies = TrainingReplies(
             number=server_round,

@@ -21,6 +21,8 @@ def test_a_program_reads_the_round(meadow: Meadow, app: Path) -> None:
     assert down["client_bytes"] == up["client_bytes"] > 0
     assert whole["all_bytes"] == 10 * whole["client_bytes"] == 20 * down["client_bytes"]
     assert whole["s"] == pytest.approx(down["s"] + 60 + up["s"])
+    assert rows["the server's disk, at most"]["all_bytes"] == 13 * down["client_bytes"] + 8_000_000
+    assert rows["a client's disk, at most"]["client_bytes"] == 6 * down["client_bytes"] + 8_000_000
 
 
 def test_a_person_reads_it(meadow: Meadow, app: Path) -> None:

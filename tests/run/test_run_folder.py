@@ -476,7 +476,9 @@ def test_a_mean_that_an_optimizer_has_used_up_goes(tmp_path: Path) -> None:
         mean.flats[0][:] = number
         values = mean.finish(forms)["w"] + 1
         record = folder.commit(
-            Checkpoint(state=State(params={"w": values}, round=number)), row_of(number), RoundTable()
+            Checkpoint(state=State(params={"w": values}, round=number)),
+            row_of(number),
+            RoundTable(),
         )
         assert not list((tmp_path / "run" / "checkpoints").glob(".mean.*"))
         assert arrays_to_params(record)["w"].min() == number + 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,5 +146,32 @@ def test_the_owners_bound_of_the_disk(client: Client) -> None:
         assert len(
             AgentDatabase(client.directory / "agent.sqlite").rows("SELECT * FROM spent")
         ) == (len(rows) + 1)
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_is_too_small_for_an_instruction(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept for reuse makes room; a disk without room for the tensors and the answer refuses before anything
+    is fetched or counted, with the numbers and the place."""
+    values = 1 << 17
+    free = 16 * 4 * values
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+
+    async def scenario() -> None:
+        async with client.connected():
+            client.fleet.send(client.instruction("a", values=4 * values))
+            assert client.count_of(await client.fleet.reply("a")) == 1
+            (old,) = (client.directory / "blobs").iterdir()
+            client.fleet.send(client.instruction("b", values=8 * values + 1))
+            refused = (await client.fleet.reply("b")).refused
+            assert f"the disk of {client.directory} has {free} bytes free: make room" in refused
+            assert f"needs {2 * 4 * (8 * values + 1) + 160} more" in refused
+            assert not old.exists() and not list((client.directory / "blobs").iterdir())
+            client.fleet.send(client.instruction("c", values=values))
+            assert client.count_of(await client.fleet.reply("c")) == 2
+        spent = AgentDatabase(client.directory / "agent.sqlite").rows("SELECT * FROM spent")
+        assert len(spent) == 2
 
     asyncio.run(scenario())

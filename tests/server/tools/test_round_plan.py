@@ -9,6 +9,7 @@ import pytest
 
 from meadow.apps.folder import App
 from meadow.errors import ConfigError
+from meadow.run.disk_needs import BESIDE_BYTES
 from meadow.server.tools.round_plan import AccessLink, round_costs
 from meadow.simulations.run import simulate
 
@@ -51,6 +52,17 @@ def test_what_is_not_known_is_not_said(setting: str, words: str) -> None:
     """An algorithm that sends more than params, and a size that depends on the values, are refused."""
     with pytest.raises(ConfigError, match=words):
         round_costs(App.load(DIGITS, overrides=[*PLAIN, setting]), clients=CLIENTS)
+
+
+def test_the_disk_is_said() -> None:
+    """Three checkpoints and a cohort's replies; of asynchronous rounds it is not known."""
+    said = round_costs(App.load(DIGITS, overrides=[*PLAIN]), clients=CLIENTS)
+    assert said.disk is not None
+    assert said.disk.server_bytes - BESIDE_BYTES == 3 * said.down_bytes + CLIENTS * said.up_bytes
+    fedbuff = round_costs(
+        App.load(DIGITS, overrides=[*PLAIN, "rounds.kind=fedbuff"]), clients=CLIENTS
+    )
+    assert fedbuff.disk is None
 
 
 def test_long_lines_pause() -> None:
