@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 
 from ...flower.messages import FlatTensor
 
-__all__ = ["ExactSums", "Quotient", "SparseTensor", "add_exactly", "exact_parts", "exact_sums"]
+__all__ = [
+    "ExactSums",
+    "Quotient",
+    "SparseTensor",
+    "add_exactly",
+    "exact_parts",
+    "exact_sums",
+    "two_sum",
+]
 
 Reals = NDArray[np.float64]
 
@@ -107,7 +115,7 @@ class Quotient:
 def add_exactly(parts: list[Reals], row: Reals) -> None:
     """Add a row to parts, which are rows as well; they become more where rounding asks for it."""
     for place, part in enumerate(parts):
-        parts[place], row = _two_sum(part, row)
+        parts[place], row = two_sum(part, row)
         if not row.any():
             return
     parts.append(row)
@@ -149,7 +157,7 @@ def _exact_sums(weights: Reals, values: Reals) -> ExactSums:
         odd = np.arange(values.shape[1])
     else:
         rows, left = _products(weights, values, bits=SIGNIFICANT_BITS - math.frexp(total)[1])
-        rounded, rests = _two_sum(*rows)
+        rounded, rests = two_sum(*rows)
         odd = np.flatnonzero(left)
         rests[odd] = 0.0
     positions = np.flatnonzero(rests)
@@ -187,7 +195,7 @@ def _products(weights: Reals, values: Reals, *, bits: int) -> tuple[list[Reals],
     return rows, np.asarray(values.any(axis=0))
 
 
-def _two_sum(first: Reals, second: Reals) -> tuple[Reals, Reals]:
+def two_sum(first: Reals, second: Reals) -> tuple[Reals, Reals]:
     """Return the rounded sum and its error (Knuth, TAOCP 2, theorem 4.2.2 B)."""
     rounded = first + second
     shown = rounded - first

@@ -29,7 +29,7 @@ from ...errors import RunError
 from ...flower.messages import FlatTensor, MemoryTensor
 from ...machine.process_limits import available_cores
 from .algorithm import Aggregate, Params, Update
-from .exact_sums import add_exactly, exact_parts, exact_sums
+from .exact_sums import add_exactly, exact_parts, exact_sums, two_sum
 from .layout import BLOCK, Block, RowLayout
 
 __all__ = [
@@ -61,6 +61,10 @@ LARGEST_MIN = 1e-140
 """Squares of smaller values may be zero."""
 SETTLED_MIN = 16_384
 """Doubtful values that are added up exactly at once."""
+PRODUCT_BITS = {"float32": 29, "float16": 42, "bfloat16": 45, "complex64": 29}
+"""The bits that float64 has beyond those of a value: a whole weight of fewer makes no rounding error."""
+PLAIN_ROWS_MAX = 4
+"""Of more updates it takes longer to look at every sum than at those that are doubtful."""
 ROUNDING = 2.0**-53
 """The largest relative error of a float64 operation."""
 
@@ -336,6 +340,9 @@ class Doubtful:
     def __init__(self, accumulator: MeanSum, flats: Sequence[NDArray[Any]]) -> None:
         self._accumulator = accumulator
         self._flats = flats
+        self._weights = np.array([factor_of(update) for update in accumulator.waiting])
+        self._plain = self._exact_products()
+        """By tensor: whether its values times their weights are float64 without rounding."""
         self._found: list[tuple[int, NDArray[np.int64], Reals]] = []
         """By piece: the tensor, places in it, and the updates' values there, a row each."""
         self._count = 0
@@ -343,6 +350,10 @@ class Doubtful:
     def write(self, block: Block, sums: Reals, error: float, rows: Reals | None) -> None:
         """Write a block's means, and note those that are doubtful; `sums` is used up."""
         accumulator = self._accumulator
+        few = rows is not None and len(rows) <= PLAIN_ROWS_MAX
+        if rows is not None and few and all(self._plain[each.tensor] for each in block.segments):
+            self._write_plain(block, rows)
+            return
         others = sums + error
         sums -= error
         others /= accumulator.weight
@@ -360,28 +371,69 @@ class Doubtful:
                     values = rows[:, offset + places]
                 else:
                     values = self._read(tensor, start, stop, places)
-                self._found.append((tensor, start + places, values))
-                self._count += places.size
+                self._add(tensor, start + places, values)
         if self._count >= SETTLED_MIN:
             self.settle()
 
+    def _write_plain(self, block: Block, rows: Reals) -> None:
+        """Write the means of a few updates whose sums have no rounding error, and note the rest.
+
+        Of two clients of equal weight, sums are halfway between two means in every second place: they would all be
+        doubtful, and nearly all are exact.
+        """
+        sums, lost = _plain_sums(self._weights, rows)
+        sums /= self._accumulator.weight
+        inexact = bool(lost.any())
+        for tensor, start, stop, offset in block.segments:
+            size = stop - start
+            _cast(sums[offset : offset + size], self._flats[tensor], start)
+            if inexact:
+                places = np.flatnonzero(lost[offset : offset + size])
+                self._keep(tensor, start + places, rows[:, offset + places])
+        if self._count >= SETTLED_MIN:
+            self.settle()
+
+    def _add(self, tensor: int, places: NDArray[np.int64], values: Reals) -> None:
+        """Write the means whose sums have no rounding error after all, and note the rest."""
+        if self._plain[tensor]:
+            sums, lost = _plain_sums(self._weights, values)
+            sums /= self._accumulator.weight
+            self._write(tensor, places, sums)
+            places, values = places[lost], values[:, lost]
+        self._keep(tensor, places, values)
+
+    def _keep(self, tensor: int, places: NDArray[np.int64], values: Reals) -> None:
+        if places.size:
+            self._found.append((tensor, places, values))
+            self._count += places.size
+
+    def _exact_products(self) -> list[bool]:
+        dtypes, weights = self._accumulator.layout.dtypes, self._weights
+        rounds = any(update.summed for update in self._accumulator.waiting)
+        if rounds or not (np.rint(weights) == weights).all():
+            return [False] * len(dtypes)
+        largest = float(weights.max())
+        return [largest < 2.0 ** PRODUCT_BITS.get(dtype.name, -1) for dtype in dtypes]
+
+    def _write(self, tensor: int, places: NDArray[np.int64], means: Reals) -> None:
+        flat = self._flats[tensor]
+        real = flat.real.dtype if flat.dtype.kind == "c" else flat.dtype
+        cast = np.empty(len(places), real)
+        _cast(means, cast, 0)
+        flat.view(real)[places] = cast
+
     def settle(self) -> None:
         """Write the exact means."""
-        weights = np.array([factor_of(update) for update in self._accumulator.waiting])
         found, self._found, self._count = self._found, [], 0
         if not found:
             return
         means = exact_sums(
-            weights, np.concatenate([values for *_, values in found], axis=1)
+            self._weights, np.concatenate([values for *_, values in found], axis=1)
         ).rounded
         means /= self._accumulator.weight
         done = 0
         for tensor, places, _ in found:
-            flat = self._flats[tensor]
-            real = flat.real.dtype if flat.dtype.kind == "c" else flat.dtype
-            exact = np.empty(len(places), real)
-            _cast(means[done : done + len(places)], exact, 0)
-            flat.view(real)[places] = exact
+            self._write(tensor, places, means[done : done + len(places)])
             done += len(places)
 
     def _read(self, tensor: int, start: int, stop: int, places: NDArray[np.int64]) -> Reals:
@@ -390,6 +442,16 @@ class Doubtful:
         for row, update in zip(values, waiting, strict=True):
             row[:] = as_reals(update.params[name])[start:stop][places]
         return values
+
+
+def _plain_sums(weights: Reals, values: Reals) -> tuple[Reals, NDArray[np.bool_]]:
+    """Return the sums of columns, and which of them a rounding error has changed; products are exact."""
+    sums = weights[0] * values[0]
+    lost = np.zeros(len(sums), bool)
+    for weight, row in zip(weights[1:], values[1:], strict=True):
+        sums, error = two_sum(sums, weight * row)
+        lost |= error != 0.0
+    return sums, lost
 
 
 def rows_of(layout: RowLayout, updates: Sequence[Update]) -> Iterator[tuple[Block, Reals]]:

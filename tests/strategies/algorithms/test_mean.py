@@ -359,6 +359,48 @@ def test_the_mean_is_the_correctly_rounded_one(kit, rows, whole, dtype):
     assert not np.signbit(result.astype(float)[result.astype(float) == 0]).any()
 
 
+@pytest.mark.parametrize(
+    "weights", [(7, 7), (600, 600, 600, 600), (2**29 - 1, 2**29 - 3), (1,) * 8]
+)
+def test_ties_of_a_few_clients_cost_little(kit, monkeypatch, weights):
+    """Sums halfway between two means are exact float64, as a look at their rounding errors shows; only sums with one
+    are added up in slices. The means are those of fractions, from subnormal values to large ones."""
+    sliced = []
+
+    def counted(weights, values):
+        sliced.append(values.shape[1])
+        return exact_sums(weights, values)
+
+    monkeypatch.setattr(mean_module, "exact_sums", counted)
+    generator = np.random.default_rng(len(weights))
+    models = [
+        {
+            "w": generator.standard_normal(40_000).astype(np.float32),
+            "far": np.float32(generator.choice([1e-45, 1.0, -3e7, 1e20], 500)),
+            "steps": np.array(5),
+        }
+        for _ in weights
+    ]
+    for model in models[1:]:  # as after a step of training
+        model["w"] = models[0]["w"] + np.float32(0.001) * model["w"]
+    updates = [
+        replace(kit.update(i, float(w), m), stored=True)
+        for i, (w, m) in enumerate(zip(weights, models, strict=True))
+    ]
+    found = mean_of(updates, models[0]).mean
+    for name, size in {"w": 500, "far": 500, "steps": 1}.items():
+        columns = np.array([m[name].reshape(-1)[:size].astype(float) for m in models]).T
+        total = float(sum(weights))
+        sums = [
+            float(sum(w * Fraction(v) for w, v in zip(weights, column, strict=True)))
+            for column in columns.tolist()
+        ]
+        expected = (np.array(sums) / total).astype(models[0][name].dtype)
+        np.testing.assert_array_equal(found[name].reshape(-1)[:size], expected)
+    if weights[0] < 1000:  # else sums have more bits than a float64
+        assert sum(sliced) < 2_000, "of 40,000 values, up to half of which are ties"
+
+
 @pytest.mark.parametrize("group", [2, 20])
 def test_groups_in_memory_are_added_up_exactly(kit, group):
     """Of a small model no order and no group changes a bit, though only a group is held."""
