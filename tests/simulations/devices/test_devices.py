@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from meadow.config.sections.simulation import DevicesConfig
 from meadow.errors import ConfigError
+from meadow.simulations.devices import device_trace
+from meadow.simulations.devices.device_trace import Trace
 from meadow.simulations.devices.devices import Devices, DeviceWork
 
 MANY = np.arange(1, 20_001)
@@ -142,6 +145,32 @@ def test_a_trace_says_when_who_is_there_next(tmp_path: Path) -> None:
         assert next_s[:2] == pytest.approx([first, second], abs=1e-5)
         assert next_s[2] == np.inf
         assert all(some.available(ids[i : i + 1], float(next_s[i]))[0] for i in (0, 1))
+
+
+def test_a_traces_periods_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there may be are read; one more is refused, by its line, with what to do."""
+    monkeypatch.setattr(device_trace, "PERIODS_MAX", 3)
+    some = written(tmp_path, TRACE, trace="file.csv")
+    assert some.trace is not None and len(some.trace.clients) == 3
+    with pytest.raises(
+        ConfigError, match=r"line 5: a trace has at most 3 periods.*available_share"
+    ):
+        written(tmp_path, TRACE + "1,40,45\n", trace="file.csv")
+
+
+def test_a_traces_memory_is_that_of_numbers(tmp_path: Path) -> None:
+    """A period costs tens of bytes while a file is read, not hundreds as a row of Python objects."""
+    periods = 30_000
+    rows = "".join(f"{1 + n % 3},{n * 10},{n * 10 + 5}\n" for n in range(periods))
+    (tmp_path / "file.csv").write_text("client,start_s,end_s\n" + rows)
+    tracemalloc.start()
+    try:
+        trace = Trace.read(tmp_path / "file.csv", clients=3)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(trace.clients) == periods
+    assert peak_bytes / periods < 120
 
 
 def test_known_speeds_replace_drawn_ones(tmp_path: Path) -> None:
