@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from ..schema.rules import Rule
 from ..schema.settings import setting
 
 __all__ = ["AdversariesConfig", "DevicesConfig", "SimulationConfig"]
+
+_EVERYWHERE = ("", "CPU", "GPU", "memory", "object_store_memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,5 +177,21 @@ class SimulationConfig:
     address: str | None = setting(
         None, "the Ray cluster; one of its own if absent", only={"executor": ("ray",)}
     )
+    node_resource: str | None = setting(
+        None,
+        "a custom resource of Ray nodes: clients run only on those that have it, which have the "
+        "clients' data",
+        only={"executor": ("ray",)},
+    )
     devices: DevicesConfig | None = None
     adversaries: AdversariesConfig | None = None
+
+    rules: ClassVar[tuple[Rule[SimulationConfig], ...]] = (
+        Rule(
+            ("node_resource",),
+            "a resource of one's own: not CPU, GPU, memory, object_store_memory",
+            lambda said: said.node_resource is not None and said.node_resource in _EVERYWHERE,
+            '= "{node_resource}" does not say where data are: Ray counts it on every node; name a '
+            "resource of your own, which `ray start --resources` declares where they are",
+        ),
+    )

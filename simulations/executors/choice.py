@@ -34,6 +34,7 @@ class ExecutorPlan:
     threads: int = 1
     workers: int | None = None
     address: str | None = None
+    node_resource: str | None = None
 
     @classmethod
     def of(cls, app: App, name: str | None) -> ExecutorPlan:
@@ -70,7 +71,12 @@ class ExecutorPlan:
                 "made in this one; put it into an app folder (`meadow new NAME`), or choose "
                 '"vectorized" without simulation.workers, or "sequential"'
             )
-        return cls(name=chosen, workers=workers, address=said.address)
+        return cls(
+            name=chosen,
+            workers=workers,
+            address=said.address,
+            node_resource=said.node_resource,
+        )
 
     def settled(
         self, app: App, clients: int, *, trying: Trying = lambda candidate, clients: None
@@ -124,6 +130,7 @@ class ExecutorPlan:
             clients,
             address=self.address,
             workers=self.workers,
+            node_resource=self.node_resource,
             combine=combine,
             sink=sink,
         )

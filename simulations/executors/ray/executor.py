@@ -29,7 +29,9 @@ __all__ = ["RayExecutor"]
 
 LOOK_S = 1.0
 START_S_MAX = 300.0
-"""For the first actor to be there: a cluster may have to start machines."""
+"""For an actor to be there, where there is none: a cluster may have to start machines."""
+RESOURCE_SHARE = 0.001
+"""What an actor takes of a node's custom resource, which says only that the node has something."""
 STARTS_MAX = 3
 CLOSE_S = 5.0
 CONNECT_S = 10.0
@@ -47,20 +49,23 @@ class RayExecutor(GroupExecutor):
         *,
         address: str | None,
         workers: int | None,
+        node_resource: str | None = None,
         combine: bool,
         inner: str = "sequential",
         sink: EventSink,
     ) -> None:
         """Connect to the cluster at `address`, or start one on this machine, and start actors.
 
-        A cluster that this process is connected to already is used, and left as it is.
-        `workers` is by default the number of the cluster's CPUs.
+        A cluster that this process is connected to already is used, and left as it is. Actors start
+        on nodes that have the custom resource `node_resource` only; on any, if that is None.
+        `workers` is by default the number of these nodes' CPUs.
 
         Raises:
-            ConfigError: Ray is not installed, or no cluster answers at `address`.
+            ConfigError: Ray is not installed, no cluster answers at `address`, or no node of it has
+                `node_resource`.
             StoreError: there is no place for the files of a round.
         """
-        pool = _RayPool(app, clients, inner, address, workers)
+        pool = _RayPool(app, clients, inner, address, workers, node_resource)
         try:
             folder = SharedFolder()
         except BaseException:
@@ -93,19 +98,28 @@ class _RayPool:
         inner: str,
         address: str | None,
         workers: int | None,
+        node_resource: str | None,
     ) -> None:
         self._ray = _imported()
         self._owns_cluster = not self._ray.is_initialized()
         if self._owns_cluster:
             _connect(self._ray, address, workers)
-        self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        try:
+            cpus = _cpus(self._ray.nodes(), node_resource)
+        except ConfigError:
+            self._leave()
+            raise
+        self.workers = workers or max(1, int(cpus))
+        self._node_resource = node_resource
         self._settings = self._ray.put(settings_of(app, clients, inner).to_json())
         self._archive = self._ray.put(pack(app.folder))
-        self._class = self._ray.remote(num_cpus=1, max_restarts=0)(GroupActor)
+        resources = {node_resource: RESOURCE_SHARE} if node_resource else None
+        options = {"num_cpus": 1, "max_restarts": 0, "resources": resources}
+        self._class = self._ray.remote(**options)(GroupActor)
         self._failed_starts = 0
         self._round = 0
         self._shared: Any = None
-        self._begun_s = time.monotonic()
+        self._waits_since_s = time.monotonic()
         self._actors = [self._start() for _ in range(self.workers)]
 
     @property
@@ -128,10 +142,11 @@ class _RayPool:
     def wait(self) -> list[EndedTask]:
         waiting = [actor.waits_for for actor in self._actors if actor.waits_for is not None]
         done, _ = self._ray.wait(waiting, num_returns=1, timeout=LOOK_S)
-        if not done and not self.pids and time.monotonic() > self._begun_s + START_S_MAX:
+        if not done and not self.pids and time.monotonic() > self._waits_since_s + START_S_MAX:
             raise RunError(
                 f"the Ray cluster started none of {self.workers} workers in {START_S_MAX:g} s; "
-                "it needs one free CPU for each: free some, or ask for fewer workers"
+                f"it needs one free CPU for each{_of_nodes(self._node_resource)}: free some, or ask for "
+                "fewer workers"
             )
         return [
             ended
@@ -148,6 +163,9 @@ class _RayPool:
                 self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
             for actor in actors:
                 self._ray.kill(actor.handle)
+        self._leave()
+
+    def _leave(self) -> None:
         if self._owns_cluster:
             self._ray.shutdown()
 
@@ -181,6 +199,7 @@ class _RayPool:
                 )
         with suppress(Exception):  # it is gone, most likely
             self._ray.kill(actor.handle)
+        self._waits_since_s = time.monotonic()
         self._actors[self._actors.index(actor)] = self._start()
         return (
             [EndedTask(task=actor.task, lost=f"was lost: {cause}")]
@@ -237,6 +256,27 @@ def _look_for(address: str | None) -> None:
     with suppress(ConfigError):  # "auto", "ray://..."
         where = Address.parse(address or "")
         socket.create_connection((where.host, where.port), timeout=CONNECT_S).close()
+
+
+def _cpus(nodes: list[dict[str, Any]], resource: str | None) -> float:
+    """Return how many CPUs the nodes with this resource have, or all nodes.
+
+    Raises:
+        ConfigError: there is none with it.
+    """
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    fit = [has for has in alive if resource is None or has.get(resource)]
+    if not fit:
+        raise ConfigError(
+            f"simulation.node_resource = {resource!r}: none of the Ray cluster's {len(alive)} nodes has "
+            "this resource; start Ray where the clients' data are with ray start "
+            f"--resources='{{\"{resource}\": 1}}', and name that cluster as simulation.address"
+        )
+    return sum(float(has.get("CPU", 0)) for has in fit)
+
+
+def _of_nodes(resource: str | None) -> str:
+    return f" on a node with the resource {resource!r}" if resource else ""
 
 
 def _first_line(error: Exception) -> str:

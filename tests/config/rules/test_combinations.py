@@ -70,6 +70,10 @@ MEADOW: list[tuple[str, str]] = [
         "simulation.clients",
         "selection.participations_max = 1\nrun.cohort = 20\nsimulation.clients = 30",
     ),
+    (
+        "simulation.node_resource",
+        "simulation.executor = 'ray'\nsimulation.node_resource = 'CPU'",
+    ),
     ("strategy.private", "strategy.name = 'fedper'"),
     ("strategy.adapters", "strategy.name = 'lora'\nstrategy.adapters = []"),
     ("strategy.columns", "strategy.name = 'analytics'"),

@@ -31,6 +31,7 @@ def wait(done):
         time.sleep(0.05)
 
 def load(site):
+    (RUNS / f"raylet-{os.getppid()}").touch()
     first = RUNS / "first"
     if first.exists():
         if os.getppid() == int(first.read_text()):
@@ -115,6 +116,23 @@ def until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     while not happened():
         assert process.poll() is None and time.monotonic() < end_s
         time.sleep(0.05)
+
+
+def test_clients_run_where_their_data_are(folder: Path, cluster: Any) -> None:
+    """On nodes with the resource that is named, with a worker for each CPU of those alone; where no node
+    has it, the run does not begin, and says what to do."""
+    cluster.add_node(**node(1))
+    having = cluster.add_node(**node(1), resources={"images": 1})
+    arguments = ["--executor", "ray", "--set", f"simulation.address={cluster.address}"]
+    spread = run(folder, "spread", *arguments, "--set", "simulation.node_resource=images")
+    spread.communicate(timeout=WAIT_S)
+    seen = {path.name for path in (folder / "runs").glob("raylet-*")}
+    lacking = run(folder, "lacking", *arguments, "--set", "simulation.node_resource=scans")
+    output, _ = lacking.communicate(timeout=WAIT_S)
+    assert spread.returncode == 0 and seen == {f"raylet-{raylet_of(having)}"}
+    assert lacking.returncode != 0
+    assert "none of the Ray cluster's 3 nodes has this resource" in output
+    assert "ray start --resources=" in output
 
 
 def test_a_node_joins_and_is_killed(folder: Path, cluster: Any) -> None:

@@ -35,12 +35,12 @@ def arena(app: App) -> Iterator[Arena]:
     made.clients.close()
 
 
-def ray_of(arena: Arena, sink: EventSink | None = None) -> RayExecutor:
+def ray_of(arena: Arena, sink: EventSink | None = None, *, workers: int = 2) -> RayExecutor:
     return RayExecutor(
         arena.app,
         arena.clients,
         address=None,
-        workers=2,
+        workers=workers,
         combine=True,
         sink=sink or EventSink(),
     )
@@ -68,6 +68,28 @@ def test_a_lost_actor_changes_nothing(arena: Arena, begun: Path) -> None:
     assert same_bits(undisturbed, disturbed)
     assert [kind for kind, _ in events] == ["worker_lost"]
     assert 5 in events[0][1]["clients"]
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_last_actor_is_replaced_late_in_a_run(arena: Arena, begun: Path) -> None:
+    """A new one has as long to start as the first had, however long ago the run began."""
+    executor = ray_of(arena, workers=1)
+    list(executor.execute(arena.broadcast("train")))
+    executor._actors._waits_since_s = -1e9
+    (begun.parent / "held").write_text("5")
+
+    def kill() -> None:
+        process_id = int(begun.read_text())
+        (begun.parent / "held").unlink()
+        os.kill(process_id, signal.SIGKILL)
+
+    killer = Thread(target=kill)
+    killer.start()
+    try:
+        assert len(list(executor.execute(arena.broadcast("train")))) > 0
+    finally:
+        killer.join(WAIT_S)
+        executor.close()
 
 
 @pytest.mark.usefixtures("ray_cluster")
