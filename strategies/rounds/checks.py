@@ -72,7 +72,8 @@ class TensorForm:
 
     def has(self, dtype: np.dtype[Any]) -> bool:
         """Return whether a tensor may have this dtype."""
-        return dtype == self.dtype or (self.wide and dtype == np.float64)
+        widest = np.complex128 if self.dtype.kind == "c" else np.float64
+        return dtype == self.dtype or (self.wide and dtype == widest)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether a tensor may have this shape."""
@@ -130,9 +131,7 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
     tensors: Mapping[str, FlatTensor] = {}
     if forms is not None:
         if combined and CLIENTS_KEY in metrics:
-            forms = {
-                name: replace(form, wide=form.dtype.kind != "c") for name, form in forms.items()
-            }
+            forms = {name: replace(form, wide=True) for name, form in forms.items()}
         tensors = _tensors(client, _only(client, message, ArrayRecord, "ArrayRecord"), forms)
         for name, tensor in tensors.items():
             if fault := fault_in(tensor):

@@ -11,7 +11,7 @@ from ...errors import NOTHING_TO_EVALUATE, QuorumError
 from ...flower.messages import FlatTensor, records_in
 from ..algorithms.algorithm import Aggregate, Algorithm, Params, Update
 from ..algorithms.canonical import CanonicalFold
-from ..algorithms.combined import EXAMPLES_KEY, ClientTable
+from ..algorithms.combined import EXAMPLES_KEY, ClientTable, clients_of
 from ..algorithms.metrics import MetricMeans, Metrics
 from ..algorithms.norms import clip_delta, delta_norm_l2
 from .checks import Reply, ReplyError, forms_of, read_reply
@@ -94,8 +94,10 @@ class TrainingReplies:
         except ReplyError as error:
             self._emit("update_refused", _details(self._number, error))
             if client in self._open:
-                self._close([client])
-                self.failures[client] = f"{error.field} {error.reason}"
+                refused = self._open.intersection(clients_of(message) if self._combined else ())
+                for each in refused | {client}:
+                    self.failures[each] = f"{error.field} {error.reason}"
+                self._close(refused | {client})
 
     def finish(self) -> Aggregate:
         """Return the aggregate of the valid updates; clients that have not answered have failed.

@@ -12,7 +12,7 @@ from ...errors import RunError
 from ...flower.messages import FlatTensor, records_in
 from ..algorithms.algorithm import Aggregate, Algorithm, Params, State, Update
 from ..algorithms.asynchrony import Asynchrony
-from ..algorithms.combined import ClientTable
+from ..algorithms.combined import ClientTable, clients_of
 from ..algorithms.exact_sums import Quotient
 from ..algorithms.metrics import MetricMeans, Metrics
 from .checks import ReplyError, fault_in, forms_of, read_reply
@@ -93,8 +93,9 @@ class UpdateBuffer:
         except ReplyError as error:
             detail = {"client": client, "field": error.field, "reason": error.reason}
             self._emit("update_refused", {"round": self.number, **detail})
-            self.failed[client] = f"{error.field} {error.reason}"
-            self.failures += 1
+            for each in clients_of(message) if self._combined else (client,):
+                self.failed[each] = f"{error.field} {error.reason}"
+                self.failures += 1
 
     def fail(self, client: int, reason: str, error: Error | None = None) -> None:
         """Note that a client will not answer."""

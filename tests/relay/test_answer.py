@@ -113,6 +113,59 @@ def test_sums_and_weights_are_exact() -> None:
         assert found == sum(Fraction(weights[c]) * Fraction(float(values[c])) for c in weights)
 
 
+def test_models_of_every_dtype_go_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Complex, half-precision and boolean tensors too have the bits of one server's mean."""
+    dtypes = {"c": np.complex64, "z": np.complex128, "h": np.float16, "b": np.bool_, "u": np.uint8}
+    sent = {name: np.zeros((5, 2), dtype) for name, dtype in dtypes.items()}
+    monkeypatch.setitem(globals(), "SENT", sent)
+
+    def any_update(client: int) -> Message:
+        draw = np.random.default_rng(client)
+        values = draw.standard_normal((5, 2)) + 1j * draw.standard_normal((5, 2))
+        arrays = {
+            name: np.asarray(values if like.dtype.kind == "c" else abs(values.real)).astype(
+                like.dtype
+            )
+            for name, like in sent.items()
+        }
+        metrics = MetricRecord({"num-examples": client})
+        return reply_of(
+            client, RecordDict({"arrays": params_to_arrays(arrays), "metrics": metrics})
+        )
+
+    cohort = [1, 2, 3, 4, 5]
+    flat = mean_of(cohort, [any_update(client) for client in cohort], together=False)
+    answer = _Answer(RecordDict({"arrays": params_to_arrays(sent)}))
+    for client in cohort[:3]:
+        answer.take(any_update(client))
+    behind = replies_behind(reply_of(RELAY, answer.content([1, 2, 3])), [1, 2, 3], relay="north")
+    tree = [*behind, any_update(4), any_update(5)]
+    assert mean_of(cohort, tree, together=True) == flat
+
+
+def test_a_refused_sum_is_the_failure_of_all_in_it() -> None:
+    """Nobody waits for them, and each is told of with the reason."""
+    reply = combined([1, 2], {1: 1.0, 2: 2.0}, [1, 2])
+    wrong = params_to_arrays({"w": np.zeros(7), "n": np.zeros(2)})
+    content = RecordDict({**reply.content, "arrays": wrong})
+    (found,) = replies_behind(reply_of(RELAY, content), [1, 2], relay="north")
+    replies = TrainingReplies(
+        number=1,
+        cohort=[1, 2, 3],
+        params=SENT,
+        algorithm=fedavg(),
+        plan=RoundPlan(),
+        quorum=1,
+        combined=True,
+        emit=lambda kind, detail: None,
+    )
+    replies.take(found)
+    replies.take(update(3, 1.0))
+    assert replies.finish().clients == 1
+    assert replies.failures.keys() == {1, 2}
+    assert all("tensor 'w' must be" in reason for reason in replies.failures.values())
+
+
 def test_who_has_failed_is_named() -> None:
     """By its own error, by a reply that does not count, or as nothing came."""
     answer = _Answer(RecordDict({"arrays": params_to_arrays(SENT)}))

@@ -236,6 +236,26 @@ def test_who_fails_behind_a_relay_does_not_hold_up_the_others() -> None:
     assert [row["clients"] for row in recorder.rows] == [4, 4]
 
 
+def test_a_relay_that_sends_rubbish_is_not_asked_again_in_the_round() -> None:
+    """All clients in a refused sum have failed; the round goes on with the others."""
+    recorder = MemoryRecorder()
+
+    class Rubbish(TreeGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            replies = super().pull_messages(message_ids)
+            for reply in replies:
+                if reply.metadata.src_node_id in (2, 3):
+                    reply.content["arrays"] = params_to_arrays({"other": np.zeros(1)})
+            return replies
+
+    grid = Rubbish(drift, EVEN)
+    run(grid, fedbuff(buffer_size=6), recorder=recorder, rounds=1)
+    assert recorder.rows[0]["clients"] == 6 and recorder.rows[0]["failures"] == 2
+    (refused,) = recorder.heard("update_refused")
+    assert refused["client"] == 2
+    assert sum(m.metadata.dst_node_id in (2, 3) for m in grid.sent) == 2
+
+
 def test_stale_groups_are_stopped() -> None:
     """All clients of a relay that works on too old params are free again, and the relay hears so."""
     recorder = MemoryRecorder()
