@@ -51,7 +51,7 @@ def plan(
         overrides.append(f"run.cohort={cohort}")
     app = App.load(folder, overrides=overrides)
     enrolled = clients or (app.config.simulation.clients if app.config else 1)
-    costs = round_costs(app, clients=enrolled)
+    costs = round_costs(app, clients=enrolled, slow=line.is_slow)
     seconds = {
         "download": line.download_s(costs.down_bytes),
         "training": training_s,

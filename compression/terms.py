@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flwr.app import ConfigRecord
 
@@ -14,12 +14,14 @@ from ..flower.messages import dtype_of
 from ..strategies.algorithms.algorithm import Params
 from ..strategies.rounds.checks import Forms, TensorForm
 
-__all__ = ["DOWNLOADS", "RECORD", "UPLOADS", "CompressionTerms", "forms_in", "forms_text"]
+__all__ = ["AUTO", "DOWNLOADS", "RECORD", "UPLOADS", "CompressionTerms", "forms_in", "forms_text"]
 
 RECORD = "compression"
 """Name of the ConfigRecord that holds the terms in an instruction."""
 DOWNLOADS = ("none", "fp16", "bf16", "int8")
 UPLOADS = (*DOWNLOADS, "int4", "top_k", "random_k", "low_rank")
+AUTO = "auto"
+"""In the place of a codec: int8 for clients with slow lines, none for the others. Clients never see it."""
 VALUES_MAX = 1 << 36
 FORMS = "forms"
 
@@ -30,6 +32,7 @@ class CompressionTerms:
 
     `fraction` is the share of values that sparse codecs keep, in (0, 1]; `rank` is that of
     low-rank factors; `zstd` also compresses the encoded bytes; `seed` seeds all random choices.
+    A codec may be `auto` before `of_line`.
     """
 
     upload: str = "none"
@@ -38,6 +41,14 @@ class CompressionTerms:
     rank: int = 4
     zstd: bool = False
     seed: int = 0
+
+    def of_line(self, *, slow: bool) -> CompressionTerms:
+        """Return the terms for a client: `auto` is replaced by what a slow line gets, or another one."""
+        codec = "int8" if slow else "none"
+        upload, download = (
+            codec if each == AUTO else each for each in (self.upload, self.download)
+        )
+        return replace(self, upload=upload, download=download)
 
     def record(self) -> ConfigRecord:
         """Return the terms as a ConfigRecord."""

@@ -714,7 +714,7 @@ BESIDES = {
         privacy.dp.mechanisms.parts:THREADS_MAX privacy.dp.mechanisms.rounding:TRIES_MAX privacy.dp.correlated.toeplitz:HALVINGS_MAX
         privacy.dp.correlated.toeplitz:PAIRS_KEPT privacy.dp.correlated.toeplitz:STEPS_MAX privacy.secagg.protocol.shamir:POINTS_MAX
         privacy.secagg.protocol.topology:COMPLETE_MAX privacy.secagg.protocol.topology:NEIGHBOURS_MAX
-        run.tensorboard:FLOAT32_MAX""",
+        run.tensorboard:FLOAT32_MAX server.daemon.lines:FAST_BYTES_PER_S server.daemon.lines:SLOW_BYTES_PER_S""",
     "set by a format": """
         transport.relaying:NODE_MAX transport.run_sites:BITS_MAX transport.chunk_wire:_VARINT_BYTES_MAX transport.header:_EXTENT_BYTES_MAX
         transport.header:_MARKS_MAX transport.write_ahead_log:PAGE_BYTES_MAX""",
@@ -755,8 +755,8 @@ BESIDES = {
         server.daemon.condition_watch:ENDING_DAYS_MAX server.notify.notices:DETAILS_MAX server.notify.notices:SUBJECT_CHARS_MAX
         server.notify.notices:TEXT_CHARS_MAX server.notify.notifier:READ_MAX server.notify.receivers:KEY_BYTES_MAX
         server.tools.doctor:BACKUP_DAYS_MAX server.tools.doctor:BACKUP_LINES_MAX server.tools.doctor:CLOCK_S_MAX
-        server.tools.doctor:NAMED_MAX
-        run.disk_needs:REPLIES_KEPT run.first_params:OUTPUT_CHARS_MAX run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
+        server.tools.doctor:NAMED_MAX compression.grid:LISTED_MAX run.disk_needs:REPLIES_KEPT
+        run.first_params:OUTPUT_CHARS_MAX run.flower_run:CLIENTS_SHOWN_MAX run.flower_run:REASONS_SHOWN_MAX
         server.daemon.backup:MANIFEST_BYTES_MAX server.daemon.backup:TRIES_MAX
         server.worker.grid:PACKED_TOGETHER_MAX server.worker.grid:REASON_CHARS_MAX
         server.worker.relayed_replies:REASON_CHARS_MAX server.daemon.supervisor:PENDING_MAX

@@ -85,6 +85,17 @@ def _receiver(detail: Detail) -> str:
     return {"url": "the webhook", "command": "the command"}.get(_of(detail), _of(detail))
 
 
+def _compressed(detail: Detail) -> str:
+    ways = [word for way, word in _WAYS.items() if detail.get(way) == "int8"]
+    slow = f"slow lines, int8 {' and '.join(ways)}: {detail['slow']}" if detail.get("slow") else ""
+    fast = detail.get("no_longer_slow")
+    fast = f"no longer slow, not compressed: {fast}" if fast else ""
+    return f"round {detail.get('round')}: {'; '.join(filter(None, [slow, fast]))}"
+
+
+_WAYS = {"upload": "up", "download": "down"}
+
+
 def _waiting(detail: Detail) -> str:
     if "needed" not in detail:  # a loop of the app's own
         return f"the app waits for clients: {detail.get('connected')} are there"
@@ -107,6 +118,7 @@ _SENTENCES: Mapping[str, Callable[[Detail], str]] = {
     ),
     "app_raised": lambda d: f"the app raised {d.get('reason')}; the rest is in {d.get('log')}",
     "client_failed": _failed,
+    "compression_chosen": _compressed,
     "early_stopped": lambda d: f"stopped early: {d.get('cause')}",
     "evaluation_refused": _refused("evaluation"),
     "round_committed": _committed,

@@ -107,13 +107,13 @@ def run_rounds(
     elif store is not None and type(algorithm.aggregator) is MeanAggregator:
         algorithm = replace(algorithm, aggregator=replace(algorithm.aggregator, store=store))
     strategy = FederatedStrategy(algorithm, plan, recorder=recorder, privacy=privacy, room=room)
+    emit = recorder.event if recorder is not None else lambda kind, detail: None
     if config.privacy.secure_aggregation.enabled:
         terms = _secure_terms(task, config, privacy)
         _require_room(config, terms, first[0])
-        emit = recorder.event if recorder is not None else lambda kind, detail: None
         grid = SecureAggregationGrid(grid, terms, emit=emit, seed=config.run.seed)
     if (compressed := build_compression_terms(config)) is not None:
-        grid = CompressionGrid(grid, compressed)
+        grid = CompressionGrid(grid, compressed, emit=emit)
     return strategy.start(
         grid,
         first.pop(),  # they go when the first round has made others

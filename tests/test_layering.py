@@ -243,7 +243,6 @@ DOORS = {
     "cli.admin": "the options of commands that speak with a server",
     "cli.plugins": "a command",
     "config.rules.combinations": "all rules that span sections, in order",
-    "config.sections.compression": "a section of meadow.toml",
     "datasets.arrays": "an adapter",
     "datasets.extras": "what several adapters need",
     "privacy.dp.mechanisms.sampling": "a mechanism",

@@ -523,7 +523,7 @@ class PullMessage(_message.Message):
     def __init__(self, file: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class WorkerStart(_message.Message):
-    __slots__ = ("run_id", "app_dir", "run_dir", "spool_dir", "settings", "cohorts", "sha256")
+    __slots__ = ("run_id", "app_dir", "run_dir", "spool_dir", "settings", "cohorts", "sha256", "slow_lines")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     APP_DIR_FIELD_NUMBER: _ClassVar[int]
     RUN_DIR_FIELD_NUMBER: _ClassVar[int]
@@ -531,6 +531,7 @@ class WorkerStart(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     COHORTS_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    SLOW_LINES_FIELD_NUMBER: _ClassVar[int]
     run_id: int
     app_dir: str
     run_dir: str
@@ -538,7 +539,16 @@ class WorkerStart(_message.Message):
     settings: _containers.RepeatedScalarFieldContainer[str]
     cohorts: _containers.RepeatedCompositeFieldContainer[Cohort]
     sha256: str
-    def __init__(self, run_id: _Optional[int] = ..., app_dir: _Optional[str] = ..., run_dir: _Optional[str] = ..., spool_dir: _Optional[str] = ..., settings: _Optional[_Iterable[str]] = ..., cohorts: _Optional[_Iterable[_Union[Cohort, _Mapping]]] = ..., sha256: _Optional[str] = ...) -> None: ...
+    slow_lines: _containers.RepeatedCompositeFieldContainer[SlowLine]
+    def __init__(self, run_id: _Optional[int] = ..., app_dir: _Optional[str] = ..., run_dir: _Optional[str] = ..., spool_dir: _Optional[str] = ..., settings: _Optional[_Iterable[str]] = ..., cohorts: _Optional[_Iterable[_Union[Cohort, _Mapping]]] = ..., sha256: _Optional[str] = ..., slow_lines: _Optional[_Iterable[_Union[SlowLine, _Mapping]]] = ...) -> None: ...
+
+class SlowLine(_message.Message):
+    __slots__ = ("node_id", "bytes_per_s")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    bytes_per_s: int
+    def __init__(self, node_id: _Optional[int] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class Cohort(_message.Message):
     __slots__ = ("group_id", "node_ids", "relays")
@@ -573,16 +583,18 @@ class Step(_message.Message):
     def __init__(self, key: _Optional[str] = ..., envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ..., quorum: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class StepReply(_message.Message):
-    __slots__ = ("key", "node_id", "envelope", "blob_dir")
+    __slots__ = ("key", "node_id", "envelope", "blob_dir", "slow_bytes_per_s")
     KEY_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     BLOB_DIR_FIELD_NUMBER: _ClassVar[int]
+    SLOW_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     key: str
     node_id: int
     envelope: Envelope
     blob_dir: str
-    def __init__(self, key: _Optional[str] = ..., node_id: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., blob_dir: _Optional[str] = ...) -> None: ...
+    slow_bytes_per_s: int
+    def __init__(self, key: _Optional[str] = ..., node_id: _Optional[int] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., blob_dir: _Optional[str] = ..., slow_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class StepEnd(_message.Message):
     __slots__ = ("key", "bytes_sent", "bytes_received")

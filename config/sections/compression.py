@@ -14,11 +14,14 @@ __all__ = ["CompressionConfig"]
 class CompressionConfig:
     """[compression]: naming this table at all turns it on; docs/compression.md says more."""
 
-    upload: Literal["none", "fp16", "bf16", "int8", "int4", "top_k", "random_k", "low_rank"] = (
-        setting("int8", "how clients send what they changed of the params")
+    upload: Literal[
+        "none", "fp16", "bf16", "int8", "int4", "top_k", "random_k", "low_rank", "auto"
+    ] = setting(
+        "int8",
+        "how clients send what they changed of the params; auto: int8 from those whose lines are slow",
     )
-    download: Literal["none", "fp16", "bf16", "int8"] = setting(
-        "none", "how the server sends the params"
+    download: Literal["none", "fp16", "bf16", "int8", "auto"] = setting(
+        "none", "how the server sends the params; auto: int8 to clients whose lines are slow"
     )
     fraction: float = setting(
         0.01,

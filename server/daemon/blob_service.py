@@ -174,15 +174,21 @@ class BulkService:
         async with open_in_thread(partial(self._open, item, opened)) as receiver:
             if receiver.received_bytes != opened.offset and not receiver.complete:
                 await _go_on_from(receiver.received_bytes, context)
-            before = receiver.received_bytes
+            before, clock = receiver.received_bytes, asyncio.get_running_loop().time
+            begun_s = clock()
             try:
                 if not receiver.complete:
                     await self._receive(requests, receiver, item, context.peer())
             finally:
                 self._spool.count(run_id, received=receiver.received_bytes - before)
+            item.received_bytes += receiver.received_bytes - before
+            item.receiving_s += clock() - begun_s
             complete = receiver.complete
             if complete:
                 await self._finish(receiver, context)
+                await self._dispatcher.lines.measured(
+                    item.node_id, item.received_bytes, item.receiving_s
+                )
             return pb.UploadState(received_bytes=receiver.received_bytes, complete=complete)
 
     @asynccontextmanager

@@ -23,6 +23,7 @@ from ..journal.journal import Journal
 from ..journal.run_table import RunRow
 from ..journal.step_table import InstructionRow
 from .agent_registry import AgentLink, AgentRegistry
+from .lines import Lines
 from .quotas import tensor_bytes_of
 from .spool import Spool
 from .steps import (
@@ -80,6 +81,7 @@ class Dispatcher:
         self._workers: dict[int, WorkerSend] = {}
         self._answering: set[asyncio.Task[None]] = set()
         self._large = asyncio.Lock()
+        self.lines = Lines(journal, thread)
         self.observer: Observer | None = None
         self._counts: dict[int, tuple[str, int]] = {}
         """By run: the last group, and the number of sites when that group began."""
@@ -336,6 +338,7 @@ class Dispatcher:
             node_id=node_id,
             envelope=reply,
             blob_dir=str(self._spool.replies(step.run_id, id_)),
+            slow_bytes_per_s=self.lines.slow.get(node_id, 0),
         )
         await send(pb.DaemonMessage(reply=message))
 

@@ -45,6 +45,9 @@ class Pending:
     lease_until_s: float
     uploads: set[asyncio.Task[Any]] = field(default_factory=set)
     """The uploads for its answer that are under way; they are cancelled when it is answered."""
+    received_bytes: int = 0
+    """Of the uploads for its answer that were not cut off, and `receiving_s` how long they took."""
+    receiving_s: float = 0.0
     named: frozenset[str] = frozenset()
     """The blobs of its answer, once it is answered."""
     span: Span = NO_SPAN

@@ -337,6 +337,10 @@ class Supervisor:
                 pb.Cohort(group_id=group, node_ids=nodes, relays=map(self._agents.relay_of, nodes))
                 for group, nodes in cohorts.items()
             ],
+            slow_lines=[
+                pb.SlowLine(node_id=node, bytes_per_s=rate)
+                for node, rate in self._dispatcher.lines.slow.items()
+            ],
         )
         await _send(pipe, pb.DaemonMessage(start=start))
         if run_id in self._stopping:

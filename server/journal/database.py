@@ -47,11 +47,16 @@ _VERSION_2: Final = """
 CREATE TABLE run_sites (run_id INTEGER PRIMARY KEY, node_ids TEXT NOT NULL);
 """
 
+_VERSION_3: Final = """
+CREATE TABLE slow_lines (node_id INTEGER PRIMARY KEY, bytes_per_s INTEGER NOT NULL);
+"""
+
 JOURNAL_LAYOUT: Final = TableLayout(
-    versions=((_VERSION_1,), (_VERSION_2,)),
+    versions=((_VERSION_1,), (_VERSION_2,), (_VERSION_3,)),
     sealed={
         "sites": ("node_id",),
         "site_tags": ("node_id", "tag"),
+        "slow_lines": ("node_id",),
         "tokens": ("hash",),
         "runs": ("id",),
         "run_sites": ("run_id",),

@@ -139,6 +139,21 @@ class SiteTable:
             db.executemany("INSERT INTO site_tags (node_id, tag) VALUES (?, ?)", rows)
         return self.get(name)
 
+    def slow_lines(self) -> dict[int, int]:
+        """Return the rates in bytes per second of the lines that were measured slow, by node id."""
+        rows = self._db.sealed("slow_lines", "ORDER BY node_id")
+        return {row["node_id"]: row["bytes_per_s"] for row in rows}
+
+    def set_line(self, node_id: int, slow_bytes_per_s: int) -> None:
+        """Record that a site's line is slow, and its rate; with 0, that it is not."""
+        with self._db.transaction() as db:
+            db.execute("DELETE FROM slow_lines WHERE node_id = ?", (node_id,))
+            if slow_bytes_per_s:
+                db.execute(
+                    "INSERT INTO slow_lines (node_id, bytes_per_s) VALUES (?, ?)",
+                    (node_id, slow_bytes_per_s),
+                )
+
     def revoke(self, name: str, *, now_s: float) -> bool:
         """Revoke a site and its unused tokens. False if there is no such site."""
         with self._db.transaction() as db:

@@ -18,6 +18,7 @@ from ...errors import ConfigError
 from ...run.disk_needs import DiskNeeds, disk_needs, instruction_bytes, reply_bytes
 from ...strategies.rounds.cohort import size_of_cohort
 from ..daemon.blob_service import fair_chunk_bytes, window_bytes
+from ..daemon.lines import SLOW_BYTES_PER_S
 
 __all__ = ["PARAMS_ALONE", "AccessLink", "RoundCosts", "round_costs"]
 
@@ -35,6 +36,11 @@ class AccessLink:
 
     bytes_per_s: float
     round_trip_s: float
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether `compression.upload = "auto"` compresses what is sent over it."""
+        return self.bytes_per_s < SLOW_BYTES_PER_S
 
     def download_s(self, size_bytes: int) -> float:
         """Return how long a client takes to fetch so many bytes."""
@@ -75,8 +81,8 @@ class RoundCosts:
         return self.cohort * self.up_bytes
 
 
-def round_costs(app: App, *, clients: int) -> RoundCosts:
-    """Return what a round of an app costs with so many enrolled clients.
+def round_costs(app: App, *, clients: int, slow: bool = False) -> RoundCosts:
+    """Return what a round of an app costs with so many enrolled clients, whose lines are `slow` or not.
 
     Raises:
         ConfigError: the app's messages hold more than params, or are its own: they must be measured.
@@ -88,7 +94,9 @@ def round_costs(app: App, *, clients: int) -> RoundCosts:
             f"{app.name}: what {name} sends beside the params is not known before it runs; see `bytes_sent` and "
             "`bytes_received` of `meadow simulate` with --rounds 1"
         )
-    if (terms := build_compression_terms(config)) is not None and terms.zstd:
+    if (terms := build_compression_terms(config)) is not None:
+        terms = terms.of_line(slow=slow)
+    if terms is not None and terms.zstd:
         raise ConfigError("compression.zstd: what it leaves depends on the values; set it to false")
     from ...training.module_params import build_module, params_of_module  # imports torch
 

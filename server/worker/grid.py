@@ -83,11 +83,12 @@ class FleetGrid(RunGrid):
         announced_cohort: int = 0,
         relays: Relays | None = None,
         without_relays: str | None = None,
+        slow_lines: Mapping[int, int] | None = None,
         traces: Traces = NO_TRACES,
     ) -> None:
         """Send through `channel`; where the sample is secret, `announced_cohort` is the cohort's
         size that instructions announce, and otherwise 0. `relays` knows which clients are behind relays;
-        `without_relays` says why a run cannot have any."""
+        `without_relays` says why a run cannot have any. `slow_lines` is what is known of lines before."""
         self._channel = channel
         self._announced_cohort = announced_cohort
         self._traces = traces
@@ -111,6 +112,8 @@ class FleetGrid(RunGrid):
         self._relays, self._without_relays = relays, without_relays
         self._behind: dict[str, tuple[Sequence[int], Clipping | None]] = {}
         """By message to a relay: the clients that it is for, and how it is to clip their updates."""
+        self.slow_lines = dict(slow_lines or {})
+        """The clients whose lines are slow, with the rate in bytes per second; a client's reply says it anew."""
         self.bytes_sent = 0
         self.bytes_received = 0
 
@@ -330,6 +333,9 @@ class FleetGrid(RunGrid):
 
     def _replies(self, key: str) -> Iterator[Message]:
         while isinstance(item := self._channel.next_of(key), pb.StepReply):
+            self.slow_lines.pop(item.node_id, None)
+            if item.slow_bytes_per_s:
+                self.slow_lines[item.node_id] = item.slow_bytes_per_s
             yield from self._single(item.node_id, self._decode(item))
         self.bytes_sent, self.bytes_received = item.bytes_sent, item.bytes_received
         self._channel.close_step(key)

@@ -72,6 +72,7 @@ def main(fd: int) -> int:
             announced_cohort=announced_cohort_of(app),
             relays=channel,
             without_relays=without_relays(app),
+            slow_lines={line.node_id: line.bytes_per_s for line in start.slow_lines},
             traces=traces,
         )
 

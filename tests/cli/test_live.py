@@ -63,6 +63,16 @@ EVENTS: dict[str, tuple[dict[str, Any], str | None]] = {
         {"round": "3", "step": "3/train/0", "missing": [2, 5], "updates": 4, "quorum": 6},
         "round 3 needs 6 clients and has 4: no sign of life of 2, 5",
     ),
+    "compression_chosen": (
+        {
+            "round": 2,
+            "upload": "int8",
+            "download": "int8",
+            "slow": "a (20 Mbit/s)",
+            "no_longer_slow": "b",
+        },
+        "round 2: slow lines, int8 up and down: a (20 Mbit/s); no longer slow, not compressed: b",
+    ),
     "stopping": ({"after": "this round"}, "stopping after this round"),
     "early_stopped": ({"cause": "no better"}, "stopped early: no better"),
     "traceback": ({"text": "Traceback ..."}, None),

@@ -100,7 +100,7 @@ def test_a_layout_changes_only_by_a_new_version() -> None:
         for name, layout in LAYOUTS.items()
     }  # fmt: skip
     assert found == {
-        "journal": ["27ea8196913b0df9", "039fb3b071d48e2e", "f7e6e7050f5eaa06"],
+        "journal": ["27ea8196913b0df9", "039fb3b071d48e2e", "cce2fc2130df4b4e", "660ee21cc8ae28de"],
         "agent": [
             "f23e5ddf7df4a7e0",
             "976887b5f222a19c",

@@ -108,7 +108,7 @@ def test_a_server_that_is_well(home: ServerFolder) -> None:
     text = said(home.folder)
     for part in (
         "3 are valid; hospital-a's ends first", "it does not run; runs wait for it: 1", "can be listened on",
-        "journal.sqlite is intact, with layout 2", "privacy.sqlite is intact", "run ledgers: 1 are intact",
+        "journal.sqlite is intact, with layout 3", "privacy.sqlite is intact", "run ledgers: 1 are intact",
         "1 files in transit are as the journal says", "the last one was made 0.0 days ago",
     ):  # fmt: skip
         assert part in text, part

@@ -65,6 +65,19 @@ def test_the_disk_is_said() -> None:
     assert fedbuff.disk is None
 
 
+def test_auto_compresses_on_slow_lines() -> None:
+    """As int8 there, and as nothing elsewhere."""
+
+    def up_bytes(setting: str, *, slow: bool) -> int:
+        app = App.load(DIGITS, overrides=[*PLAIN, f"compression.upload={setting}"])
+        return round_costs(app, clients=CLIENTS, slow=slow).up_bytes
+
+    assert up_bytes("auto", slow=True) == up_bytes("int8", slow=False)
+    assert up_bytes("auto", slow=False) == up_bytes("none", slow=True)
+    assert AccessLink(bytes_per_s=6.2e6, round_trip_s=0.1).is_slow
+    assert not AccessLink(bytes_per_s=12.5e6, round_trip_s=0.1).is_slow
+
+
 def test_long_lines_pause() -> None:
     """20 Mbit/s and 100 ms are filled both ways; what is in transit beyond a window waits, and more with many clients."""
     slow = AccessLink(bytes_per_s=2.5e6, round_trip_s=0.1)

@@ -37,6 +37,9 @@ class Desk:
     def ready_of(self, key: str) -> pb.StepReply | pb.StepEnd | None:
         return self.said[key].popleft() if self.said[key] else None
 
+    def next_of(self, key: str) -> pb.StepReply | pb.StepEnd:
+        return self.said[key].popleft()
+
     def wait_for_any(self, keys: Iterable[str]) -> None:
         self.waited_for.append(set(keys))
 
@@ -197,6 +200,30 @@ def test_a_message_says_nothing_of_those_before_it(desk: Desk, tmp_path: Path) -
     for step in steps:
         assert len({each.metadata.created_at_s for each in step.envelopes}) == 1
     assert len({step.envelopes[0].records[0].arrays.WhichOneof("file") for step in steps}) == 1
+
+
+def test_a_reply_says_how_its_client_s_line_is(desk: Desk, tmp_path: Path) -> None:
+    """Slow, with its rate, or not; of clients that have not answered, what was known before is."""
+    told: dict[str, Any] = {
+        "run_id": 1,
+        "spool": tmp_path,
+        "quorum": 0,
+        "secret": b"s",
+        "cohorts": {},
+    }
+    grid = FleetGrid(desk, slow_lines={1: 10, 2: 20}, **told)  # type: ignore[arg-type]
+    messages = [Message(RecordDict(), client, "train", group_id="1") for client in (1, 3)]
+    replies = grid.send_and_receive(messages)
+    (step,) = desk.steps
+    for asked, rate in zip(step.envelopes, (0, 30), strict=True):
+        envelope = pb.Envelope(metadata=asked.metadata)
+        client = asked.metadata.dst_node_id
+        envelope.metadata.reply_to_message_id = asked.metadata.message_id
+        item = pb.StepReply(key=step.key, node_id=client, envelope=envelope, slow_bytes_per_s=rate)
+        desk.said[step.key].append(item)
+    desk.said[step.key].append(pb.StepEnd(key=step.key))
+    assert len(list(replies)) == 2
+    assert grid.slow_lines == {2: 20, 3: 30}
 
 
 class Rounds(Traces):

@@ -20,6 +20,7 @@ DIGITS = Path(__file__).parents[2] / "shared" / "digits"
         ("privacy.secure_aggregation.enabled=true", "privacy.secure_aggregation"),
         ("run.update_norm_max=3.0", "run.update_norm_max"),
         ("compression.upload=int8", "compression"),
+        ("compression.download=auto", "compression"),
     ],
 )
 def test_a_run_that_needs_more_than_a_sum(setting: str, says: str, tmp_path: Path) -> None:
