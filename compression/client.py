@@ -62,10 +62,12 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
     del message.content[RECORD]
     (name,) = message.content.array_records
     arrays = message.content.array_records[name]
+    sent_row: Row | None = None
     if is_packed(arrays):
         packer = Packer(forms_in(found), terms, terms.download)
         row, others = packer.unpack(arrays, 0)
         sent = packer.params_of(row, others, None)
+        sent_row = row if packer.keeps_rows else None
         message.content[name] = params_to_arrays(sent)
     else:
         sent = arrays_to_params(arrays)
@@ -73,7 +75,8 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
         return call_next(message, context)
     forms = forms_of(sent)
     packer = Packer(forms, terms, terms.upload)
-    sent_row = packer.row_of(sent)  # a copy, as the app may modify its params
+    if sent_row is None:
+        sent_row = packer.row_of(sent)  # a copy, as the app may modify its params
     reply = call_next(message, context)
     if reply.has_content() and reply.content.array_records:
         (name,) = reply.content.array_records

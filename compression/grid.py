@@ -12,12 +12,12 @@ whether it is compressed.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
+from zlib_ng.zlib_ng import crc32
 
 from ..errors import MeadowError, RunError
 from ..flower.messages import arrays_to_params, params_to_arrays, rebuild_message
@@ -126,7 +126,7 @@ class CompressionGrid(WrappedGrid):
             params = arrays_to_params(arrays)
             packer = Packer(forms_of(params), terms, terms.download)
             row = packer.row_of(params)
-            packed, _ = packer.pack(row, params, derive(terms.seed, zlib.crc32(row.tobytes())))
+            packed, _ = packer.pack(row, params, derive(terms.seed, crc32(row)))
             self._sent = arrays, packed, forms_text(params)
         return self._sent[1:]
 

@@ -55,6 +55,11 @@ class Packer:
         plain = self._forms.items() - self._floating.items()
         return self._bytes + sum(form.dtype.itemsize * math.prod(form.shape) for _, form in plain)
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the params of a row have all of its bits: each tensor is of float32 or complex64."""
+        return all(form.dtype in (np.float32, np.complex64) for form in self._floating.values())
+
     def row_of(self, params: Params) -> Row:
         """Return the floating-point tensors, flattened and concatenated."""
         rows = [_reals(np.asarray(params[name])) for name in self._floating]
@@ -71,7 +76,7 @@ class Packer:
             ConfigError: the terms need zstandard, which is not installed.
         """
         parts = self._codec.encode(row, np.random.default_rng(seed))
-        data = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+        data = b"".join(np.ascontiguousarray(part).data for part in parts)
         if self._zstd:
             data = require_zstd().ZstdCompressor().compress(data)
         arrays = {PACKED: TensorArray(np.frombuffer(data, np.uint8))}
