@@ -36,7 +36,7 @@ def plan(
     ] = None,
     format: FormatOption = Format.TEXT,
 ) -> None:
-    """Show the bytes and the time of one round, from the app's model and settings."""
+    """Show the bytes, the time and the memory of one round, from the app's model and settings."""
     from ..apps.folder import App
     from ..server.tools.round_plan import AccessLink, round_costs  # imports what the help need not
 
@@ -62,6 +62,8 @@ def plan(
         say(format, f"{app.name}: a round of {costs.cohort} of {enrolled} clients\n")
     columns = {"what": "", "client_bytes": "bytes a client", "all_bytes": "bytes of all", "s": "s"}
     show_rows(format, rows, columns=columns, empty="")
+    if format is Format.TEXT:
+        say(format, "\n" + _memory_text(costs))
 
 
 def _rows(costs: RoundCosts, seconds: dict[str, float]) -> list[dict[str, object]]:
@@ -77,6 +79,9 @@ def _rows(costs: RoundCosts, seconds: dict[str, float]) -> list[dict[str, object
         size = costs.evaluated_bytes
         what = "evaluation besides, at most"
         rows.append({"what": what, "client_bytes": size, "all_bytes": size * costs.cohort, "s": ""})
+    if costs.memory is not None:
+        rows.append({"what": "memory of a client", "client_bytes": costs.memory.client_bytes, "all_bytes": "", "s": ""})  # fmt: skip
+        rows.append({"what": "memory of the server", "client_bytes": "", "all_bytes": costs.memory.server_bytes, "s": ""})  # fmt: skip
     if (disk := costs.disk) is not None:
         for what, one, server in (
             ("a client's", disk.client_bytes, ""),
@@ -86,6 +91,15 @@ def _rows(costs: RoundCosts, seconds: dict[str, float]) -> list[dict[str, object
                 {"what": f"{what} disk, at most", "client_bytes": one, "all_bytes": server, "s": ""}
             )
     return rows
+
+
+def _memory_text(costs: RoundCosts) -> str:
+    if costs.memory is None:
+        return "What memory such a round takes is not known before it runs."
+    return (
+        "The memory is that of programs and params; a client's data and the activations of its batches "
+        "come on top."
+    )
 
 
 def _measure(option: str, text: str, units: dict[str, float]) -> float:

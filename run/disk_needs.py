@@ -62,23 +62,28 @@ def disk_needs(
     return DiskNeeds(server_bytes=server + BESIDE_BYTES, client_bytes=client + BESIDE_BYTES)
 
 
-def instruction_bytes(params: Params, config: Config) -> int:
-    """Return the size of params as a client receives them."""
-    terms = build_compression_terms(config)
+def instruction_bytes(params: Params, config: Config, *, slow: bool = False) -> int:
+    """Return the size of params as a client receives them, over a line that is `slow` or not."""
+    terms = _terms_of(config, slow=slow)
     return _encoded_bytes(params, terms, "none" if terms is None else terms.download)
 
 
-def reply_bytes(params: Params, config: Config) -> int:
+def reply_bytes(params: Params, config: Config, *, slow: bool = False) -> int:
     """Return the size of params as a client sends them back; with `compression.zstd`, at most."""
     if config.privacy.secure_aggregation.enabled:
         return _masked_bytes(params, config)
-    terms = build_compression_terms(config)
+    terms = _terms_of(config, slow=slow)
     return _encoded_bytes(params, terms, "none" if terms is None else terms.upload)
 
 
 def bytes_of(params: Params) -> int:
     """Return the size of params in memory."""
     return sum(values.nbytes for values in params.values())
+
+
+def _terms_of(config: Config, *, slow: bool) -> CompressionTerms | None:
+    terms = build_compression_terms(config)
+    return None if terms is None else terms.of_line(slow=slow)
 
 
 def _encoded_bytes(params: Params, terms: CompressionTerms | None, kind: str) -> int:

@@ -1,7 +1,8 @@
 """What a round costs before it has run: the bytes of its tensors, and how long they travel.
 
-The bytes follow from the model and the settings: how params are encoded each way, and what a secure
-sum adds. Names and sizes in front of the tensors, some hundred bytes a message, are left out.
+The bytes follow from the model and the settings: what the algorithm sends, and gets back under the same
+names and shapes; how it is encoded each way; and what a secure sum adds. Names and sizes in front of
+the tensors, some hundred bytes a message, are left out.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from ...config.rules.builders import (
 )
 from ...errors import ConfigError
 from ...run.disk_needs import DiskNeeds, disk_needs, instruction_bytes, reply_bytes
+from ...strategies.algorithms.algorithm import Params
 from ...strategies.rounds.cohort import size_of_cohort
 from ..daemon.blob_service import fair_chunk_bytes, window_bytes
 from ..daemon.lines import SLOW_BYTES_PER_S
+from .memory_plan import RoundMemory, memory_of, resident_bytes
 
-__all__ = ["PARAMS_ALONE", "AccessLink", "RoundCosts", "round_costs"]
+__all__ = ["AccessLink", "RoundCosts", "round_costs"]
 
-PARAMS_ALONE = ("fedavg", "fedprox")
-"""The algorithms that send nothing beside the params."""
 HEADERS = 0.05
 """The share of a link that Ethernet, IP, TCP and TLS take."""
 CALLS = 3
@@ -67,7 +68,9 @@ class RoundCosts:
     up_bytes: int
     evaluated_bytes: int
     """What a client fetches besides in an evaluated round, at most; 0 without evaluation."""
-    disk: DiskNeeds | None
+    memory: RoundMemory | None = None
+    """None if it is not known."""
+    disk: DiskNeeds | None = None
     """What the run's files take; None if that is not known, as of asynchronous rounds."""
 
     @property
@@ -85,31 +88,56 @@ def round_costs(app: App, *, clients: int, slow: bool = False) -> RoundCosts:
     """Return what a round of an app costs with so many enrolled clients, whose lines are `slow` or not.
 
     Raises:
-        ConfigError: the app's messages hold more than params, or are its own: they must be measured.
+        ConfigError: what is sent depends on the clients' data or on the app's own code: it must be measured.
     """
+    if app.config is None:
+        raise _unknown(app, "what a Flower app sends is up to its own code")
+    app = app.with_own_code()
     config = app.config
-    name = "a Flower app" if config is None else config.strategy.name
-    if config is None or name not in PARAMS_ALONE:
-        raise ConfigError(
-            f"{app.name}: what {name} sends beside the params is not known before it runs; see `bytes_sent` and "
-            "`bytes_received` of `meadow simulate` with --rounds 1"
-        )
+    assert config is not None
     if (terms := build_compression_terms(config)) is not None:
         terms = terms.of_line(slow=slow)
     if terms is not None and terms.zstd:
         raise ConfigError("compression.zstd: what it leaves depends on the values; set it to false")
+    algorithm = build_algorithm(config)
+    if algorithm.lengths_max:
+        text = f"what clients of {algorithm.name} send grows with their data and with the rounds"
+        raise _unknown(app, text)
     from ...training.module_params import build_module, params_of_module  # imports torch
 
-    params = params_of_module(build_module(app.load_task(), config.run.seed), copy=False)
+    program_bytes = resident_bytes()
+    params: Params = {}
+    if algorithm.of_model:
+        params = params_of_module(build_module(app.load_task(), config.run.seed), copy=False)
+    state = algorithm.init(params)
+    algorithm = algorithm.at(state)
+    sent = algorithm.sent(state)
+    evaluated = algorithm.evaluated(state) if algorithm.evaluated is not None else {}
+    down_bytes = instruction_bytes(sent, config, slow=slow)
+    up_bytes = reply_bytes(sent, config, slow=slow)
     cohort = size_of_cohort(clients, cohort=config.run.cohort, at_least=config.run.min_clients)
-    down, disk = instruction_bytes(params, config), None
+    memory = memory_of(
+        config, algorithm, state, terms,
+        program_bytes=program_bytes, files_bytes=down_bytes + up_bytes,
+    )  # fmt: skip
+    disk = None
     if build_asynchrony(config) is None:
-        disk = disk_needs(config, build_algorithm(config).init(params), clients=cohort)
+        disk = disk_needs(config, state, sent=sent, clients=cohort)
     return RoundCosts(
         clients=clients,
         cohort=cohort,
-        down_bytes=down,
-        up_bytes=reply_bytes(params, config),
+        down_bytes=down_bytes,
+        up_bytes=up_bytes,
+        evaluated_bytes=instruction_bytes(evaluated, config, slow=slow)
+        if config.evaluation.every
+        else 0,
+        memory=memory,
         disk=disk,
-        evaluated_bytes=down if config.evaluation.every else 0,
+    )
+
+
+def _unknown(app: App, why: str) -> ConfigError:
+    return ConfigError(
+        f"{app.name}: {why}: see `bytes_sent` and `bytes_received` in metrics.jsonl of `meadow simulate` with "
+        "--rounds 2"
     )

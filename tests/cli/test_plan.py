@@ -21,6 +21,9 @@ def test_a_program_reads_the_round(meadow: Meadow, app: Path) -> None:
     assert down["client_bytes"] == up["client_bytes"] > 0
     assert whole["all_bytes"] == 10 * whole["client_bytes"] == 20 * down["client_bytes"]
     assert whole["s"] == pytest.approx(down["s"] + 60 + up["s"])
+    assert (
+        rows["memory of a client"]["client_bytes"] > 1e8 < rows["memory of the server"]["all_bytes"]
+    )
     assert rows["the server's disk, at most"]["all_bytes"] == 13 * down["client_bytes"] + 8_000_000
     assert rows["a client's disk, at most"]["client_bytes"] == 6 * down["client_bytes"] + 8_000_000
 
@@ -32,6 +35,13 @@ def test_a_person_reads_it(meadow: Meadow, app: Path) -> None:
     lines = said.out.splitlines()
     assert lines[0] == "my_app: a round of 10 of 50 clients"
     assert [line.split()[0] for line in lines[3:7]] == ["download", "training", "upload", "round"]
+
+
+def test_what_it_does_not_know_it_says(meadow: Meadow, app: Path) -> None:
+    """Clients of SCAFFOLD keep more than was counted: bytes and seconds are known, the memory is not."""
+    said = meadow("plan", "my_app", "--set", "strategy.name=scaffold")
+    assert said.code == 0 and "memory such a round takes is not known" in said.out
+    assert "memory of a client" not in said.out
 
 
 @pytest.mark.parametrize("link", ["20", "0Mbit/s", "20MB", "fast"])

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from meadow.apps.folder import App
+from meadow.server.tools.round_plan import round_costs
+
 from .processes import Federation, kill_9, meadow, wait_until
 
 pytestmark = pytest.mark.fleet
@@ -65,7 +68,7 @@ def chosen(fleet: Federation, run: int) -> list[dict[str, Any]]:
 
 def test_a_mixed_fleet(fleet: Federation, measured: int) -> None:
     """The first round measures; in the next ones slow lines carry a quarter, both ways, and the others what they
-    did. That is said once, by the sites' names and with the rate; the bytes agree with it."""
+    did. That is said once, by the sites' names and with the rate; the bytes are those of `meadow plan`."""
     events = chosen(fleet, measured)
     text = ", ".join(event["slow"] for event in events)
     slow = dict(re.findall(r"([\w-]+) \(([\d.]+) Mbit/s\)", text))
@@ -73,12 +76,15 @@ def test_a_mixed_fleet(fleet: Federation, measured: int) -> None:
     assert events[0]["round"] == 2
     assert all(0 < float(rate) < 50 for rate in slow.values())
     first, *_, last = fleet.rounds(measured)
-    whole = MODEL_MB * 1e6
-    assert first["bytes_received"] == pytest.approx(CLIENTS * whole, rel=0.02)
-    expected = whole * (CLIENTS - len(slow) * 0.75)
+    app = App.load(fleet.app, overrides=AUTO)
+    plain, packed = (round_costs(app, clients=CLIENTS, slow=each) for each in (False, True))
+    assert first["bytes_received"] == pytest.approx(CLIENTS * plain.up_bytes, rel=0.02)
+    assert packed.up_bytes < 0.26 * plain.up_bytes
+    up_bytes = (CLIENTS - len(slow)) * plain.up_bytes + len(slow) * packed.up_bytes
+    down_bytes = (CLIENTS - len(slow)) * plain.down_bytes + len(slow) * packed.down_bytes
     assert last["clients"] == CLIENTS and not last["failures"]
-    assert last["bytes_received"] == pytest.approx(expected, rel=0.02)
-    assert last["bytes_sent"] == pytest.approx(expected, rel=0.02)
+    assert last["bytes_received"] == pytest.approx(up_bytes, rel=0.02)
+    assert last["bytes_sent"] == pytest.approx(down_bytes, rel=0.02)
 
 
 def test_a_killed_server_chooses_the_same(fleet: Federation, measured: int, tmp_path: Path) -> None:

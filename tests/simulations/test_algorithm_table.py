@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meadow.apps.folder import App
 from meadow.errors import ConfigError
+from meadow.server.tools.round_plan import round_costs
 from meadow.simulations.run import simulate
 from meadow.strategies.algorithms.catalogue import CATALOGUE
 
@@ -74,6 +77,19 @@ def app_of(name: str, folder: Path) -> tuple[Path, list[str]]:
     (folder / "task.py").write_text(code)
     (folder / "meadow.toml").write_text("")
     return folder, settings
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if not name.startswith("xgb")])
+def test_a_plan_knows_what_travels(name: str, tmp_path: Path) -> None:
+    """`meadow plan` says the bytes of a round's tensors before it runs, whatever the algorithm sends."""
+    folder, settings = app_of(name, tmp_path / "app")
+    said = round_costs(App.load(folder, overrides=settings), clients=3)
+    simulate(folder, overrides=settings, out=tmp_path / "run", executor="sequential")
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    for row in map(json.loads, rows):
+        assert row["clients"] == said.cohort
+        down_bytes = said.server_down_bytes + said.cohort * said.evaluated_bytes
+        assert (row["bytes_sent"], row["bytes_received"]) == (down_bytes, said.server_up_bytes)
 
 
 def _toml(value: Any) -> str:

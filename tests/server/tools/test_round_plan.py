@@ -14,6 +14,7 @@ from meadow.server.tools.round_plan import AccessLink, round_costs
 from meadow.simulations.run import simulate
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+FLOWER_APP = Path(__file__).parents[3] / "examples" / "plain_flower"
 CLIENTS = 4
 PLAIN = ("simulation.clients=4", "run.min_clients=4", "evaluation.every=0", "run.rounds=1")
 INT8 = ("compression.upload=int8", "compression.download=int8")
@@ -45,13 +46,22 @@ def test_a_round_takes_the_bytes_that_were_said(settings: tuple[str, ...], tmp_p
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
-    [("strategy.name=scaffold", "scaffold"), ("compression.zstd=true", "zstd")],
+    ("settings", "words"),
+    [
+        (("strategy.name=xgb_bagging",), "xgb_bagging send grows with their data"),
+        (("compression.upload=int8", "compression.zstd=true"), "zstd"),
+    ],
 )
-def test_what_is_not_known_is_not_said(setting: str, words: str) -> None:
-    """An algorithm that sends more than params, and a size that depends on the values, are refused."""
+def test_what_is_not_known_is_not_said(settings: tuple[str, ...], words: str) -> None:
+    """A size that depends on the data or on the values is refused, with what to do instead."""
     with pytest.raises(ConfigError, match=words):
-        round_costs(App.load(DIGITS, overrides=[*PLAIN, setting]), clients=CLIENTS)
+        round_costs(App.load(DIGITS, overrides=[*PLAIN, *settings]), clients=CLIENTS)
+
+
+def test_a_flower_app_sends_what_it_likes(tmp_path: Path) -> None:
+    """Its code decides."""
+    with pytest.raises(ConfigError, match=r"Flower app sends is up to its own code.*bytes_sent"):
+        round_costs(App.load(FLOWER_APP), clients=CLIENTS)
 
 
 def test_the_disk_is_said() -> None:
