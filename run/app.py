@@ -90,7 +90,7 @@ def run_rounds(
     """Run a task's rounds on any Flower grid and return their result.
 
     `privacy` is the ledger of a private run; without one, the ledger is kept in memory. `initial`
-    returns the params before the first round, by default `initial_arrays`. `store` makes the place of large means, which are in memory without; private runs make no use of it. `room` is asked whether the disk has room for a round.
+    returns the params before the first round, by default `initial_arrays`. `store` makes the place of large means, which are in memory without; where clients are the unit of privacy, noise is added in memory all the same. `room` is asked whether the disk has room for a round.
 
     Raises:
         ConfigError: a function of the app's own was not loaded.
@@ -104,7 +104,7 @@ def run_rounds(
     privacy = privacy or open_ledger(config)
     if privacy is not None:
         algorithm = private_algorithm(privacy.plan, algorithm)
-    elif store is not None and type(algorithm.aggregator) is MeanAggregator:
+    if store is not None and type(algorithm.aggregator) is MeanAggregator:
         algorithm = replace(algorithm, aggregator=replace(algorithm.aggregator, store=store))
     strategy = FederatedStrategy(algorithm, plan, recorder=recorder, privacy=privacy, room=room)
     emit = recorder.event if recorder is not None else lambda kind, detail: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from meadow.run.app import initial_arrays, run_rounds
 from meadow.simulations.executors.sequential import SequentialExecutor
 from meadow.simulations.grids.simulation_grid import SimulationGrid
 from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.algorithms.mean import Forms
+from meadow.transport.tensor_store import TensorStore
 
 identify_process(run_id=1, node_id=0)
 loads: list[int] = []
@@ -132,3 +135,34 @@ def test_server_optimizers_are_built(optimizer: str) -> None:
     plain = run_rounds(task, config_of(), grid_of(task))
     same = arrays_to_params(result.arrays)["weight"] == arrays_to_params(plain.arrays)["weight"]
     assert bool(same.all()) == (optimizer == "sgd")
+
+
+@pytest.mark.parametrize(
+    ("private", "stored"),
+    [
+        ({}, 3),
+        ({"unit": "record", "noise_multiplier": 1.0, "sampling_rate": 0.1}, 3),
+        ({"epsilon": 50.0}, 0),
+    ],
+    ids=["plain", "records", "clients"],
+)
+def test_where_means_are_made(tmp_path: Path, private: dict[str, Any], stored: int) -> None:
+    """In the place that is given, round for round, also where the clients add the noise of their records; the noise
+    on clients' updates is added in memory. The params are those of a run without such a place."""
+    made: list[Path] = []
+
+    def store(forms: Forms) -> TensorStore:
+        made.append(tmp_path / str(len(made)))
+        return TensorStore(made[-1], forms)
+
+    task, found = make_task(), []
+    privacy = {"differential_privacy": {"enabled": True, **private}} if private else {}
+    config = config_of(privacy=privacy, evaluation={"every": 0})
+    for place in (None, store):
+        result = run_rounds(task, config, grid_of(task), store=place)
+        found.append(arrays_to_params(result.arrays))
+    assert len(made) == stored
+    if "epsilon" not in private:  # its noise is another one in every run
+        for name, values in found[0].items():
+            assert values.shape == found[1][name].shape
+            assert private or values.tobytes() == found[1][name].tobytes()
