@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from meadow.tracking.identity import read_id, write_id
 
 MlflowClient = pytest.importorskip("mlflow").MlflowClient
 ROUNDS = 3
+WAIT_S = 60.0
 BLOCK = 1 << 15
 
 
@@ -34,6 +36,8 @@ def log_records(data: bytes) -> Iterator[bytes]:
         if BLOCK - place % BLOCK < 7:
             place += BLOCK - place % BLOCK
         length, kind = struct.unpack_from("<HB", data, place + 4)
+        if place + 7 + length > len(data):  # it is being written
+            return
         record += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):
@@ -93,10 +97,16 @@ def test_a_run_in_weights_and_biases_stays_on_this_machine(
     records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     folder = tmp_path / "run"
     meadow.simulate(task, clients=3, rounds=ROUNDS, out=folder, tracking={"wandb": "offline"})
-    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
     steps: dict[int, dict[str, Any]] = {}
-    for data in log_records(file.read_bytes()):
-        record = records.Record.FromString(data)
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    until_s = time.monotonic() + WAIT_S
+    logged: list[Any] = []
+    while not any(record.HasField("exit") for record in logged):
+        # another process writes the file, and has been told to end
+        assert time.monotonic() < until_s, "the log has no end"
+        time.sleep(0.05)
+        logged = [records.Record.FromString(data) for data in log_records(file.read_bytes())]
+    for record in logged:
         if record.HasField("history"):
             values = {
                 item.key or "/".join(item.nested_key): json.loads(item.value_json)
