@@ -13,7 +13,7 @@ import typer
 from ..apps.flower_app import read_node_config
 from ..config.sections.simulation import SimulationConfig
 from ..errors import ConfigError, MeadowError
-from ..machine.process_limits import keep_freed_memory, wait_for_threads
+from ..machine.process_limits import keep_freed_memory, use_large_pages, wait_for_threads
 from .completion import choice
 from .live import RunView
 from .output import Format, FormatOption, say
@@ -55,6 +55,7 @@ def simulate(
             "--resume goes on with the settings that the run began with; give no more"
         )
     keep_freed_memory()
+    use_large_pages()
     wait_for_threads()
     from ..simulations import run  # imports torch; the command's help need not
 

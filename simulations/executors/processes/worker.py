@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import MeadowError
-from ....machine.process_limits import allow_many_files, keep_freed_memory
+from ....machine.process_limits import allow_many_files, keep_freed_memory, use_large_pages
 from .group_files import WorkerSettings
 from .group_runner import GroupRunner
 
@@ -32,6 +32,7 @@ def main() -> None:
     """Serve the process at the other end of an inherited socket until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when it ends
     keep_freed_memory()
+    use_large_pages()
     allow_many_files()
     parser = argparse.ArgumentParser(prog="meadow.simulations.executors.processes.worker")
     parser.add_argument("--fd", type=int, required=True)

@@ -35,7 +35,8 @@ from .agreement import check_agreement
 from .clipped_sums import require_exact_sums
 from .cohort_data import CohortData, KnownCohort, Loaded
 from .example_values import Trained
-from .linear_training import LinearModule, LinearModules, is_plain, train_linear
+from .linear_descent import LinearDescent
+from .linear_training import LinearModule, LinearModules, train_linear
 from .stacked_dp_sgd import train_stacked_dp_sgd
 from .stacked_evaluation import StackedEvaluation
 from .stacked_module import StackedModule
@@ -156,7 +157,10 @@ class VectorizedExecutor:
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
         dp_sgd = ExampleTerms.of(replies.config)
         clips = replies.clipping is not None
-        linear = None if dp_sgd is not None else self._linear_module(stacked, data, settings, clips)
+        descent = LinearDescent.of(settings) if dp_sgd is None else None
+        linear: LinearModule | None = None
+        if descent is not None:
+            linear = self._linear_module(stacked, data, settings, clips)
         params = sum(tensor.numel() for tensor in stacked.trained.values())
         if clips and self.combines:
             require_exact_sums(stacked)
@@ -167,8 +171,8 @@ class VectorizedExecutor:
                 trained = train_stacked_dp_sgd(
                     self._task, stacked, data, settings, dp_sgd, clients=clients
                 )
-            elif linear is not None:
-                trained = self._train_linear(linear, stacked, data, settings, clients)
+            elif linear is not None and descent is not None:
+                trained = self._train_linear(linear, stacked, data, settings, descent, clients)
             if trained is None:
                 with undisturbed(stacked.module):
                     session, losses = self._session_of(chunk, stacked, algorithm, settings, replies)
@@ -214,6 +218,7 @@ class VectorizedExecutor:
         stacked: StackedModule,
         data: CohortData,
         settings: TrainingSettings,
+        descent: LinearDescent,
         clients: Sequence[int],
     ) -> Trained | None:
         """Train the chunk as linear layers; None where that raises: what vmap makes of it counts."""
@@ -224,6 +229,7 @@ class VectorizedExecutor:
                     linear,
                     data,
                     settings,
+                    descent,
                     clients=clients,
                     mixing=stacked.mixing_metrics,
                 )
@@ -286,8 +292,8 @@ class VectorizedExecutor:
     def _linear_module(
         self, stacked: StackedModule, data: CohortData, settings: TrainingSettings, clips: bool
     ) -> LinearModule | None:
-        """Return the module as linear layers, if that is all there is to train, by plain SGD."""
-        if settings.algorithm != "plain" or not is_plain(settings):
+        """Return the module as linear layers, if that is all there is to train."""
+        if settings.algorithm != "plain":
             return None
         if stacked not in self._linear:
             self._linear[stacked] = LinearModules.of(stacked)

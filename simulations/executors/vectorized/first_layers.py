@@ -6,9 +6,11 @@ the products of samples.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import nn
 
+from .linear_descent import Combination, LinearDescent
 from .linear_layers import ClientLinear, rows_of
 
 __all__ = ["FirstOnce", "FirstRepeated"]
@@ -18,69 +20,113 @@ class FirstOnce(ClientLinear):
     """The layer that sees the samples themselves, in a single epoch: a batch is met once, and
     only the batches before it have changed the weight."""
 
-    def begin(self, clients: int, rate: float) -> None:
-        super().begin(clients, rate)
+    def begin(self, clients: int, descent: LinearDescent) -> None:
+        super().begin(clients, descent)
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         """The samples of each step so far, and the errors that they made: (clients, rows, ...)."""
+        self._made = [Combination()]
+        """What the weight is after each number of steps, of the samples and errors seen."""
+        self._found: tuple[torch.Tensor, list[torch.Tensor]] | None = None
         self._one = self.before.new_full((1, 1, 1), self.bias_before is not None)
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         made = nn.functional.linear(inputs, self.before, self.bias_before)
-        for samples, errors in self._seen:
+        now = self._made[-1]
+        if now.start != 1.0:
+            made.mul_(now.start)
+        for (samples, errors), factor in zip(self._seen, now.terms, strict=True):
             known = torch.baddbmm(self._one, inputs, samples[: self.active].mT)
-            made.baddbmm_(known, errors[: self.active], alpha=-self.rate)
+            made.baddbmm_(known, errors[: self.active], alpha=factor)
         return made
 
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
         self._seen.append((inputs, errors))
+        self._made.append(self._made[-1].after(self.descent))
         return None
 
     def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        delta = torch.zeros_like(self.before)
-        factors = (weights.to(delta) * -self.rate)[:, None, None]
-        for samples, errors in self._seen:
+        weights, factors = weights.to(self.before), self._in_all()[1]
+        delta = self._lost(self.before, good, weights)
+        for (samples, errors), factor in zip(self._seen, factors, strict=True):
             rows = _counted(good, errors)
             counted = rows_of(errors, rows)
-            scaled = counted * factors[: len(counted)]  # `good` is in order
+            mine = weights[: len(counted)] * rows_of(factor[: len(errors)], rows)
+            scaled = counted * mine[:, None, None]  # `good` is in order
             delta.addmm_(scaled.flatten(0, 1).T, rows_of(samples, rows).flatten(0, 1))
         return delta
 
     def bias_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        delta = torch.zeros_like(self.bias_before)
-        factors = weights.to(delta) * -self.rate
-        for _, errors in self._seen:
+        assert self.bias_before is not None
+        weights, factors = weights.to(self.before), self._in_all()[1]
+        delta = self._lost(self.bias_before, good, weights)
+        for (_, errors), factor in zip(self._seen, factors, strict=True):
             rows = _counted(good, errors)
             summed = rows_of(errors, rows).flatten(1)
-            delta += (factors[: len(summed)] @ summed).view(-1, len(delta)).sum(0)
+            mine = weights[: len(summed)] * rows_of(factor[: len(errors)], rows)
+            delta += (mine @ summed).view(-1, len(delta)).sum(0)
         return delta
+
+    def _lost(
+        self, before: torch.Tensor, good: list[int] | None, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sum of what params have lost of those before."""
+        if self._made[-1].start == 1.0:
+            return torch.zeros_like(before)
+        return before * (weights @ (rows_of(self._in_all()[0], good) - 1.0))
 
     def bias_deltas(self) -> torch.Tensor:
         assert self.bias_before is not None
-        made = self.before.new_zeros(self.clients, len(self.bias_before))
-        for _, errors in self._seen:
-            made[: len(errors)].sub_(errors.sum(1), alpha=self.rate)
+        kept, factors = self._in_all()
+        made = (kept[:, None] - 1.0) * self.bias_before
+        for (_, errors), factor in zip(self._seen, factors, strict=True):
+            made[: len(errors)].addcmul_(errors.sum(1), factor[: len(errors), None])
         return made
 
     def bias_of(self, row: int) -> torch.Tensor:
-        bias = self.bias_before.clone()
-        for _, errors in self._seen:
-            if row < len(errors):
-                bias.sub_(errors[row].sum(0), alpha=self.rate)
+        assert self.bias_before is not None
+        now = self._made[self._steps_of(row)]
+        bias = self.bias_before * now.start
+        for (_, errors), factor in zip(self._seen, now.terms, strict=False):
+            bias.add_(errors[row].sum(0), alpha=factor)
         return bias
 
     def weight_deltas(self, low: int, high: int) -> torch.Tensor:
-        made = self.before.new_zeros(high - low, *self.before.shape)
-        for samples, errors in self._seen:
+        kept, factors = self._in_all()
+        if self._made[-1].start == 1.0:
+            made = self.before.new_zeros(high - low, *self.before.shape)
+        else:
+            made = (kept[low:high, None, None] - 1.0) * self.before
+        for (samples, errors), factor in zip(self._seen, factors, strict=True):
             some = errors[low:high]
-            made[: len(some)].baddbmm_(some.mT, samples[low:high], alpha=-self.rate)
+            scaled = some * factor[low : low + len(some), None, None]
+            made[: len(some)].baddbmm_(scaled.mT, samples[low:high])
         return made
 
     def weight_of(self, row: int) -> torch.Tensor:
-        weight = self.before.clone()
-        for samples, errors in self._seen:
-            if row < len(errors):
-                weight.addmm_(errors[row].T, samples[row], alpha=-self.rate)
+        now = self._made[self._steps_of(row)]
+        weight = self.before * now.start
+        for (samples, errors), factor in zip(self._seen, now.terms, strict=False):
+            weight.addmm_(errors[row].T, samples[row], alpha=factor)
         return weight
+
+    def _steps_of(self, row: int) -> int:
+        """Return how many steps a client has made."""
+        return sum(row < len(errors) for _, errors in self._seen)
+
+    def _in_all(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return how much of the params before, and of each step's gradients, is in each client's:
+        (clients,) each."""
+        if self._found is None:
+            counts = [len(errors) for _, errors in self._seen]
+            steps = (np.arange(self.clients)[:, None] < np.array(counts, np.int64)).sum(1)
+            terms = np.zeros((len(self._made), len(counts)))
+            for number, made in enumerate(self._made):
+                terms[number, :number] = made.terms
+            starts = np.array([made.start for made in self._made])
+            found = np.concatenate([starts[:, None], terms], axis=1)[steps].T
+            kept, *factors = torch.from_numpy(found).to(self.before)
+            self._found = kept, factors
+        return self._found
 
 
 def _counted(good: list[int] | None, errors: torch.Tensor) -> list[int] | None:
@@ -97,13 +143,18 @@ class FirstRepeated(ClientLinear):
         (clients, steps, batch)."""
         self._samples = samples
         outputs = nn.functional.linear(samples, self.before, self.bias_before)
+        self._now = Combination()
+        self._kept = samples.new_ones(len(samples))
+        """How much of the params before is in each client's."""
         self._errors = torch.zeros_like(outputs)
+        """What each client's weight has besides, along each of its samples."""
+        self._velocity = self._errors if self.descent.is_plain else torch.zeros_like(outputs)
         starts = torch.arange(len(samples), device=places.device) * samples.shape[1]
         self._rows = (places + starts[:, None, None]).transpose(0, 1).contiguous()
         self._one = samples.new_full((1, 1, 1), self.bias_before is not None)
         self._products = torch.baddbmm(self._one, samples, samples.mT).flatten(0, 1)
         self._flat_outputs = outputs.flatten(0, 1)
-        self._flat_errors = self._errors.flatten(0, 1)
+        self._flat_velocity = self._velocity.flatten(0, 1)
 
     def select(self, step: int, width: int) -> None:
         """Let the next step be that of each client's batch of this number, so many rows of it."""
@@ -114,26 +165,46 @@ class FirstRepeated(ClientLinear):
         made = made.view(self.active, -1, made.shape[-1])
         known = self._products.index_select(0, self._chosen)
         return made.baddbmm_(
-            known.view(self.active, -1, known.shape[-1]), self._errors[: self.active]
+            known.view(self.active, -1, known.shape[-1]),
+            self._errors[: self.active],
+            beta=self._now.start,
         )
 
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
-        self._flat_errors.index_add_(0, self._chosen, errors.flatten(0, 1), alpha=-self.rate)
+        descent, flat = self.descent, errors.flatten(0, 1)
+        if descent.is_plain:
+            self._flat_velocity.index_add_(0, self._chosen, flat, alpha=-descent.rate)
+            return None
+        now, velocity = self._errors[: self.active], self._velocity[: self.active]
+        velocity.mul_(descent.momentum).add_(now, alpha=descent.decay + descent.proximal)
+        self._flat_velocity.index_add_(0, self._chosen, flat)
+        now.sub_(velocity, alpha=descent.rate)
+        self._now = self._now.after(descent)
+        self._kept[: self.active] = self._now.start
         return None
 
     def bias_deltas(self) -> torch.Tensor:
-        return self._errors.sum(1)
+        assert self.bias_before is not None
+        return self._errors.sum(1) + (self._kept[:, None] - 1.0) * self.bias_before
 
     def bias_of(self, row: int) -> torch.Tensor:
-        return self.bias_before + self._errors[row].sum(0)
+        assert self.bias_before is not None
+        return self.bias_before * self._kept[row] + self._errors[row].sum(0)
 
     def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
-        scaled = weights.to(self._errors.device)[:, None, None]
-        errors = (rows_of(self._errors, good) * scaled).flatten(0, 1)
-        return errors.T @ rows_of(self._samples, good).flatten(0, 1)
+        weights = weights.to(self._errors.device)
+        errors = (rows_of(self._errors, good) * weights[:, None, None]).flatten(0, 1)
+        delta = errors.T @ rows_of(self._samples, good).flatten(0, 1)
+        if self._now.start != 1.0:
+            lost = weights.to(delta) @ (rows_of(self._kept, good) - 1.0)
+            delta.add_(self.before * lost)
+        return delta
 
     def weight_deltas(self, low: int, high: int) -> torch.Tensor:
-        return torch.bmm(self._errors[low:high].mT, self._samples[low:high])
+        delta = torch.bmm(self._errors[low:high].mT, self._samples[low:high])
+        if self._now.start != 1.0:
+            delta.add_((self._kept[low:high, None, None] - 1.0) * self.before)
+        return delta
 
     def weight_of(self, row: int) -> torch.Tensor:
-        return self.before + self._errors[row].T @ self._samples[row]
+        return self.before * self._kept[row] + self._errors[row].T @ self._samples[row]

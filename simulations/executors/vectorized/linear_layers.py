@@ -1,15 +1,16 @@
-"""Linear layers of many clients, trained by plain SGD without ever making a gradient.
+"""Linear layers of many clients, trained by SGD without ever making a gradient.
 
 A batch of all clients goes through the module as one long batch; only the linear layers know that
 its rows belong to different clients. Each makes its own SGD step while the loss is differentiated:
 
 - A layer in the middle holds a weight per client from the first step on, and a step is one matrix
-  product added in place.
+  product added in place: to the weight, or to its velocity where there is momentum.
 - The first layer sees the samples themselves. It keeps no weight per client but, for each sample,
   what the steps so far add to the weight along that sample: with step size r, errors e and samples
   x, W = W0 - r sum e x', so W x = W0 x - r sum e (x' x). The products x' x of a client's samples
   with each other are fewer than its weights; W0 x, and the sum of all clients' deltas, are one
-  matrix product each.
+  matrix product each. Momentum, weight decay and a proximal term change the factors, not the
+  form (`linear_descent`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from .linear_descent import LinearDescent
 
 __all__ = ["ClientLinear", "InnerLinear", "rows_of"]
 
@@ -35,7 +38,7 @@ class ClientLinear(nn.Module):
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.layer = layer
-        self.rate, self.clients, self.active = 0.0, 0, 0
+        self.descent, self.clients, self.active = LinearDescent(rate=0.0), 0, 0
         self._anchor = torch.zeros((), device=layer.weight.device, requires_grad=True)
         """Something to differentiate by, so that the layer is asked for its gradient."""
         self.before = layer.weight.detach()
@@ -43,13 +46,14 @@ class ClientLinear(nn.Module):
         self.bias_before = None if layer.bias is None else layer.bias.detach()
         self._bias: torch.Tensor | None = None
         """One a client, after the first step."""
+        self._bias_velocity: torch.Tensor | None = None
 
-    def begin(self, clients: int, rate: float) -> None:
+    def begin(self, clients: int, descent: LinearDescent) -> None:
         """Begin a round of so many clients with the layer's own params."""
-        self.clients, self.active, self.rate = clients, clients, rate
+        self.clients, self.active, self.descent = clients, clients, descent
         weight, bias = self.layer.weight, self.layer.bias
         self.before, self.bias_before = weight.detach(), None if bias is None else bias.detach()
-        self._bias = None
+        self._bias = self._bias_velocity = None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return what each client's layer makes of its rows of the batch."""
@@ -103,18 +107,26 @@ class ClientLinear(nn.Module):
     def _step_bias(self, errors: torch.Tensor) -> None:
         if self.bias_before is None:
             return
+        velocity = errors.sum(1, keepdim=True)
+        if self.descent.momentum:
+            if self._bias_velocity is None:
+                self._bias_velocity = velocity
+            else:
+                followed = self._bias_velocity[: self.active]
+                velocity = followed.mul_(self.descent.momentum).add_(velocity)
         if self._bias is None:
-            self._bias = torch.sub(self.bias_before, errors.sum(1, keepdim=True), alpha=self.rate)
+            self._bias = self.descent.step(None, velocity, self.bias_before)
         else:
-            self._bias[: self.active].sub_(errors.sum(1, keepdim=True), alpha=self.rate)
+            self.descent.step(self._bias[: self.active], velocity, self.bias_before)
 
 
 class InnerLinear(ClientLinear):
     """A layer whose inputs change with the layers before it: a weight per client."""
 
-    def begin(self, clients: int, rate: float) -> None:
-        super().begin(clients, rate)
+    def begin(self, clients: int, descent: LinearDescent) -> None:
+        super().begin(clients, descent)
         self._weight: torch.Tensor | None = None
+        self._velocity: torch.Tensor | None = None
         self._change: torch.Tensor | None = None
 
     def outputs(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -129,13 +141,29 @@ class InnerLinear(ClientLinear):
     def step(self, inputs: torch.Tensor, errors: torch.Tensor, wanted: bool) -> torch.Tensor | None:
         if self._weight is None:
             gradient = errors @ self.before if wanted else None
-            self._weight = torch.baddbmm(self.before, errors.mT, inputs, alpha=-self.rate)
         else:
-            active = self._weight[: self.active]
-            gradient = torch.bmm(errors, active) if wanted else None
-            active.baddbmm_(errors.mT, inputs, alpha=-self.rate)
+            gradient = torch.bmm(errors, self._weight[: self.active]) if wanted else None
+        self._step_weight(inputs, errors)
         self._step_bias(errors)
         return gradient
+
+    def _step_weight(self, inputs: torch.Tensor, errors: torch.Tensor) -> None:
+        active = None if self._weight is None else self._weight[: self.active]
+        if self.descent.is_plain:
+            if active is None:
+                rate = self.descent.rate
+                self._weight = torch.baddbmm(self.before, errors.mT, inputs, alpha=-rate)
+            else:
+                active.baddbmm_(errors.mT, inputs, alpha=-self.descent.rate)
+            return
+        if self._velocity is None:
+            self._velocity = torch.bmm(errors.mT, inputs)
+        velocity = self._velocity[: self.active]
+        if active is None:
+            self._weight = self.descent.step(None, velocity, self.before)
+            return
+        velocity.baddbmm_(errors.mT, inputs, beta=self.descent.momentum)
+        self.descent.step(active, velocity, self.before)
 
     def weight_delta(self, good: list[int] | None, weights: torch.Tensor) -> torch.Tensor:
         delta = rows_of(self._deltas(), good)
@@ -151,6 +179,7 @@ class InnerLinear(ClientLinear):
                 self._change = torch.zeros_like(self.before).expand(self.clients, -1, -1)
             else:
                 self._change, self._weight = self._weight.sub_(self.before), None
+                self._velocity = None
         return self._change
 
     def weight_of(self, row: int) -> torch.Tensor:

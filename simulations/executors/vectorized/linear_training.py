@@ -1,4 +1,5 @@
-"""Trains many clients at once where all params are those of linear layers and SGD is plain.
+"""Trains many clients at once where all params are those of linear layers, and SGD's steps are
+linear in the gradients.
 
 The module runs once on the batches of all clients, as one long batch; `linear_layers` does the
 rest. It gives what `stacked_training` gives, several times faster.
@@ -18,12 +19,13 @@ from ....training.settings import TrainingSettings
 from .cohort_data import CohortData
 from .example_values import ExampleValues, Means, Tensors, Weights
 from .first_layers import FirstOnce, FirstRepeated
+from .linear_descent import LinearDescent
 from .linear_layers import ClientLinear, InnerLinear
 from .rowwise import is_reshaping
 from .stacked_module import StackedModule
 from .stacked_training import plan_of
 
-__all__ = ["LinearModule", "LinearModules", "is_plain", "train_linear"]
+__all__ = ["LinearModule", "LinearModules", "train_linear"]
 
 
 First = type[FirstOnce] | type[FirstRepeated] | None
@@ -75,10 +77,10 @@ class LinearModule:
         used = [each for each in self.layers.values() if not isinstance(each, FirstRepeated)]
         return sum(each.before.numel() for each in used)
 
-    def begin(self, clients: int, rate: float) -> None:
+    def begin(self, clients: int, descent: LinearDescent) -> None:
         """Begin a round of so many clients."""
         for layer in self.layers.values():
-            layer.begin(clients, rate)
+            layer.begin(clients, descent)
 
     def activate(self, clients: int, step: int, width: int) -> None:
         """Let the next step be that of the first clients, with batches of so many rows."""
@@ -144,17 +146,6 @@ class LinearModules:
                 self._graph, self._layers, self._names, self._first, kind
             )
         return self._made[kind]
-
-
-def is_plain(settings: TrainingSettings) -> bool:
-    """Return whether a step follows the gradient, and nothing else."""
-    plain = settings.optimizer == "sgd" and settings.precision == "fp32"
-    return plain and not (
-        settings.momentum
-        or settings.weight_decay
-        or settings.proximal_mu
-        or settings.gradient_clip_norm
-    )
 
 
 def _linear_layers(graph: torch.fx.GraphModule) -> dict[str, nn.Linear]:
@@ -260,6 +251,7 @@ def train_linear(
     linear: LinearModule,
     data: CohortData,
     settings: TrainingSettings,
+    descent: LinearDescent,
     *,
     clients: Sequence[int],
     mixing: frozenset[str] = frozenset(),
@@ -276,7 +268,7 @@ def train_linear(
     device, layout = data.inputs.device, plan.layout
     values = ExampleValues(task, layout, mixing)
     rows = torch.from_numpy(plan.rows_in_order).to(device)
-    linear.begin(len(clients), settings.learning_rate_now())
+    linear.begin(len(clients), descent)
     if isinstance(linear.first, FirstRepeated):
         samples = data.inputs[torch.from_numpy(data.rows).to(device)].flatten(2)
         linear.first.begin_samples(samples, torch.from_numpy(plan.places).to(device))

@@ -8,16 +8,39 @@ import torch
 
 from meadow.simulations.executors.vectorized.cohort_data import layout_of
 from meadow.simulations.executors.vectorized.first_layers import FirstOnce
+from meadow.simulations.executors.vectorized.linear_descent import Combination, LinearDescent
+
+DESCENTS = {
+    "plain": LinearDescent(rate=0.1),
+    "momentum": LinearDescent(rate=0.1, momentum=0.9),
+    "all": LinearDescent(rate=0.1, momentum=0.5, decay=0.03, proximal=0.2),
+}
 
 
+@pytest.mark.parametrize("descent", DESCENTS.values(), ids=DESCENTS)
+def test_params_are_a_combination_of_gradients(descent: LinearDescent) -> None:
+    """As the optimizer makes them, step after step."""
+    torch.manual_seed(0)
+    start, gradients = torch.randn(5, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+    params, velocity, made = start.clone(), torch.zeros_like(start), Combination()
+    for number, gradient in enumerate(gradients, 1):
+        pulled = gradient + descent.decay * params + descent.proximal * (params - start)
+        velocity = descent.momentum * velocity + pulled
+        params = params - descent.rate * velocity
+        made = made.after(descent)
+        terms = torch.tensor(made.terms, dtype=torch.float64)
+        torch.testing.assert_close(made.start * start + terms @ gradients[:number], params)
+
+
+@pytest.mark.parametrize("descent", DESCENTS.values(), ids=DESCENTS)
 @pytest.mark.parametrize("counts", [(20, 20, 20), (20, 14, 3)], ids=["alike", "unequal"])
-def test_the_sum_is_that_of_the_changes(counts: tuple[int, ...]) -> None:
+def test_the_sum_is_that_of_the_changes(counts: tuple[int, ...], descent: LinearDescent) -> None:
     """Which exist only where somebody asks for each client's."""
     shape = (64, 32)
     torch.manual_seed(2)
     layer = FirstOnce(torch.nn.Linear(*shape))
     layout = layout_of(np.array(counts), batch_size=10, epochs=1, device=torch.device("cpu"))
-    layer.begin(len(counts), 0.1)
+    layer.begin(len(counts), descent)
     samples = torch.randn(len(layout.in_order), shape[0])
     for rows, width in zip(layout.in_steps(samples), layout.widths, strict=True):
         seen = rows.view(-1, width, shape[0])
@@ -36,7 +59,7 @@ def test_a_layer_that_the_loss_does_not_see_does_not_change() -> None:
     """It is never asked for a step."""
     layer = FirstOnce(torch.nn.Linear(64, 32))
     layout = layout_of(np.array([20, 20, 20]), batch_size=10, epochs=1, device=torch.device("cpu"))
-    layer.begin(3, 0.1)
+    layer.begin(3, DESCENTS["plain"])
     samples = torch.randn(60, 64)
     for rows in layout.in_steps(samples):
         layer.outputs(rows.view(3, 10, 64))
@@ -52,7 +75,7 @@ def test_a_client_whose_numbers_are_not_finite_spoils_nobody_elses_change() -> N
     """Neither its samples nor its errors are in the sum of the others."""
     torch.manual_seed(2)
     layer = FirstOnce(torch.nn.Linear(6, 3))
-    layer.begin(3, 0.1)
+    layer.begin(3, DESCENTS["plain"])
     for active in (3, 2):
         samples, errors = torch.randn(active, 4, 6), torch.randn(active, 4, 3)
         samples[1, 0, 0] = errors[1, 0, 0] = torch.nan

@@ -64,8 +64,11 @@ def with_data(task: meadow.Task, load: Any) -> meadow.Task:
     [
         ("mlp", SGD, True),
         ("mlp", {**SGD, "epochs": 2}, True),
-        ("mlp", {**SGD, "momentum": 0.9}, False),
-        ("mlp", {**SGD, "proximal-mu": 0.1}, False),
+        ("mlp", {**SGD, "momentum": 0.9}, True),
+        ("mlp", {**SGD, "proximal-mu": 0.1}, True),
+        ("mlp", {**SGD, "weight-decay": 0.1}, True),
+        ("mlp", {**SGD, "gradient-clip-norm": 1.0}, False),
+        ("mlp", {**SGD, "optimizer": "adam"}, False),
         ("convolutional", SGD, False),
         ("tied", SGD, False),
     ],
