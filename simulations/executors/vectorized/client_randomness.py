@@ -58,15 +58,31 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not may_draw(func):
-            return func(*args, **kwargs)
+        return self.drawn(func, args, kwargs) if may_draw(func) else func(*args, **kwargs)
+
+    def mark(self) -> tuple[Any, ...]:
+        """Return where all generators are, for `back_to`."""
+        return [*self._states], self._place, self._turn
+
+    def back_to(self, mark: tuple[Any, ...]) -> None:
+        """Forget what was drawn since a mark."""
+        states, self._place, self._turn = mark
+        self._states = [*states]
+
+    def drawn(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Return what an operation gives that may draw, for all clients.
+
+        Raises:
+            DataError: as entering.
+        """
         before = self._generator.get()
-        together = func(*args, **kwargs)
         if kwargs.get("generator") is not None:
             raise DataError("the model draws from a generator of its own, one for all clients")
-        if self._generator.is_at(before):  # it did not draw, as attention without dropout
-            return together
-        self._generator.set(before)
+        if not self._fills_next(func, args):
+            together = func(*args, **kwargs)
+            if self._generator.is_at(before):  # it did not draw, as attention without dropout
+                return together
+            self._generator.set(before)
         if self._place >= len(self._draws):
             raise DataError(f"{func} draws random numbers, which it did not for one client alone")
         draw = self._draws[self._place]
@@ -77,6 +93,13 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._all(draw, func, args)
         finally:
             self._generator.set(before)
+
+    def _fills_next(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether an operation fills a tensor with the next numbers that one client drew."""
+        if self._place >= len(self._draws) or not fills_argument(func):
+            return False
+        draw = self._draws[self._place]
+        return draw.operation is func and len(draw.tensors) == 1 and bool(args[0].numel())
 
     def _one(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Draw for the current client: vmap runs some operations client by client."""
@@ -90,6 +113,8 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         count, given = len(self._clients), [a for a in args if isinstance(a, torch.Tensor)]
         if draw.operation is not func and not (draw.overwrites and len(draw.tensors) == 1):
             raise DataError(f"{func} draws random numbers where one client alone has a {draw}")
+        if draw.operation is func and self._filled(draw, args[0]):
+            return args[0]
         folded = bool(given) and given[0].ndim == len(draw.tensors[0].shape)
         needed = [] if draw.overwrites and len(draw.tensors) == 1 else draw.tensors
         stacks = [
@@ -106,6 +131,19 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(made[0], tuple):
             return tuple(_joined(parts, folded) for parts in zip(*made, strict=True))
         return _joined(made, folded)
+
+    def _filled(self, draw: Draw, stack: Any) -> bool:
+        """Fill a stack in place, row by row, if its rows lie in memory as one client's tensor does."""
+        if not (
+            draw.overwrites and isinstance(draw.args[0], TensorKind) and len(draw.tensors) == 1
+        ):
+            return False
+        kind, count = draw.args[0], len(self._clients)
+        if stack.shape != (count, *kind.shape) or TensorKind.of(stack[0]) != kind:
+            return False
+        for row, client in enumerate(self._clients):
+            self._drawn(client, draw.operation, (stack[row], *draw.args[1:]), draw.kwargs)
+        return True
 
     def _like(self, argument: Any, values: torch.Tensor | None, draw: Draw) -> Any:
         if not isinstance(argument, TensorKind):

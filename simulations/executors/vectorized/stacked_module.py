@@ -7,7 +7,7 @@ over the clients by `torch.func.vmap`: each layer runs once, as one kernel, for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,8 @@ from ....training.algorithms.algorithms import LocalAlgorithm
 from ....training.algorithms.corrections import zero_client_state
 from ....training.algorithms.objective import TrainingStep, features_of
 from ....training.module_params import owners_of
+from .client_randomness import ClientRandomness
+from .recorded_steps import RecordedSteps
 from .rowwise import function_of_examples, rowwise_function, rowwise_graph
 from .step_trace import StepTrace, trace_step
 
@@ -102,6 +104,7 @@ class StackedModule:
         self._mapped = vmap(
             grad(self._loss_of_one, has_aux=True), in_dims=0, randomness="different"
         )
+        self._recorded = RecordedSteps(self._flat_step)
 
     def trace(self, inputs: torch.Tensor, targets: torch.Tensor) -> StepTrace:
         """Return what a step of one client does with a batch of so many examples.
@@ -165,21 +168,51 @@ class StackedModule:
         targets: torch.Tensor,
         weights: torch.Tensor,
         own: Tensors | None = None,
+        randomness: ClientRandomness | None = None,
     ) -> StepResult:
         """Return the gradients of each client's weighted loss; buffers are updated in place.
 
-        `own` is what the clients keep, for an algorithm's loss.
+        `own` is what the clients keep, for an algorithm's loss; `randomness` draws for them.
 
         Shapes: inputs (clients, batch, ...), targets and `own` likewise, weights (clients, batch).
         """
+        if self._algorithm is None:
+            given = (inputs, targets, weights, *params.values(), *buffers.values())
+            losses, outputs, *found = self._recorded.run(given, randomness)
+            gradients = dict(zip(params, found, strict=True))
+        else:
+            with randomness or nullcontext():
+                gradients, losses, outputs = self._step(
+                    params, buffers, inputs, targets, weights, own or {}
+                )
+        return StepResult(_apart(gradients), losses, outputs)
+
+    def _flat_step(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Make a step of tensors alone: inputs, targets, weights, the params and the buffers."""
+        count = 3 + len(self.trained)
+        params = dict(zip(self.trained, tensors[3:count], strict=True))
+        buffers = dict(zip(self.buffers, tensors[count:], strict=True))
+        inputs, targets, weights = tensors[:3]
+        gradients, losses, outputs = self._step(params, buffers, inputs, targets, weights, {})
+        return [losses, outputs, *gradients.values()]
+
+    def _step(
+        self,
+        params: Tensors,
+        buffers: Tensors,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor,
+        own: Tensors,
+    ) -> StepResult:
         with self._precision():
             gradients, (losses, outputs, after) = self._mapped(
-                params, buffers, inputs, targets, weights, own or {}
+                params, buffers, inputs, targets, weights, own
             )
         for name, values in after.items():  # where a module assigned a new buffer to the old name
             if values.data_ptr() != buffers[name].data_ptr():
                 buffers[name].copy_(values)
-        return StepResult(_apart(gradients), losses, outputs)
+        return StepResult({name: gradients[name] for name in params}, losses, outputs)
 
     def example_gradients(
         self, params: Tensors, inputs: torch.Tensor, targets: torch.Tensor

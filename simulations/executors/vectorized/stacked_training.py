@@ -8,8 +8,7 @@ elsewhere clients with batches of the same size are taken together instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,8 +153,10 @@ class _Training:
         trace = self._stacked.trace(inputs[0], targets[0])
         session = self._session
         own = session.own(low, high) if session is not None and session.has_loss else None
-        with self._drawing(low, high, trace):
-            made = self._stacked.step(params, buffers, inputs, targets, weights, own)
+        randomness = self._drawing(low, high, trace)
+        made = self._stacked.step(params, buffers, inputs, targets, weights, own, randomness)
+        if randomness is not None:
+            randomness.end()
         outputs, flat = made.outputs.flatten(0, 1), targets.flatten(0, 1)
         self._values.take(number, low, made.losses, outputs, flat)
         used = [name for name in params if name not in trace.unused]
@@ -167,20 +168,16 @@ class _Training:
         slots = [[slot[place][low:high] for place in places] for slot in self._slots]
         descend([params[name] for name in used], gradients, slots, self._settings, step=number + 1)
 
-    @contextmanager
-    def _drawing(self, low: int, high: int, trace: StepTrace) -> Iterator[None]:
-        """Let each client of a step draw its own random numbers, if the step draws any."""
+    def _drawing(self, low: int, high: int, trace: StepTrace) -> ClientRandomness | None:
+        """Return what draws each of these clients' own random numbers, if a step draws any."""
         if not trace.draws:
-            yield
-            return
+            return None
         if self._randomness is None:
             stream, number = self._settings.stream, self._settings.server_round
             seeds = [derive(stream, number, client, "training") for client in self._clients]
             self._randomness = ClientRandomness(seeds, self._device)
         self._randomness.begin(low, high, trace.draws)
-        with self._randomness:
-            yield
-        self._randomness.end()
+        return self._randomness
 
     def _corrected(self, params: Tensors, followed: Tensors) -> list[torch.Tensor]:
         """Apply the algorithm's local objective, then clip each client's gradient."""

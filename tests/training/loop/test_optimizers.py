@@ -65,6 +65,25 @@ def test_steps_are_those_of_torch(kind: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in SETTINGS if "adam" in kind])
+@pytest.mark.parametrize("apart", ["transposed", "bfloat16"])
+def test_adams_steps_do_not_depend_on_how_they_are_computed(kind: str, apart: str) -> None:
+    """One kernel walks over memory; what lies there in another order, or in another dtype than all
+    the rest, takes the steps one operation after another."""
+    settings = settings_of(kind)
+    torch.manual_seed(3)
+    params, other = torch.randn(6, 5), torch.randn(4)
+    lying = other.to(torch.bfloat16) if apart == "bfloat16" else torch.randn(5, 4).T
+    together, alone = [params, other], [params.clone(), lying.clone()]
+    slots = new_slots(together, settings), new_slots(alone, settings)
+    for step in (1, 2, 3):
+        gradient = torch.randn(6, 5)
+        others = torch.randn(4), torch.randn(lying.shape).to(lying.dtype)
+        for given, found, own in zip((together, alone), slots, others, strict=True):
+            descend(given, [gradient.clone(), own.clone()], found, settings, step=step)
+    torch.testing.assert_close(together[0], alone[0], rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_client_axis_changes_nothing(kind: str) -> None:
     """Four clients' tensors in one step give what each gives alone."""
