@@ -128,7 +128,7 @@ class _Recording:
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         self.is_proven = False
-        self._draws = [each for each in graph.modules() if isinstance(each, _Draw)]
+        self._draws = [each for each in graph.modules() if isinstance(each, _DrawingOperation)]
         self._graph = graph
 
     @classmethod
@@ -159,7 +159,7 @@ class _NotRecordableError(Exception):
     """A graph has an operation that may give something else in another step."""
 
 
-class _Draw(torch.nn.Module):
+class _DrawingOperation(torch.nn.Module):
     """An operation that may draw random numbers."""
 
     def __init__(self, operation: Any) -> None:
@@ -187,7 +187,7 @@ def _prepared(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
             node.replace_all_uses_with(node.args[0])
         elif is_operation and may_draw(node.target):
             name = f"draw_{node.name}"
-            graph.add_submodule(name, _Draw(node.target))
+            graph.add_submodule(name, _DrawingOperation(node.target))
             with graph.graph.inserting_before(node):
                 node.replace_all_uses_with(
                     graph.graph.call_module(name, node.args, dict(node.kwargs))
