@@ -78,7 +78,7 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = self._generator.get()
         if kwargs.get("generator") is not None:
             raise DataError("the model draws from a generator of its own, one for all clients")
-        if not self._fills_next(func, args):
+        if not self._draws_next(func, args):
             together = func(*args, **kwargs)
             if self._generator.is_at(before):  # it did not draw, as attention without dropout
                 return together
@@ -94,12 +94,13 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._generator.set(before)
 
-    def _fills_next(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Return whether an operation fills a tensor with the next numbers that one client drew."""
-        if self._place >= len(self._draws) or not fills_argument(func):
+    def _draws_next(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Return whether an operation is the one that filled a tensor for one client, in place or
+        not: then it draws, and need not be tried."""
+        draw = self._draws[self._place] if self._place < len(self._draws) else None
+        if draw is None or not draw.fills or _name_of(draw.operation) != _name_of(func):
             return False
-        draw = self._draws[self._place]
-        return draw.operation is func and len(draw.tensors) == 1 and bool(args[0].numel())
+        return isinstance(args[0], torch.Tensor) and args[0].numel() > 0
 
     def _one(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Draw for the current client: vmap runs some operations client by client."""
@@ -111,20 +112,19 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _all(self, draw: Draw, func: Any, args: tuple[Any, ...]) -> Any:
         count, given = len(self._clients), [a for a in args if isinstance(a, torch.Tensor)]
-        if draw.operation is not func and not (draw.overwrites and len(draw.tensors) == 1):
+        if draw.operation is not func and not draw.fills:
             raise DataError(f"{func} draws random numbers where one client alone has a {draw}")
-        if draw.operation is func and self._filled(draw, args[0]):
-            return args[0]
+        if draw.fills:
+            return self._filled(draw, args[0], in_place=fills_argument(func))
         folded = bool(given) and given[0].ndim == len(draw.tensors[0].shape)
-        needed = [] if draw.overwrites and len(draw.tensors) == 1 else draw.tensors
         stacks = [
             _by_client(tensor, kind, count)
-            for tensor, kind in zip(given, needed, strict=bool(needed))
+            for tensor, kind in zip(given, draw.tensors, strict=bool(draw.tensors))
         ]
         made = []
         for row, client in enumerate(self._clients):
             left = iter(stack[row] for stack in stacks)
-            own = [self._like(each, next(left, None), draw) for each in draw.args]
+            own = [self._like(each, next(left, None)) for each in draw.args]
             made.append(self._drawn(client, draw.operation, own, draw.kwargs))
         if fills_argument(func):
             return args[0].copy_(torch.stack(made).view_as(args[0]))
@@ -132,20 +132,32 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tuple(_joined(parts, folded) for parts in zip(*made, strict=True))
         return _joined(made, folded)
 
-    def _filled(self, draw: Draw, stack: Any) -> bool:
-        """Fill a stack in place, row by row, if its rows lie in memory as one client's tensor does."""
-        if not (
-            draw.overwrites and isinstance(draw.args[0], TensorKind) and len(draw.tensors) == 1
-        ):
-            return False
-        kind, count = draw.args[0], len(self._clients)
-        if stack.shape != (count, *kind.shape) or TensorKind.of(stack[0]) != kind:
-            return False
+    def _filled(self, draw: Draw, given: torch.Tensor, *, in_place: bool) -> torch.Tensor:
+        """Fill a stack like the one given, or the given one, with what each client draws: in the order
+        in which one client's tensor lies in memory."""
+        (kind,), count = draw.tensors, len(self._clients)
+        is_stack = given.shape == (count, *kind.shape)
+        if in_place and is_stack and TensorKind.of(given[0]) == kind:
+            stack = given
+        else:
+            stack = torch.empty_strided(
+                (count, *kind.shape),
+                (kind.span, *kind.stride),
+                dtype=kind.dtype,
+                device=self._device,
+            )
         for row, client in enumerate(self._clients):
             self._drawn(client, draw.operation, (stack[row], *draw.args[1:]), draw.kwargs)
-        return True
+        if stack is given:
+            return given
+        if not is_stack:
+            _by_client(
+                given, kind, count
+            )  # raises unless the clients' axis is folded into the rows'
+            stack = stack.flatten(0, 1)
+        return given.copy_(stack) if in_place else stack
 
-    def _like(self, argument: Any, values: torch.Tensor | None, draw: Draw) -> Any:
+    def _like(self, argument: Any, values: torch.Tensor | None) -> Any:
         if not isinstance(argument, TensorKind):
             return argument
         made = argument.empty(self._device)
@@ -160,6 +172,11 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _seeded(self, seed: int) -> torch.Tensor:
         with seeded(seed, str(self._device)):
             return self._generator.get()
+
+
+def _name_of(operation: Any) -> str:
+    """Return what an operation in place and one that is not have in common."""
+    return str(operation.__name__).partition(".")[0].rstrip("_")
 
 
 def _by_client(tensor: torch.Tensor, kind: TensorKind, count: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .linear_descent import Combination, LinearDescent
+from .linear_descent import GradientSum, LinearDescent
 from .linear_layers import ClientLinear, rows_of
 
 __all__ = ["FirstOnce", "FirstRepeated"]
@@ -24,7 +24,7 @@ class FirstOnce(ClientLinear):
         super().begin(clients, descent)
         self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
         """The samples of each step so far, and the errors that they made: (clients, rows, ...)."""
-        self._made = [Combination()]
+        self._made = [GradientSum()]
         """What the weight is after each number of steps, of the samples and errors seen."""
         self._found: tuple[torch.Tensor, list[torch.Tensor]] | None = None
         self._one = self.before.new_full((1, 1, 1), self.bias_before is not None)
@@ -143,7 +143,7 @@ class FirstRepeated(ClientLinear):
         (clients, steps, batch)."""
         self._samples = samples
         outputs = nn.functional.linear(samples, self.before, self.bias_before)
-        self._now = Combination()
+        self._now = GradientSum()
         self._kept = samples.new_ones(len(samples))
         """How much of the params before is in each client's."""
         self._errors = torch.zeros_like(outputs)

@@ -13,7 +13,7 @@ import torch
 
 from ....training.settings import TrainingSettings
 
-__all__ = ["Combination", "LinearDescent"]
+__all__ = ["GradientSum", "LinearDescent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class LinearDescent:
 
 
 @dataclass(frozen=True, slots=True)
-class Combination:
+class GradientSum:
     """Params after some steps: start * w0 + sum terms_j g_j, and likewise the velocity."""
 
     start: float = 1.0
@@ -71,7 +71,7 @@ class Combination:
     _velocity_start: float = 0.0
     _velocity_terms: tuple[float, ...] = ()
 
-    def after(self, descent: LinearDescent) -> Combination:
+    def after(self, descent: LinearDescent) -> GradientSum:
         """Return what the params are after one more step."""
         momentum, pull = descent.momentum, descent.decay + descent.proximal
         before = zip(self._velocity_terms, self.terms, strict=True)
@@ -81,6 +81,6 @@ class Combination:
         terms = tuple(
             w - descent.rate * v for w, v in zip((*self.terms, 0.0), velocity, strict=True)
         )
-        return Combination(
+        return GradientSum(
             self.start - descent.rate * velocity_start, terms, velocity_start, velocity
         )

@@ -53,6 +53,12 @@ class TensorKind:
         """Return a tensor's."""
         return cls(tensor.shape, tensor.stride(), tensor.dtype)
 
+    @property
+    def span(self) -> int:
+        """How many elements of memory it reaches over."""
+        reach = (stride * (size - 1) for size, stride in zip(self.shape, self.stride, strict=True))
+        return 1 + sum(reach) if self.shape.numel() else 0
+
     def empty(self, device: torch.device) -> torch.Tensor:
         """Return a tensor that lies like this."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
@@ -67,9 +73,10 @@ class Draw:
     kwargs: Mapping[str, Any]
 
     @property
-    def overwrites(self) -> bool:
-        """Whether it fills its first argument, whatever was there."""
-        return fills_argument(self.operation)
+    def fills(self) -> bool:
+        """Whether it fills its first argument, whatever was there, and takes no other tensor."""
+        first = bool(self.args) and isinstance(self.args[0], TensorKind)
+        return first and fills_argument(self.operation) and len(self.tensors) == 1
 
     @property
     def tensors(self) -> list[TensorKind]:

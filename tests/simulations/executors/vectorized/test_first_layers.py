@@ -8,7 +8,7 @@ import torch
 
 from meadow.simulations.executors.vectorized.cohort_data import layout_of
 from meadow.simulations.executors.vectorized.first_layers import FirstOnce
-from meadow.simulations.executors.vectorized.linear_descent import Combination, LinearDescent
+from meadow.simulations.executors.vectorized.linear_descent import GradientSum, LinearDescent
 
 DESCENTS = {
     "plain": LinearDescent(rate=0.1),
@@ -22,7 +22,7 @@ def test_params_are_a_combination_of_gradients(descent: LinearDescent) -> None:
     """As the optimizer makes them, step after step."""
     torch.manual_seed(0)
     start, gradients = torch.randn(5, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
-    params, velocity, made = start.clone(), torch.zeros_like(start), Combination()
+    params, velocity, made = start.clone(), torch.zeros_like(start), GradientSum()
     for number, gradient in enumerate(gradients, 1):
         pulled = gradient + descent.decay * params + descent.proximal * (params - start)
         velocity = descent.momentum * velocity + pulled
