@@ -52,6 +52,8 @@ CHUNK_BYTES = 512 << 20
 """What a chunk's params, gradients and activations may take on a CPU."""
 GPU_SHARE = 4
 """On an accelerator a chunk may take one part in so many of the free memory."""
+HELD_MAX = 8
+"""So many numbers of rows have their own copy of a module without large weights."""
 COPIES = 4
 """Params, gradients, their products, and what differentiation keeps: each this often."""
 
@@ -96,6 +98,7 @@ class VectorizedExecutor:
         self._sink = sink or EventSink()
         self._stacked: dict[tuple[Any, ...], StackedModule] = {}
         self._linear: dict[StackedModule, LinearModules | None] = {}
+        self._low_rank: dict[StackedModule, dict[int, StackedModule]] = {}
         self._told = False
 
     def close(self) -> None:
@@ -135,8 +138,10 @@ class VectorizedExecutor:
             chunk: Loaded = loaded
             try:
                 stacked = self._stacked_module(module, loaded, settings, algorithm, arrays)
-                chunk = loaded[: self._chunk_size(stacked, settings)]
-                yield from self._train_chunk(chunk, stacked, algorithm, settings, replies)
+                rows = _rows_of(loaded, settings)
+                held = self._kept_low_rank(stacked, replies, rows)
+                chunk = loaded[: self._chunk_size(held, settings, rows)]
+                yield from self._train_chunk(chunk, stacked, held, algorithm, settings, replies)
             except AgreementError:
                 raise
             except Exception as error:  # the task's code, or torch for want of a rule
@@ -149,10 +154,12 @@ class VectorizedExecutor:
         self,
         chunk: Loaded,
         stacked: StackedModule,
+        held: StackedModule,
         algorithm: LocalAlgorithm,
         settings: TrainingSettings,
         replies: CohortReplies,
     ) -> Iterator[Message]:
+        """Train some clients; what is mapped is the module `held`, perhaps without large weights."""
         clients = [client for client, _ in chunk]
         data = self._known.lay(chunk, device=self._device, epochs=settings.epochs)
         dp_sgd = ExampleTerms.of(replies.config)
@@ -178,7 +185,7 @@ class VectorizedExecutor:
                     session, losses = self._session_of(chunk, stacked, algorithm, settings, replies)
                     trained = train_stacked(
                         self._task,
-                        stacked,
+                        held,
                         data,
                         settings,
                         clients=clients,
@@ -300,10 +307,30 @@ class VectorizedExecutor:
         modules = self._linear[stacked]
         return None if modules is None else modules.choose(data, settings, norms=clips)
 
-    def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings) -> int:
+    def _kept_low_rank(
+        self, stacked: StackedModule, replies: CohortReplies, rows: int
+    ) -> StackedModule:
+        """Return the module as it is held where large weights need not be made for each client."""
+        settings = TrainingSettings.of(replies.config)
+        private = replies.clipping is not None or ExampleTerms.of(replies.config) is not None
+        if private or settings.algorithm != "plain" or LinearDescent.of(settings) is None:
+            return stacked
+        if stacked not in self._low_rank:
+            self._low_rank[stacked] = {}
+        known = self._low_rank[stacked]
+        if rows not in known:
+            if len(known) >= HELD_MAX:
+                known.clear()
+            known[rows] = stacked.keeping_low_rank(rows)
+        return known[rows]
+
+    def _chunk_size(self, stacked: StackedModule, settings: TrainingSettings, rows: int) -> int:
         """Return how many clients fit into memory at once."""
         held = [*stacked.trained.values(), *stacked.buffers.values()]
         params = sum(tensor.numel() * tensor.element_size() for tensor in held)
+        for layer in stacked.low_rank.values():
+            width = layer.in_features + layer.out_features
+            params += rows * width * layer.weight.element_size()
         batch = settings.batch_size * settings.accumulation_steps * stacked.example_bytes
         free = free_bytes(self._device) if is_accelerator(self._device) else None
         room = CHUNK_BYTES if free is None else free // GPU_SHARE
@@ -413,6 +440,12 @@ def _one_by_one(settings: TrainingSettings, half: ClientHalf) -> str:
     if settings.tuning_epochs:
         return "evaluation.tuning_epochs > 0 trains every client's params anew"
     return ""
+
+
+def _rows_of(loaded: Loaded, settings: TrainingSettings) -> int:
+    """Return how many rows the batches of a client have in a round, at most and with padding."""
+    size = settings.batch_size * settings.accumulation_steps
+    return settings.epochs * -(-loaded[0][1].train.count // size) * size
 
 
 def _refuse(stacked: StackedModule, settings: TrainingSettings) -> None:

@@ -6,11 +6,14 @@ over the clients by `torch.func.vmap`: each layer runs once, as one kernel, for 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from ....errors import DataError
@@ -20,6 +23,8 @@ from ....training.algorithms.corrections import zero_client_state
 from ....training.algorithms.objective import TrainingStep, features_of
 from ....training.module_params import owners_of
 from .client_randomness import ClientRandomness
+from .linear_descent import LinearDescent
+from .low_rank import LowRankLinear, LowRankWeight, layers_called_once, saves, with_low_rank
 from .recorded_steps import RecordedSteps
 from .rowwise import function_of_examples, rowwise_function, rowwise_graph
 from .step_trace import StepTrace, trace_step
@@ -30,12 +35,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StepResult(NamedTuple):
-    """What one step gives: `gradients` by param (clients, ...), `losses` (clients, batch) and
-    `outputs` (clients, batch, ...)."""
+    """What one step gives: `gradients` by param (clients, ...), `losses` (clients, batch), `outputs`
+    (clients, batch, ...), and what layers without a weight per client have `seen`, by their place."""
 
     gradients: Tensors
     losses: torch.Tensor
     outputs: torch.Tensor
+    seen: Tensors
 
 
 class StackedModule:
@@ -52,7 +58,10 @@ class StackedModule:
         example_bytes: what the forward pass makes for one example.
         owners: for each name of the state_dict the param or buffer that it is: tied weights have
             several names.
+        low_rank: layers that keep no weight per client, by their place in the module.
     """
+
+    low_rank: Mapping[str, nn.Linear] = MappingProxyType({})
 
     def __init__(
         self,
@@ -75,6 +84,7 @@ class StackedModule:
         self._task = task
         self._algorithm = algorithm
         self.probe, targets = probe
+        self._probe_targets = targets
         self.module = module.train()
         self._autocast = torch.bfloat16 if precision == "bf16" else None
         self.trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
@@ -105,6 +115,58 @@ class StackedModule:
             grad(self._loss_of_one, has_aux=True), in_dims=0, randomness="different"
         )
         self._recorded = RecordedSteps(self._flat_step)
+        self._names: tuple[tuple[str, ...], ...] = ()
+        """Of the params, buffers, and what clients keep besides, in a flat step."""
+
+    def keeping_low_rank(self, rows: int) -> StackedModule:
+        """Return this module with large linear layers that keep no weight per client, for clients who
+        train on so many rows in a round; itself where there are none, or this is not proven right."""
+        if self.graph is None or not self.in_rows:
+            return self
+        once = layers_called_once(self.graph, self.module, self.trained)
+        unused = frozenset[str]().union(*(each.unused for each in self._traces.values()))
+        places = {
+            name: layer
+            for name, layer in once.items()
+            if saves(layer, rows) and f"{name}.weight" not in unused
+        }
+        if not places:
+            return self
+        made = copy.copy(self)
+        made.low_rank, made.module = places, with_low_rank(self.module, places)
+        weights = {f"{name}.weight" for name in places}
+        made.trained = {n: each for n, each in self.trained.items() if n not in weights}
+        befores = {f"{name}.before": layer.weight.detach() for name, layer in places.items()}
+        made._fixed = {**self._fixed, **befores}
+        made._mapped = vmap(
+            grad(made._loss_of_one, has_aux=True), in_dims=0, randomness="different"
+        )
+        made._recorded = RecordedSteps(made._flat_step)
+        try:
+            made._try_low_rank()
+        except Exception:  # such as a sample of several rows: then the layers keep their weights
+            return self
+        return made
+
+    def _try_low_rank(self) -> None:
+        """Make a step of two clients with the probe.
+
+        Raises:
+            whatever cannot be mapped.
+        """
+        inputs, targets = (
+            each.expand(2, *each.shape) for each in (self.probe, self._probe_targets)
+        )
+        params, buffers = self.stack(2)
+        own: Tensors = {}
+        for place, layer in self.low_rank.items():
+            state = LowRankWeight(layer)
+            state.begin_rows(2, LinearDescent(rate=0.1), len(self.probe))
+            own |= {f"{place}.{name}": each for name, each in state.history(2).items()}
+            tap = layer.weight.new_zeros(2, len(self.probe), layer.out_features)
+            params[f"{place}.tap"] = tap.detach()
+        weights = torch.ones(targets.shape[:2], device=self._device)
+        self._step(params, buffers, inputs, targets, weights, own)
 
     def trace(self, inputs: torch.Tensor, targets: torch.Tensor) -> StepTrace:
         """Return what a step of one client does with a batch of so many examples.
@@ -172,29 +234,32 @@ class StackedModule:
     ) -> StepResult:
         """Return the gradients of each client's weighted loss; buffers are updated in place.
 
-        `own` is what the clients keep, for an algorithm's loss; `randomness` draws for them.
+        `own` is what the clients keep, for an algorithm's loss or for the layers of `low_rank`;
+        `randomness` draws for them.
 
         Shapes: inputs (clients, batch, ...), targets and `own` likewise, weights (clients, batch).
         """
         if self._algorithm is None:
-            given = (inputs, targets, weights, *params.values(), *buffers.values())
-            losses, outputs, *found = self._recorded.run(given, randomness)
-            gradients = dict(zip(params, found, strict=True))
+            self._names = tuple(params), tuple(buffers), tuple(own or {})
+            given = (*params.values(), *buffers.values(), *(own or {}).values())
+            made = self._recorded.run((inputs, targets, weights, *given), randomness)
+            losses, outputs = made[:2]
+            gradients = dict(zip(params, made[2:], strict=False))
+            seen = dict(zip(self.low_rank, made[2 + len(params) :], strict=True))
         else:
             with randomness or nullcontext():
-                gradients, losses, outputs = self._step(
+                gradients, losses, outputs, seen = self._step(
                     params, buffers, inputs, targets, weights, own or {}
                 )
-        return StepResult(_apart(gradients), losses, outputs)
+        return StepResult(_apart(gradients), losses, outputs, seen)
 
     def _flat_step(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Make a step of tensors alone: inputs, targets, weights, the params and the buffers."""
-        count = 3 + len(self.trained)
-        params = dict(zip(self.trained, tensors[3:count], strict=True))
-        buffers = dict(zip(self.buffers, tensors[count:], strict=True))
-        inputs, targets, weights = tensors[:3]
-        gradients, losses, outputs = self._step(params, buffers, inputs, targets, weights, {})
-        return [losses, outputs, *gradients.values()]
+        """Make a step of tensors alone: inputs, targets, weights, and those that `_names` names."""
+        inputs, targets, weights, *given = tensors
+        left = iter(given)
+        params, buffers, own = ({name: next(left) for name in names} for names in self._names)
+        made = self._step(params, buffers, inputs, targets, weights, own)
+        return [made.losses, made.outputs, *made.gradients.values(), *made.seen.values()]
 
     def _step(
         self,
@@ -206,13 +271,13 @@ class StackedModule:
         own: Tensors,
     ) -> StepResult:
         with self._precision():
-            gradients, (losses, outputs, after) = self._mapped(
+            gradients, (losses, outputs, after, seen) = self._mapped(
                 params, buffers, inputs, targets, weights, own
             )
         for name, values in after.items():  # where a module assigned a new buffer to the old name
             if values.data_ptr() != buffers[name].data_ptr():
                 buffers[name].copy_(values)
-        return StepResult({name: gradients[name] for name in params}, losses, outputs)
+        return StepResult({name: gradients[name] for name in params}, losses, outputs, seen)
 
     def example_gradients(
         self, params: Tensors, inputs: torch.Tensor, targets: torch.Tensor
@@ -238,10 +303,10 @@ class StackedModule:
         targets: torch.Tensor,
         weights: torch.Tensor,
         own: Tensors,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Tensors]]:
-        """Compute one client's weighted loss; also its examples' losses, the outputs, and the
-        buffers afterwards."""
-        everything = {**params, **self._fixed, **buffers}
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Tensors, Tensors]]:
+        """Compute one client's weighted loss; also its examples' losses, the outputs, the buffers
+        afterwards, and what the layers of `low_rank` have seen."""
+        everything = {**params, **self._fixed, **buffers, **(own if self.low_rank else {})}
         with features_of(self.module, self._features) as features:
             outputs = self._outputs(everything, inputs)
         losses = self._losses(inputs, outputs, targets, features, own)
@@ -251,7 +316,15 @@ class StackedModule:
                 f'{tuple(losses.shape)}; for torch\'s losses say reduction="none"'
             )
         after = {name: everything[name].detach() for name in buffers}
-        return (losses * weights).sum(), (losses.detach(), outputs.detach(), after)
+        seen = {name: self._taken(name) for name in self.low_rank}
+        return (losses * weights).sum(), (losses.detach(), outputs.detach(), after, seen)
+
+    def _taken(self, place: str) -> torch.Tensor:
+        """Take what a layer without a weight of its own has seen."""
+        layer = self.module.get_submodule(place)
+        assert isinstance(layer, LowRankLinear) and layer.seen is not None
+        seen, layer.seen = layer.seen.detach(), None
+        return seen
 
     def _outputs(self, tensors: Tensors, inputs: torch.Tensor) -> torch.Tensor:
         """Run the module with these params and buffers, which it may replace in `tensors`."""

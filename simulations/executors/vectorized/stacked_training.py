@@ -8,8 +8,8 @@ elsewhere clients with batches of the same size are taken together instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from ....training.settings import TrainingSettings
 from .client_randomness import ClientRandomness
 from .cohort_data import BatchPlan, CohortData, plan_batches
 from .example_values import ExampleValues, Means, Weights
+from .linear_descent import LinearDescent
+from .low_rank import LowRankWeight
 from .stacked_module import StackedModule, Tensors
 from .stacked_session import StackedSession
 from .step_trace import StepTrace
@@ -34,18 +36,22 @@ class StackedTrained:
     """What training made of a stack.
 
     Shapes: params and buffers (clients, ...), `starts` (...) are those before.
+
+    Attributes:
+        low_rank: the weights that no client has in whole, by name.
     """
 
     starts: Tensors
     rows: Tensors
     means: Means
+    low_rank: Mapping[str, LowRankWeight] = field(default_factory=dict)
 
     def deltas(self, good: list[int] | None, weights: Weights) -> Tensors:
         """Return the weighted sum of the clients' deltas."""
         return {
             name: _weighted(rows if good is None else rows[good], self.starts[name], weights(name))
             for name, rows in self.rows.items()
-        }
+        } | {n: each.weight_delta(good, weights(n)) for n, each in self.low_rank.items()}
 
     def each(self, low: int, high: int) -> Tensors:
         """Return the deltas of the clients `low` to `high`."""
@@ -53,11 +59,12 @@ class StackedTrained:
             name: rows[low:high] - self.starts[name]
             for name, rows in self.rows.items()
             if rows.is_floating_point()
-        }
+        } | {name: each.weight_deltas(low, high) for name, each in self.low_rank.items()}
 
     def of_client(self, row: int) -> Tensors:
         """Return one client's params and buffers."""
-        return {name: rows[row] for name, rows in self.rows.items()}
+        whole = {name: each.weight_of(row) for name, each in self.low_rank.items()}
+        return {name: rows[row] for name, rows in self.rows.items()} | whole
 
 
 def _weighted(rows: torch.Tensor, start: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -122,6 +129,11 @@ class _Training:
         self._rows = torch.from_numpy(self._plan.rows).to(self._device)
         self._values = ExampleValues(task, self._plan.layout, stacked.mixing_metrics)
         self._weights = self._plan.layout.weights
+        self._low_rank = {n: LowRankWeight(each) for n, each in stacked.low_rank.items()}
+        for weight in self._low_rank.values():
+            descent = LinearDescent.of(settings)
+            assert descent is not None and session is None
+            weight.begin_rows(len(clients), descent, sum(self._plan.layout.widths))
 
     def run(self, losses: torch.Tensor | None) -> StackedTrained:
         layout = self._plan.layout
@@ -139,7 +151,8 @@ class _Training:
             rows = self._session.answer(
                 rows, steps=steps, losses=torch.zeros(len(steps)) if losses is None else losses
             )
-        return StackedTrained(starts, rows, self._values.means())
+        weights = {f"{place}.weight": each for place, each in self._low_rank.items()}
+        return StackedTrained(starts, rows, self._values.means(), weights)
 
     def _step(self, number: int, low: int, high: int, size: int) -> None:
         """Make a step of the clients `low` to `high` with batches of `size`."""
@@ -152,13 +165,26 @@ class _Training:
         weights = self._weights[low:high, number, :size]
         trace = self._stacked.trace(inputs[0], targets[0])
         session = self._session
-        own = session.own(low, high) if session is not None and session.has_loss else None
+        own = session.own(low, high) if session is not None and session.has_loss else {}
+        for place, weight in self._low_rank.items():  # in rows: `low` is 0
+            own |= {f"{place}.{name}": each for name, each in weight.history(high).items()}
+        taps = {
+            f"{place}.tap": inputs.new_zeros(
+                high, size, len(weight.before), dtype=weight.before.dtype
+            )
+            for place, weight in self._low_rank.items()
+        }
         randomness = self._drawing(low, high, trace)
-        made = self._stacked.step(params, buffers, inputs, targets, weights, own, randomness)
+        made = self._stacked.step(
+            {**params, **taps}, buffers, inputs, targets, weights, own, randomness
+        )
         if randomness is not None:
             randomness.end()
         outputs, flat = made.outputs.flatten(0, 1), targets.flatten(0, 1)
         self._values.take(number, low, made.losses, outputs, flat)
+        for place, weight in self._low_rank.items():
+            weight.active = high
+            weight.add(made.seen[place], made.gradients[f"{place}.tap"])
         used = [name for name in params if name not in trace.unused]
         followed = {name: made.gradients[name] for name in used}
         if self._session is not None:

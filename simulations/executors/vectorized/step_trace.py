@@ -220,7 +220,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             result = func(*args, **kwargs)
         tree_map_only(torch.Tensor, self._look, (args, kwargs))
-        tree_map_only(torch.Tensor, self._count, result)
+        if not any(each.alias_info for each in func._schema.returns):  # else nothing new is made
+            tree_map_only(torch.Tensor, self._count, result)
         return result
 
     def _look(self, tensor: torch.Tensor) -> None:
