@@ -191,7 +191,7 @@ class KnownCohort:
     def __init__(self) -> None:
         self._clients: Sequence[int] = ()
         self._loaded: Loaded = []
-        self._laid: dict[tuple[int, ...], CohortData] = {}
+        self._laid: dict[tuple[int, ...], tuple[CohortData, list[int]]] = {}
 
     def find(self, clients: Sequence[int]) -> Loaded | None:
         """Return the data of exactly these clients, if they are remembered."""
@@ -205,19 +205,27 @@ class KnownCohort:
     def lay(self, chunk: Loaded, *, device: torch.device, epochs: int) -> CohortData:
         """Return the training data of some of the cohort, side by side."""
         clients = tuple(client for client, _ in chunk)
-        known = self._laid.get(clients)
-        if known is None:
+        known, versions = self._laid.get(clients, (None, ()))
+        if known is None or not (known.is_view or versions == _versions(chunk)):
             parts = [data.train for _, data in chunk]
             known = CohortData.of(parts, device=device, epochs=epochs, seeds=clients)
-            if known.is_view:
-                self._laid[clients] = known
+            size_bytes = known.inputs.nbytes + known.targets.nbytes
+            if known.is_view or (size_bytes <= LAID_BYTES and not known.anew.any()):
+                self._laid[clients] = known, _versions(chunk)
         return known
+
+
+def _versions(chunk: Loaded) -> list[int]:
+    """Return torch's count of what was written into each of the clients' tensors."""
+    return [each._version for _, data in chunk for each in data.train.pool or ()]
 
 
 Step = tuple[int, int, int, int]
 """(step, first client, clients, batch): what has been trained on in one go."""
 
 KEPT_MAX = 8
+LAID_BYTES = 64 << 20
+"""Copies of a cohort's samples, side by side, are kept up to this size."""
 
 
 @dataclass(frozen=True, slots=True)

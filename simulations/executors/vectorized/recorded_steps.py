@@ -28,7 +28,7 @@ __all__ = ["RecordedSteps"]
 Step = Callable[..., list[torch.Tensor]]
 """Takes tensors, of which it may change some in place, and returns others."""
 
-RECORD_AFTER = 8
+RECORD_AFTER = 4
 """Recording takes as long as 15 to 60 steps: it is for shapes that recur, round after round."""
 RECORDINGS_MAX = 8
 SHAPES_MAX = 1024

@@ -204,3 +204,21 @@ def test_a_loss_that_is_no_loss_an_example_is_an_error() -> None:
     assert len(replies) == CLIENTS
     for reply in replies:
         assert "loss must give one value per example" in reply.error.reason
+
+
+def test_samples_that_were_changed_are_looked_at_again() -> None:
+    """A cohort's data are laid side by side once, and again where somebody wrote into them."""
+    own = [(torch.randn(20, 1, 4, 4), torch.arange(20) % 4) for _ in range(CLIENTS)]
+    task = with_data(task_of("mlp"), lambda site: meadow.ClientData(train=own[site.index]))
+    executor = executor_of(task)
+    order = order_of(task, MessageType.TRAIN, SGD)
+
+    def losses() -> list[float]:
+        (reply,) = executor.execute(order)
+        return list(columns_in(reply.content.metric_records["metrics"])["loss"])
+
+    before, again = losses(), losses()
+    own[2][0].mul_(3.0)
+    after = losses()
+    assert before == again
+    assert [one == other for one, other in zip(before, after, strict=True)].count(False) == 1
