@@ -106,11 +106,18 @@ def _descend(
 
 def _takes_fused(tensors: Tensors) -> bool:
     """Return whether one kernel can make Adam's whole step, which goes over memory once instead of
-    seven times: torch's for the CPU walks over tensors as they lie in memory."""
+    seven times: torch's for the CPU walks over tensors as they lie in memory, and so do devices of
+    others, which it computes for where they have no kernel of their own."""
     kinds = {(each.device.type, each.dtype) for each in tensors}
-    if len(kinds) > 1 or not kinds <= {("cpu", torch.float32), ("cpu", torch.float64)}:
+    if len(kinds) > 1 or not all(each.is_contiguous() for each in tensors):
         return False
-    return all(each.is_contiguous() for each in tensors)
+    (device, dtype), *_ = kinds
+    return dtype in (torch.float32, torch.float64) and device in ("cpu", _others_device())
+
+
+def _others_device() -> str:
+    """Return the type of devices that are not torch's own."""
+    return str(torch._C._get_privateuse1_backend_name())
 
 
 class Optimizer(Protocol):
