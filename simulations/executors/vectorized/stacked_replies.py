@@ -175,20 +175,17 @@ class CohortReplies:
     ) -> Iterator[Message]:
         """Add up the clipped deltas; yields an error reply for each client whose delta is not finite."""
         assert self._stacked is not None
-        added = ClippedSums(clipping, self._stacked, self._sums).add(trained, good)
-        within: list[float | None] = []
-        counted: list[int] = []
-        for row, was_within in zip(good, added, strict=True):
-            if was_within is None:
-                error = UpdateError("the update has values that are not finite")
-                yield error_reply(self.message_to(clients[row]), error, self._sink)
-            else:
-                counted.append(clients[row])
-                within.append(float(was_within))
-        if counted:
+        within = ClippedSums(clipping, self._stacked, self._sums).add(trained, good)
+        added = np.isfinite(within)
+        for place in np.flatnonzero(~added).tolist():
+            error = UpdateError("the update has values that are not finite")
+            yield error_reply(self.message_to(clients[good[place]]), error, self._sink)
+        if added.any():
             columns: dict[str, Sequence[float | None]] = {}
             if clipping.kind == "adaptive":
-                columns[WITHIN_KEY] = within
+                columns[WITHIN_KEY] = within[added].tolist()
+            places = np.flatnonzero(added).tolist()
+            counted = [clients[good[place]] for place in places]
             self._table.add(counted, [1.0] * len(counted), columns)
 
     def _add_sums(self, trained: Trained, good: list[int], clients: int, weights: Weights) -> None:
