@@ -122,7 +122,7 @@ class ExampleMeans:
         size = metric.size if isinstance(metric, AdditiveMetric) else 0
         if not values:
             return [0.0] * max(1, size)
-        sums = torch.cat(values).cpu().double().sum(0)
+        sums = torch.cat(values).cpu().sum(0, dtype=torch.float64)
         return [float(sums)] if not size else list(sums.tolist())
 
 

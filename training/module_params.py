@@ -62,13 +62,12 @@ def params_of_module(module: torch.nn.Module, *, copy: bool = True) -> dict[str,
 
 def to_array(tensor: torch.Tensor, *, copy: bool = False) -> NDArray[Any]:
     """Return a tensor's values as an array; without `copy` perhaps over the same memory."""
-    tensor = tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()
     if tensor.dtype in _FOREIGN:
         via, kind = _FOREIGN[tensor.dtype]
-        array = tensor.view(via).numpy().view(kind)
+        array = tensor.detach().view(via).numpy(force=True).view(kind)
     else:
-        array = tensor.numpy()
-    return np.array(array) if copy else array
+        array = tensor.numpy(force=True)
+    return np.array(array, order="C") if copy else np.asarray(array, order="C")
 
 
 @torch.no_grad()

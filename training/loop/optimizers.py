@@ -224,7 +224,7 @@ class LocalOptimizer:
         self._steps += 1
         params: list[torch.Tensor] = list(self._params)
         slots = self._slots
-        gradients = [param.grad for param in params if param.grad is not None]
+        gradients = [grad for param in params if (grad := param.grad) is not None]
         if len(gradients) < len(params):
             used = [place for place, param in enumerate(params) if param.grad is not None]
             params = [params[place] for place in used]

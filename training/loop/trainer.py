@@ -201,7 +201,7 @@ class _Local:
 
     def _step(self, group: list[Batch], sizes: Sequence[int]) -> None:
         """Make one optimizer step from the mean gradient over all examples of these batches."""
-        sizes = sizes or [len(targets) for _, targets in group]
+        sizes = sizes or [targets.shape[0] for _, targets in group]  # len() is slower
         mark = self._means.mark()
         while True:
             try:
@@ -311,24 +311,27 @@ class _PieceLoss:
         return scaler.scale(added) if scaler else added
 
     def backward(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """As `LossOf.backward`; where the piece is the whole step no mean is computed, and its
-        examples begin with the gradient that a mean would give them."""
+        """As `LossOf.backward`; no mean is computed: the examples begin with the gradient that it
+        would give them."""
         if self._local.scaler or not self._live:
             torch.autograd.backward(self(outputs, targets))
             return
         losses = self._local.loss_of(self._inputs, outputs, targets, note=True)
-        if losses.shape[0] == self._examples:
-            share = _share_of_mean(self._examples, losses.dtype, losses.device)
-            # As backward(losses, share), for which torch would import SymPy: 200 ms, once a process.
-            torch.autograd.backward(torch.dot(losses, share))
-        else:
-            torch.autograd.backward(losses.sum() / self._examples)
+        share = _share_of_mean(losses.shape[0], self._examples, losses.dtype, losses.device)
+        # What torch.autograd.backward(losses, share) ends in. Before, that imports SymPy, 200 ms in each
+        # process, and its checks take a fourth of a small model's step.
+        torch.autograd.Variable._execution_engine.run_backward(
+            (losses,), (share,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 @lru_cache(maxsize=16)
-def _share_of_mean(examples: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the gradient of a mean by its terms: (examples,), as torch's own backward pass makes it."""
-    return torch.ones((), dtype=dtype, device=device).expand(examples) / examples
+def _share_of_mean(
+    count: int, examples: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the gradient of `count` terms of a mean over so many examples: (count,), as torch's own
+    backward pass makes it."""
+    return torch.ones((), dtype=dtype, device=device).expand(count) / examples
 
 
 def _sizes(data: Data, batch_size: int, parallelism: Parallelism) -> list[int]:
@@ -349,10 +352,6 @@ def _sizes(data: Data, batch_size: int, parallelism: Parallelism) -> list[int]:
 
 
 def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Yield lists of `size` batches, the last one perhaps shorter."""
-    if size == 1:
-        yield from ([batch] for batch in batches)
-        return
+    """Return lists of `size` batches, the last one perhaps shorter."""
     left = iter(batches)
-    while group := list(islice(left, size)):
-        yield group
+    return iter(lambda: list(islice(left, size)), [])
