@@ -65,7 +65,8 @@ def batches_of(
     if (pooled := in_pool(data)) is not None:
         (inputs, targets), places = pooled
         order = (order if places is None else places[order]).to(inputs.device)
-        for chosen in order.split(batch_size)[skip:]:
+        for start in range(skip * batch_size, count, batch_size):
+            chosen = order[start : start + batch_size]
             chosen = chosen if share is None else share(chosen)
             yield inputs.index_select(0, chosen), targets.index_select(0, chosen)
         return

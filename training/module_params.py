@@ -57,7 +57,8 @@ def params_of_module(module: torch.nn.Module, *, copy: bool = True) -> dict[str,
     With `copy` the arrays own their memory; without, they may share it with the module (on the
     CPU) and change when it is trained on.
     """
-    return {name: to_array(tensor, copy=copy) for name, tensor in module.state_dict().items()}
+    tensors = module.state_dict(keep_vars=True)
+    return {name: to_array(tensor, copy=copy) for name, tensor in tensors.items()}
 
 
 def to_array(tensor: torch.Tensor, *, copy: bool = False) -> NDArray[Any]:
@@ -70,14 +71,13 @@ def to_array(tensor: torch.Tensor, *, copy: bool = False) -> NDArray[Any]:
     return np.array(array, order="C") if copy else np.asarray(array, order="C")
 
 
-@torch.no_grad()
 def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> None:
     """Set a module's parameters and buffers.
 
     Raises:
         ProtocolError: a name, a shape or a dtype is not the module's; nothing is set then.
     """
-    targets = module.state_dict()
+    targets = module.state_dict(keep_vars=True)
     if list(targets) != list(params):
         missing = [name for name in targets if name not in params]
         extra = [name for name in params if name not in targets]
@@ -89,14 +89,13 @@ def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> 
     _copy_into(targets, params)
 
 
-@torch.no_grad()
 def load_some(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> None:
     """Set some of a module's parameters and buffers; the others stay.
 
     Raises:
         ProtocolError: a name, a shape or a dtype is not the module's; nothing is set then.
     """
-    _copy_into(module.state_dict(), params)
+    _copy_into(module.state_dict(keep_vars=True), params)
 
 
 def _copy_into(targets: Mapping[str, torch.Tensor], params: Mapping[str, NDArray[Any]]) -> None:
@@ -110,8 +109,9 @@ def _copy_into(targets: Mapping[str, torch.Tensor], params: Mapping[str, NDArray
                 f"tensor {name!r} is {source.dtype} {tuple(source.shape)}, the model's is "
                 f"{target.dtype} {tuple(target.shape)}"
             )
-    for name, source in sources.items():
-        targets[name].copy_(source)
+    with torch.no_grad():
+        for name, source in sources.items():
+            targets[name].copy_(source)
 
 
 def owners_of(module: torch.nn.Module) -> dict[str, str]:
