@@ -95,11 +95,11 @@ class _Sites:
         self._copies = copies
         self._wanted = device
         self._make: Any = None
-        self._kept: OrderedDict[str, LocalSite] = OrderedDict()
+        self._kept: OrderedDict[tuple[Any, ...], LocalSite] = OrderedDict()
 
     def of(self, context: Context) -> LocalSite:
         run = context.run_config
-        key = repr((context.node_config, [run.get(name) for name in _RUN_KEYS]))
+        key = (*context.node_config.items(), *map(run.get, _RUN_KEYS))
         if key not in self._kept:
             self._kept[key] = self._made(site_of(context))
             if len(self._kept) > SITES_KEPT_MAX:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from itertools import islice
@@ -23,7 +23,7 @@ from ..objectives import proximal
 from ..parallel.parallelism import Alone, Parallelism
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
-from ..step_timer import StepTimer, Unwatched, each
+from ..step_timer import StepTimer, Unwatched
 from .optimizers import Slots, local_optimizer
 from .unfinished import Place, Unfinished
 
@@ -153,6 +153,10 @@ class _Local:
         self._optimizer = local_optimizer(self._params, settings, slots)
         self._means = ExampleMeans(task)
         self._module = module
+        self._differentiate = timer.around("backward", parallelism.backward)
+        self._optimize = timer.around("optimizer", self._descend)
+        self.loss_of = timer.around("forward", self._losses)
+        """Returns each example's loss; with `note` the examples count for loss and metrics."""
 
     def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
         """Train for the configured epochs."""
@@ -175,8 +179,7 @@ class _Local:
                 share=parallelism.share if parallelism.parts > 1 else None,
                 processes=self._use.loader_processes,
             )
-            groups = _groups(batches, settings.accumulation_steps)
-            for group in each(groups, self._timer, "data"):
+            for group in _groups(batches, settings.accumulation_steps, self._timer):
                 self._step(group, sizes[place.batches : place.batches + len(group)])
                 place = place.after(len(group))
                 if saves and unfinished and place.steps % saves.every_steps == 0:
@@ -213,8 +216,7 @@ class _Local:
             self._micro_batch.halve(max(sizes))
             self._means.back_to(mark)
             self._optimizer.zero_grad()
-        with self._timer.of("optimizer"):
-            self._descend()
+        self._optimize()
 
     def _descend(self) -> None:
         """Make a step from the gradients that are there."""
@@ -241,22 +243,19 @@ class _Local:
                 inputs, targets = place(inputs, device), place(targets, device)
                 last = number == len(pieces) and index == len(group) - 1
                 loss = _PieceLoss(self, examples, live, inputs)
-                with self._timer.of("backward"):
-                    parallelism.backward(inputs, targets, loss, live=live, last=last)
+                self._differentiate(inputs, targets, loss, live=live, last=last)
 
-    def loss_of(
+    def _losses(
         self, inputs: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool
     ) -> torch.Tensor:
-        """Return each example's loss; with `note` the examples count for loss and metrics."""
-        if outputs.dtype in _HALF and self._settings.precision in _AUTOCAST:
+        if self._settings.precision in _AUTOCAST and outputs.dtype in _HALF:
             outputs = outputs.float()
-        with self._timer.of("forward"):
-            if self._loss_of is None:
-                losses = self._task.loss(outputs, targets)
-            else:
-                losses = self._loss_of.losses(inputs, outputs, targets, self._task.loss)
-            if note:
-                self._means.add(outputs, targets, losses)
+        if self._loss_of is None:
+            losses = self._task.loss(outputs, targets)
+        else:
+            losses = self._loss_of.losses(inputs, outputs, targets, self._task.loss)
+        if note:
+            self._means.add(outputs, targets, losses)
         return losses
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -351,7 +350,6 @@ def _sizes(data: Data, batch_size: int, parallelism: Parallelism) -> list[int]:
     return [min(batch_size, count - at) for at in range(0, count, batch_size)]
 
 
-def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+def _groups(batches: Iterator[Batch], size: int, timer: StepTimer) -> Iterator[list[Batch]]:
     """Return lists of `size` batches, the last one perhaps shorter."""
-    left = iter(batches)
-    return iter(lambda: list(islice(left, size)), [])
+    return iter(timer.around("data", lambda: list(islice(batches, size))), [])
