@@ -328,18 +328,18 @@ def copy_for(message: Message, node_id: int) -> Message:
 
 def reply_with(content: RecordDict, message: Message) -> Message:
     """Return what `Message(content, reply_to=message)` does: as `copy_for`, without its checks."""
-    asked, now_s = message.metadata, time.time()
+    asked, now_s = message.metadata.__dict__, time.time()
     return _altered(
         message,
         content,
         _message_id="",
-        _src_node_id=asked.dst_node_id,
-        _dst_node_id=asked.src_node_id,
-        _reply_to_message_id=asked.message_id,
+        _src_node_id=asked["_dst_node_id"],
+        _dst_node_id=asked["_src_node_id"],
+        _reply_to_message_id=asked["_message_id"],
         _created_at=now_s,
-        _ttl=asked.created_at + asked.ttl - now_s,
-        _src_task_id=asked.dst_task_id,
-        _dst_task_id=asked.src_task_id,
+        _ttl=asked["_created_at"] + asked["_ttl"] - now_s,
+        _src_task_id=asked["_dst_task_id"],
+        _dst_task_id=asked["_src_task_id"],
         _delivered_at="",
     )
 

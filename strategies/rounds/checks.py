@@ -234,8 +234,7 @@ def fault_in(tensor: FlatTensor) -> str | None:
             values = values.view(values.real.dtype)
         if values.dtype.char not in "fd":  # float32, float64
             values = values.astype(np.float32)
-        with np.errstate(all="ignore"):
-            squares = np.dot(values, values)  # one fast pass: finite if every value is
+        squares = np.vdot(values, values)  # one fast pass: finite if every value is
         if math.isfinite(squares):
             continue
         if not np.isfinite(values).all():

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import DataError
+from ..module_params import Unrecorded
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
 
@@ -47,14 +48,9 @@ def descend(
         Ba 2015 (Adam, algorithm 1), Loshchilov and Hutter 2019 (AdamW, algorithm 2), Chen et al.
         2023 (Lion, algorithm 2).
     """
-    if not params:
-        return
-    records = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(False)  # as torch.no_grad(), which takes longer than a small step
-    try:
-        _descend(list(params), list(gradients), slots, settings, step)
-    finally:
-        torch._C._set_grad_enabled(records)
+    if params:
+        with Unrecorded():
+            _descend(list(params), list(gradients), slots, settings, step)
 
 
 def _descend(

@@ -14,7 +14,6 @@ import torch
 from ...errors import DataError, NothingLearnedError
 from ...randomness.seeded import seeded
 from ...randomness.seeds import derive, spread_one
-from ..additive_metrics import value_names
 from ..batches import Batch, batches_of, samples_in
 from ..device_use import DeviceUse
 from ..evaluation import ExampleMeans
@@ -186,7 +185,7 @@ class _Local:
                     unfinished.save(saves, place, parallelism)
             examples, *sums = parallelism.totals([self._means.examples, *self._means.sums()])
             means = {
-                name: total / examples for name, total in zip(self._names(), sums, strict=True)
+                name: total / examples for name, total in zip(self._means.names, sums, strict=True)
             }
             if not math.isfinite(means["loss"]):
                 raise NothingLearnedError(
@@ -198,9 +197,6 @@ class _Local:
             place = place.in_next_epoch(samples=int(examples))
         parallelism.collect()
         return place.samples, means
-
-    def _names(self) -> tuple[str, ...]:
-        return value_names(self._task)
 
     def _step(self, group: list[Batch], sizes: Sequence[int]) -> None:
         """Make one optimizer step from the mean gradient over all examples of these batches."""
@@ -220,8 +216,8 @@ class _Local:
 
     def _descend(self) -> None:
         """Make a step from the gradients that are there."""
-        optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler uses it
         if self.scaler:
+            optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler uses it
             self.scaler.unscale_(optimizer)
         if self._corrects:
             self._correct()
