@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from numpy.typing import NDArray
 
 from ...errors import ProtocolError, UpdateError
 from ...flower.messages import NUMPY_STYPE, FlatTensor, TensorArray, records_in, tensor_of
@@ -229,12 +230,12 @@ def fault_in(tensor: FlatTensor) -> str | None:
     if dtype.kind in "biu":
         return None
     for start in range(0, math.prod(tensor.shape), BLOCK):
-        values = tensor[start : start + BLOCK]
+        values: NDArray[Any] = tensor[start : start + BLOCK]
         if dtype.kind == "c":
             values = values.view(values.real.dtype)
         if values.dtype.char not in "fd":  # float32, float64
             values = values.astype(np.float32)
-        squares = np.vdot(values, values)  # one fast pass: finite if every value is
+        squares = np.vdot(values, values)  # one fast pass: finite if every value is; dot() warns
         if math.isfinite(squares):
             continue
         if not np.isfinite(values).all():
