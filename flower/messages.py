@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from io import BytesIO
@@ -41,6 +42,7 @@ __all__ = [
     "StoredParams",
     "TensorArray",
     "arrays_to_params",
+    "copy_for",
     "dtype_of",
     "extended",
     "identify_process",
@@ -52,6 +54,7 @@ __all__ = [
     "record_dict",
     "record_of",
     "records_in",
+    "reply_with",
     "set_message_id",
     "tensor_of",
     "tensors_of",
@@ -301,7 +304,8 @@ def metrics_record(metrics: Mapping[str, float | int]) -> MetricRecord:
 
 def records_in(content: RecordDict, kind: type[Record]) -> list[Record]:
     """Return a content's records of one kind; Flower's own views of them copy what they show."""
-    return [record for record in content.values() if isinstance(record, kind)]
+    records = content.__dict__["_data"].values()
+    return [record for record in records if kind in type(record).__mro__]  # ABCs ask slowly
 
 
 def identify_process(*, run_id: int, node_id: int, quiet: bool = True) -> None:
@@ -314,6 +318,37 @@ def identify_process(*, run_id: int, node_id: int, quiet: bool = True) -> None:
     TaskIdentity.node_id = node_id
     TaskIdentity.task_id = run_id
     logging.getLogger("flwr").setLevel(logging.WARNING if quiet else logging.DEBUG)
+
+
+def copy_for(message: Message, node_id: int) -> Message:
+    """Return the same message, which has no id yet, for another node; Flower's constructor looks at each
+    of its arguments several times."""
+    return _altered(message, message.content, _dst_node_id=node_id)
+
+
+def reply_with(content: RecordDict, message: Message) -> Message:
+    """Return what `Message(content, reply_to=message)` does: as `copy_for`, without its checks."""
+    asked, now_s = message.metadata.__dict__, time.time()
+    return _altered(
+        message,
+        content,
+        _message_id="",
+        _src_node_id=asked["_dst_node_id"],
+        _dst_node_id=asked["_src_node_id"],
+        _reply_to_message_id=asked["_message_id"],
+        _created_at=now_s,
+        _ttl=asked["_created_at"] + asked["_ttl"] - now_s,
+        _src_task_id=asked["_dst_task_id"],
+        _dst_task_id=asked["_src_task_id"],
+        _delivered_at="",
+    )
+
+
+def _altered(message: Message, content: RecordDict, **fields: object) -> Message:
+    metadata, made = Metadata.__new__(Metadata), Message.__new__(Message)
+    metadata.__dict__.update(message.metadata.__dict__, **fields)
+    made.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    return made
 
 
 def set_message_id(message: Message, message_id: str) -> None:

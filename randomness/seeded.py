@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from ctypes import memmove, string_at
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from ..machine.accelerators import is_accelerator
 __all__ = ["generator_states", "seeded", "seeded_device", "set_generator_states"]
 
 MT19937_BYTES = 624 * 4 + 4
-"""The state of NumPy's MT19937 in memory: its words, then the place of the next one."""
+"""The state of an MT19937 in memory: its words and the place of the next one."""
+_PYTHONS: Any = random.random.__self__  # type: ignore[attr-defined]  # the global generator
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     The block neither depends on earlier draws nor affects later ones: it gives the same numbers in
     a simulation, between other clients, as in a process of its own.
     """
-    python_state, restore_numpy = random.getstate(), _numpy_kept()
+    restore_python, restore_numpy = _python_kept(), _numpy_kept()
     torch_state = torch.default_generator.get_state()
     with seeded_device(seed, device) if device != "cpu" else nullcontext():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
@@ -36,9 +38,39 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(python_state)
+            restore_python()
             restore_numpy()
             torch.default_generator.set_state(torch_state)
+
+
+def _python_kept() -> Callable[[], None]:
+    """Return a function that restores the present state of Python's global generator.
+
+    `random.getstate` makes Python numbers of 624 words too; see `_numpy_kept`.
+    """
+    address = _python_words()
+    if not address:
+        state = random.getstate()
+        return lambda: random.setstate(state)
+    words, gauss = string_at(address, MT19937_BYTES), _PYTHONS.gauss_next
+
+    def restore() -> None:
+        memmove(address, words, MT19937_BYTES)
+        _PYTHONS.gauss_next = gauss
+
+    return restore
+
+
+@cache
+def _python_words() -> int:
+    """Return where Python's global generator has the place of its next word, and its words; 0 if they
+    are not behind the head of the object, where CPython has them."""
+    head = object.__basicsize__
+    if type(_PYTHONS).__basicsize__ < head + MT19937_BYTES:
+        return 0
+    *words, place = random.getstate()[1]
+    found = np.frombuffer(string_at(id(_PYTHONS) + head, MT19937_BYTES), np.uint32)
+    return id(_PYTHONS) + head if found.tolist() == [place, *words] else 0
 
 
 def _numpy_kept() -> Callable[[], None]:

@@ -20,6 +20,9 @@ Words = NDArray[np.uint64]
 """64-bit words, of any shape."""
 
 _PADDING = np.uint64(1 << 63)
+_ONE = np.uint64(1)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _WORD = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _PLACES_KEPT_MAX = 4096
@@ -43,9 +46,12 @@ def mix(words: Words) -> Words:
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014),
         the finaliser of SplitMix64 (Stafford's variant 13).
     """
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    words = words ^ (words >> _SHIFTS[0])
+    words *= _FACTORS[0]
+    words ^= words >> _SHIFTS[1]
+    words *= _FACTORS[1]
+    words ^= words >> _SHIFTS[2]
+    return words
 
 
 def spread(seed: int, ids: NDArray[np.integer]) -> Words:
@@ -80,7 +86,7 @@ def epoch_orders(
     places = np.arange(int(counts.max(initial=0)), dtype=np.uint64)
     in_epochs = mix(seeds + np.array(epochs, np.uint64)[:, None])
     keys = mix(in_epochs[:, :, None] ^ mix(places + np.uint64(1)))
-    keys >>= np.uint64(1)
+    keys >>= _ONE
     keys |= np.where(places >= counts.astype(np.uint64)[:, None], _PADDING, np.uint64(0))
     return np.argsort(keys, axis=2)
 
@@ -89,8 +95,8 @@ def epoch_order(seed: int, count: int, epoch: int) -> NDArray[np.int64]:
     """Return what `epoch_orders` does for a single client and epoch: (count,)."""
     places = _mixed_places if count <= _PLACES_KEPT_MAX else _mixed_places.__wrapped__
     keys = mix(np.uint64(_mix_one((seed + epoch) & _WORD)) ^ places(count))
-    keys >>= np.uint64(1)
-    return np.argsort(keys)
+    keys >>= _ONE
+    return keys.argsort()
 
 
 @lru_cache(maxsize=64)

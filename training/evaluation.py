@@ -60,10 +60,14 @@ def measured(
 
 
 class ExampleMeans:
-    """Averages the loss and a task's metrics over examples, in float64."""
+    """Averages the loss and a task's metrics over examples, in float64.
+
+    Attributes:
+        names: the values', as `value_names` has them.
+    """
 
     def __init__(self, task: Task) -> None:
-        self._metrics, self._names = task.metrics, value_names(task)
+        self._metrics, self.names = task.metrics, value_names(task)
         self._values: dict[str, list[torch.Tensor]] = {"loss": [], **{n: [] for n in task.metrics}}
         self.examples = 0
 
@@ -88,7 +92,7 @@ class ExampleMeans:
         """Return the means of all examples so far; NaN for a value without examples."""
         count = self.examples
         sums = [each / count if count else math.nan for each in self.sums()]
-        return dict(zip(self._names, sums, strict=True))
+        return dict(zip(self.names, sums, strict=True))
 
     def sums(self) -> list[float]:
         """Return the sums of all examples so far, as `value_names` names them."""
@@ -122,7 +126,7 @@ class ExampleMeans:
         size = metric.size if isinstance(metric, AdditiveMetric) else 0
         if not values:
             return [0.0] * max(1, size)
-        sums = torch.cat(values).cpu().double().sum(0)
+        sums = torch.cat(values).cpu().sum(0, dtype=torch.float64)
         return [float(sums)] if not size else list(sums.tolist())
 
 

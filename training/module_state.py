@@ -71,7 +71,7 @@ class PythonState:
 
 
 def _data_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    own = _OF_RECURRENT if isinstance(module, nn.RNNBase) else frozenset()
+    own = _OF_RECURRENT if isinstance(module, nn.RNNBase) else ()
     for name, value in vars(module).items():
         if name not in _OF_TORCH and name not in own and _is_data(value):
             yield name, value

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 
 from ..errors import MeadowError
 from ..machine.accelerators import is_accelerator
 
-__all__ = ["EnoughError", "StepTimer", "StopWatch", "Unwatched", "each"]
+__all__ = ["EnoughError", "StepTimer", "StopWatch", "Unwatched"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 OPTIMIZER = "optimizer"
 
@@ -28,6 +29,9 @@ class StepTimer(Protocol):
     def of(self, name: str) -> AbstractContextManager[None]:
         """Return the context that a phase runs in; phases may be nested."""
 
+    def around(self, name: str, work: Callable[P, T]) -> Callable[P, T]:
+        """Return a function whose calls of `work` are a phase."""
+
 
 class Unwatched:
     """Measures nothing: the default."""
@@ -37,6 +41,10 @@ class Unwatched:
     def of(self, name: str) -> AbstractContextManager[None]:
         """As `StepTimer.of`."""
         return self._nothing
+
+    def around(self, name: str, work: Callable[P, T]) -> Callable[P, T]:
+        """As `StepTimer.around`: the work itself."""
+        return work
 
 
 class StopWatch:
@@ -97,6 +105,15 @@ class StopWatch:
             self._within[-1] += took_s
         self._steps += name == OPTIMIZER
 
+    def around(self, name: str, work: Callable[P, T]) -> Callable[P, T]:
+        """As `StepTimer.around`."""
+
+        def watched(*arguments: P.args, **named: P.kwargs) -> T:
+            with self.of(name):
+                return work(*arguments, **named)
+
+        return watched
+
 
 class _Lap:
     """Times of phases, with their beginnings and ends."""
@@ -109,18 +126,3 @@ class _Lap:
         self.seconds[name] = self.seconds.get(name, 0.0) + own_s
         self.begun_at_s = min(self.begun_at_s or begun_at_s, begun_at_s)
         self.ended_at_s = ended_at_s
-
-
-def each(items: Iterable[T], timer: StepTimer, name: str) -> Iterator[T]:
-    """Yield items; the making of each is a phase."""
-    return iter(items) if isinstance(timer, Unwatched) else _watched(iter(items), timer, name)
-
-
-def _watched(left: Iterator[T], timer: StepTimer, name: str) -> Iterator[T]:
-    while True:
-        with timer.of(name):
-            try:
-                item = next(left)
-            except StopIteration:
-                return
-        yield item

@@ -107,5 +107,6 @@ class WarmModule:
                     buffer.copy_(self._unsent[name])
         if self._python is not None:
             self._python.restore()
-        self._module.zero_grad(set_to_none=True)
+        for param in self._module.parameters():
+            param.grad = None
         return self._module

@@ -446,12 +446,14 @@ class Doubtful:
 
 def _plain_sums(weights: Reals, values: Reals) -> tuple[Reals, NDArray[np.bool_]]:
     """Return the sums of columns, and which of them a rounding error has changed; products are exact."""
-    sums = weights[0] * values[0]
-    lost = np.zeros(len(sums), bool)
-    for weight, row in zip(weights[1:], values[1:], strict=True):
-        sums, error = two_sum(sums, weight * row)
-        lost |= error != 0.0
-    return sums, lost
+    rows = weights[:, None] * values
+    lost = np.zeros(rows.shape[1], bool)
+    while len(rows) > 1:  # half of them to the other half
+        half = len(rows) // 2
+        rows[:half], errors = two_sum(rows[:half], rows[-half:])
+        lost |= errors.any(axis=0)
+        rows = rows[:-half]
+    return rows[0], lost
 
 
 def rows_of(layout: RowLayout, updates: Sequence[Update]) -> Iterator[tuple[Block, Reals]]:

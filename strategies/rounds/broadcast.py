@@ -7,7 +7,7 @@ from typing import overload
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from ...flower.messages import extended
+from ...flower.messages import copy_for, extended
 
 __all__ = ["Broadcast", "instruction_for_all"]
 
@@ -20,7 +20,7 @@ class Broadcast(Sequence[Message]):
     class need not make any.
     """
 
-    __slots__ = ("_made", "clients", "content", "group_id", "id_prefix", "message_type")
+    __slots__ = ("_first", "_made", "clients", "content", "group_id", "id_prefix", "message_type")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Broadcast(Sequence[Message]):
         self.clients = clients
         self.group_id = group_id
         self.id_prefix = id_prefix
+        self._first: Message | None = None
         self._made: dict[int, Message] = {}
 
     def __len__(self) -> int:
@@ -51,9 +52,11 @@ class Broadcast(Sequence[Message]):
             return self.to(self.clients[place])
         place = range(len(self))[place]
         if place not in self._made:
-            self._made[place] = Message(
-                self.content, self.clients[place], self.message_type, group_id=self.group_id
-            )
+            client = self.clients[place]
+            if self._first is None:
+                kind, group = self.message_type, self.group_id
+                self._first = Message(self.content, client, kind, group_id=group)
+            self._made[place] = copy_for(self._first, client)
         return self._made[place]
 
     def to(self, clients: Sequence[int]) -> Broadcast:

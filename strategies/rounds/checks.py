@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from numpy.typing import NDArray
 
 from ...errors import ProtocolError, UpdateError
-from ...flower.messages import NUMPY_STYPE, FlatTensor, TensorArray, records_in, tensors_of
+from ...flower.messages import NUMPY_STYPE, FlatTensor, TensorArray, records_in, tensor_of
 from ..algorithms.algorithm import Params
 from ..algorithms.combined import CLIENTS_KEY, EXAMPLES_KEY, columns_in, metrics_of_one
 from ..algorithms.metrics import Metrics, scalars_of
@@ -72,8 +73,9 @@ class TensorForm:
 
     def has(self, dtype: np.dtype[Any]) -> bool:
         """Return whether a tensor may have this dtype."""
-        widest = np.complex128 if self.dtype.kind == "c" else np.float64
-        return dtype == self.dtype or (self.wide and dtype == widest)
+        if dtype == self.dtype:
+            return True
+        return self.wide and dtype == (np.complex128 if self.dtype.kind == "c" else np.float64)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether a tensor may have this shape."""
@@ -196,15 +198,16 @@ def _tensors(client: int, arrays: ArrayRecord, forms: Forms) -> dict[str, FlatTe
     for name, form in forms.items():
         if not isinstance(arrays[name], TensorArray):
             _check_serialised(client, name, arrays[name], form)
-    try:
-        tensors = tensors_of(arrays)
-    except ProtocolError as error:
-        raise ReplyError(client, "arrays", f"cannot be read: {error}") from None
+    tensors: dict[str, FlatTensor] = {}
     for name, form in forms.items():
-        if not form.fits(tensors[name].shape) or not form.has(tensors[name].dtype):
-            found = f"{tensors[name].dtype.name} {short(tensors[name].shape)}"
+        try:
+            tensors[name] = tensor = tensor_of(name, arrays[name])
+        except ProtocolError as error:
+            raise ReplyError(client, "arrays", f"cannot be read: {error}") from None
+        if not form.fits(tensor.shape) or not form.has(tensor.dtype):
+            found = f"{tensor.dtype.name} {short(tensor.shape)}"
             raise ReplyError(client, f"tensor {name!r}", f"must be {form}, is {found}")
-    return {name: tensors[name] for name in forms}
+    return tensors
 
 
 def _check_serialised(client: int, name: str, array: Array, form: TensorForm) -> None:
@@ -227,14 +230,13 @@ def fault_in(tensor: FlatTensor) -> str | None:
     if dtype.kind in "biu":
         return None
     for start in range(0, math.prod(tensor.shape), BLOCK):
-        values = tensor[start : start + BLOCK]
+        values: NDArray[Any] = tensor[start : start + BLOCK]
         if dtype.kind == "c":
             values = values.view(values.real.dtype)
-        if values.dtype not in (np.float32, np.float64):
+        if values.dtype.char not in "fd":  # float32, float64
             values = values.astype(np.float32)
-        with np.errstate(all="ignore"):
-            squares = np.dot(values, values)  # one fast pass: finite if every value is
-        if np.isfinite(squares):
+        squares = np.vdot(values, values)  # one fast pass: finite if every value is; dot() warns
+        if math.isfinite(squares):
             continue
         if not np.isfinite(values).all():
             return "has values that are not finite"

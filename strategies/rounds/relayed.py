@@ -121,7 +121,7 @@ def update_of(
     Raises:
         ReplyError: what a relay says of its sums is not what it may be.
     """
-    stored = not any(isinstance(tensor, MemoryTensor) for tensor in tensors.values())
+    stored = MemoryTensor not in map(type, tensors.values())
     update = Update(
         client=client,
         params=tensors,

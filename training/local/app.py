@@ -26,6 +26,15 @@ __all__ = ["client_app", "site_in", "site_of"]
 SITES_KEPT_MAX = 1024
 DEVICE_VARIABLE = "MEADOW_DEVICE"
 _OWN_KEYS = ("site-index", "site-count", "partition-id", "num-partitions")
+_RUN_KEYS = (
+    "partition",
+    "partition-alpha",
+    "partition-classes-per-client",
+    "partition-min-samples",
+    "partition-noise-variance",
+    "partition-seed",
+)
+"""What a site depends on, of a run's configuration."""
 
 
 def client_app(
@@ -89,10 +98,10 @@ class _Sites:
         self._kept: OrderedDict[tuple[Any, ...], LocalSite] = OrderedDict()
 
     def of(self, context: Context) -> LocalSite:
-        site = site_of(context)
-        key = (site.index, site.count, site.partition, site.seed, repr(sorted(site.config.items())))
+        run = context.run_config
+        key = (*context.node_config.items(), *map(run.get, _RUN_KEYS))
         if key not in self._kept:
-            self._kept[key] = self._made(site)
+            self._kept[key] = self._made(site_of(context))
             if len(self._kept) > SITES_KEPT_MAX:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from ...errors import NOTHING_TO_EVALUATE, NothingLearnedError, ProtocolError
-from ...flower.messages import metrics_record, record_dict, records_in
+from ...flower.messages import metrics_record, record_dict, records_in, reply_with
 from ...privacy.dp.example_level import ExampleTerms
 from ...privacy.dp.mechanisms.clipping import Clipping
 from ...privacy.dp.noise_terms import NoiseTerms
@@ -60,7 +60,7 @@ class LocalSite:
             trained, metrics = clipped_reply(
                 given.arrays, trained, clipping, noise, copy=self._copies
             )
-        return Message(record_dict({"arrays": trained, "metrics": metrics}), reply_to=message)
+        return reply_with(record_dict({"arrays": trained, "metrics": metrics}), message)
 
     def evaluate(self, message: Message, *, client: int, state: RecordDict) -> Message:
         """Evaluate the message's params on this site's test data, if it has any.
@@ -76,7 +76,7 @@ class LocalSite:
         given = self._assignment(message, config, client, state)
         examples, means = work_for(given.settings, self._task).evaluate(given, data)
         metrics = metrics_record({"num-examples": examples, **means})
-        return Message(record_dict({"metrics": metrics}), reply_to=message)
+        return reply_with(record_dict({"metrics": metrics}), message)
 
     def _assignment(
         self, message: Message, config: Mapping[str, Any], client: int, state: RecordDict
@@ -105,7 +105,7 @@ class LocalSite:
                 "num-test-examples": 0 if data.test is None else samples_in(data.test),
             }
         )
-        return Message(record_dict({"metrics": metrics}), reply_to=message)
+        return reply_with(record_dict({"metrics": metrics}), message)
 
 
 def _arrays(message: Message) -> ArrayRecord:

@@ -45,7 +45,7 @@ Trained = tuple[torch.nn.Module, int, dict[str, float]]
 """A module, its number of examples, and the means of loss and metrics."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Round:
     """One train instruction.
 

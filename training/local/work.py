@@ -43,7 +43,7 @@ Trained = tuple[int, dict[str, float], ArrayRecord]
 """How many examples there were, the metrics, and the arrays of the reply."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Assignment:
     """An instruction, and what the site has to follow it.
 

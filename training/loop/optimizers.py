@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import DataError
+from ..module_params import Unrecorded
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
 
@@ -48,7 +49,7 @@ def descend(
         2023 (Lion, algorithm 2).
     """
     if params:
-        with torch.no_grad():
+        with Unrecorded():
             _descend(list(params), list(gradients), slots, settings, step)
 
 
@@ -258,7 +259,7 @@ class LocalOptimizer:
         self._steps += 1
         params: list[torch.Tensor] = list(self._params)
         slots = self._slots
-        gradients = [param.grad for param in params if param.grad is not None]
+        gradients = [grad for param in params if (grad := param.grad) is not None]
         if len(gradients) < len(params):
             used = [place for place, param in enumerate(params) if param.grad is not None]
             params = [params[place] for place in used]

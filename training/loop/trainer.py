@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from itertools import islice
@@ -14,7 +14,6 @@ import torch
 from ...errors import DataError, NothingLearnedError
 from ...randomness.seeded import seeded
 from ...randomness.seeds import derive, spread_one
-from ..additive_metrics import value_names
 from ..batches import Batch, batches_of, samples_in
 from ..device_use import DeviceUse
 from ..evaluation import ExampleMeans
@@ -23,7 +22,7 @@ from ..objectives import proximal
 from ..parallel.parallelism import Alone, Parallelism
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
-from ..step_timer import StepTimer, Unwatched, each
+from ..step_timer import StepTimer, Unwatched
 from .optimizers import Slots, local_optimizer
 from .unfinished import Place, Unfinished
 
@@ -153,6 +152,10 @@ class _Local:
         self._optimizer = local_optimizer(self._params, settings, slots)
         self._means = ExampleMeans(task)
         self._module = module
+        self._differentiate = timer.around("backward", parallelism.backward)
+        self._optimize = timer.around("optimizer", self._descend)
+        self.loss_of = timer.around("forward", self._losses)
+        """Returns each example's loss; with `note` the examples count for loss and metrics."""
 
     def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
         """Train for the configured epochs."""
@@ -175,15 +178,14 @@ class _Local:
                 share=parallelism.share if parallelism.parts > 1 else None,
                 processes=self._use.loader_processes,
             )
-            groups = _groups(batches, settings.accumulation_steps)
-            for group in each(groups, self._timer, "data"):
+            for group in _groups(batches, settings.accumulation_steps, self._timer):
                 self._step(group, sizes[place.batches : place.batches + len(group)])
                 place = place.after(len(group))
                 if saves and unfinished and place.steps % saves.every_steps == 0:
                     unfinished.save(saves, place, parallelism)
             examples, *sums = parallelism.totals([self._means.examples, *self._means.sums()])
             means = {
-                name: total / examples for name, total in zip(self._names(), sums, strict=True)
+                name: total / examples for name, total in zip(self._means.names, sums, strict=True)
             }
             if not math.isfinite(means["loss"]):
                 raise NothingLearnedError(
@@ -196,12 +198,9 @@ class _Local:
         parallelism.collect()
         return place.samples, means
 
-    def _names(self) -> tuple[str, ...]:
-        return value_names(self._task)
-
     def _step(self, group: list[Batch], sizes: Sequence[int]) -> None:
         """Make one optimizer step from the mean gradient over all examples of these batches."""
-        sizes = sizes or [len(targets) for _, targets in group]
+        sizes = sizes or [targets.shape[0] for _, targets in group]  # len() is slower
         mark = self._means.mark()
         while True:
             try:
@@ -213,13 +212,12 @@ class _Local:
             self._micro_batch.halve(max(sizes))
             self._means.back_to(mark)
             self._optimizer.zero_grad()
-        with self._timer.of("optimizer"):
-            self._descend()
+        self._optimize()
 
     def _descend(self) -> None:
         """Make a step from the gradients that are there."""
-        optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler uses it
         if self.scaler:
+            optimizer = cast(torch.optim.Optimizer, self._optimizer)  # as far as a scaler uses it
             self.scaler.unscale_(optimizer)
         if self._corrects:
             self._correct()
@@ -241,22 +239,19 @@ class _Local:
                 inputs, targets = place(inputs, device), place(targets, device)
                 last = number == len(pieces) and index == len(group) - 1
                 loss = _PieceLoss(self, examples, live, inputs)
-                with self._timer.of("backward"):
-                    parallelism.backward(inputs, targets, loss, live=live, last=last)
+                self._differentiate(inputs, targets, loss, live=live, last=last)
 
-    def loss_of(
+    def _losses(
         self, inputs: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool
     ) -> torch.Tensor:
-        """Return each example's loss; with `note` the examples count for loss and metrics."""
-        if outputs.dtype in _HALF and self._settings.precision in _AUTOCAST:
+        if self._settings.precision in _AUTOCAST and outputs.dtype in _HALF:
             outputs = outputs.float()
-        with self._timer.of("forward"):
-            if self._loss_of is None:
-                losses = self._task.loss(outputs, targets)
-            else:
-                losses = self._loss_of.losses(inputs, outputs, targets, self._task.loss)
-            if note:
-                self._means.add(outputs, targets, losses)
+        if self._loss_of is None:
+            losses = self._task.loss(outputs, targets)
+        else:
+            losses = self._loss_of.losses(inputs, outputs, targets, self._task.loss)
+        if note:
+            self._means.add(outputs, targets, losses)
         return losses
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -311,24 +306,27 @@ class _PieceLoss:
         return scaler.scale(added) if scaler else added
 
     def backward(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
-        """As `LossOf.backward`; where the piece is the whole step no mean is computed, and its
-        examples begin with the gradient that a mean would give them."""
+        """As `LossOf.backward`; no mean is computed: the examples begin with the gradient that it
+        would give them."""
         if self._local.scaler or not self._live:
             torch.autograd.backward(self(outputs, targets))
             return
         losses = self._local.loss_of(self._inputs, outputs, targets, note=True)
-        if losses.shape[0] == self._examples:
-            share = _share_of_mean(self._examples, losses.dtype, losses.device)
-            # As backward(losses, share), for which torch would import SymPy: 200 ms, once a process.
-            torch.autograd.backward(torch.dot(losses, share))
-        else:
-            torch.autograd.backward(losses.sum() / self._examples)
+        share = _share_of_mean(losses.shape[0], self._examples, losses.dtype, losses.device)
+        # What torch.autograd.backward(losses, share) ends in. Before, that imports SymPy, 200 ms in each
+        # process, and its checks take a fourth of a small model's step.
+        torch.autograd.Variable._execution_engine.run_backward(
+            (losses,), (share,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
 
 
 @lru_cache(maxsize=16)
-def _share_of_mean(examples: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the gradient of a mean by its terms: (examples,), as torch's own backward pass makes it."""
-    return torch.ones((), dtype=dtype, device=device).expand(examples) / examples
+def _share_of_mean(
+    count: int, examples: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the gradient of `count` terms of a mean over so many examples: (count,), as torch's own
+    backward pass makes it."""
+    return torch.ones((), dtype=dtype, device=device).expand(count) / examples
 
 
 def _sizes(data: Data, batch_size: int, parallelism: Parallelism) -> list[int]:
@@ -348,11 +346,6 @@ def _sizes(data: Data, batch_size: int, parallelism: Parallelism) -> list[int]:
     return [min(batch_size, count - at) for at in range(0, count, batch_size)]
 
 
-def _groups(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Yield lists of `size` batches, the last one perhaps shorter."""
-    if size == 1:
-        yield from ([batch] for batch in batches)
-        return
-    left = iter(batches)
-    while group := list(islice(left, size)):
-        yield group
+def _groups(batches: Iterator[Batch], size: int, timer: StepTimer) -> Iterator[list[Batch]]:
+    """Return lists of `size` batches, the last one perhaps shorter."""
+    return iter(timer.around("data", lambda: list(islice(batches, size))), [])

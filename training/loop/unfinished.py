@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +24,7 @@ RANDOM = "random:"
 VALUES = "values:"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """How far a round's training has come.
 
     Attributes:
@@ -43,16 +41,11 @@ class Place:
 
     def after(self, batches: int) -> Place:
         """Return the place after one more step, of so many batches."""
-        return Place(
-            epoch=self.epoch,
-            batches=self.batches + batches,
-            steps=self.steps + 1,
-            samples=self.samples,
-        )
+        return Place(self.epoch, self.batches + batches, self.steps + 1, self.samples)
 
     def in_next_epoch(self, *, samples: int) -> Place:
         """Return the beginning of the next epoch; `samples` is how many were seen so far."""
-        return replace(self, epoch=self.epoch + 1, batches=0, samples=self.samples or samples)
+        return Place(self.epoch + 1, 0, self.steps, self.samples or samples)
 
 
 class Unfinished:
@@ -86,7 +79,7 @@ class Unfinished:
         for name, values in self._means.values().items():
             arrays[VALUES + name] = to_array(values)
         scaler = {} if self._scaler is None else self._scaler.state_dict()
-        facts = {"place": asdict(place), "steps": self._optimizer.steps, "scaler": scaler}
+        facts = {"place": place._asdict(), "steps": self._optimizer.steps, "scaler": scaler}
         saves.write(place.steps, parallelism.rank, Moment(arrays, facts))
 
     @torch.no_grad()

@@ -77,7 +77,7 @@ class Meeting:
     port: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoundInstruction:
     """One round: all ranks train by the same instruction.
 
