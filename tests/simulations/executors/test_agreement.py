@@ -206,6 +206,17 @@ def assert_alike(found: Message, expected: Message) -> None:
         assert found.content.metric_records["metrics"][name] == pytest.approx(value, rel=1e-4)
 
 
+def assert_is_mean(found: Message, singles: dict[int, Message]) -> None:
+    """Compare a reply that stands for all with the mean of all, weighted by examples."""
+    weights = [float(SIZES[client - 1]) for client in singles]
+    params = [arrays_to_params(r.content.array_records["arrays"]) for r in singles.values()]
+    for name, values in arrays_to_params(found.content.array_records["arrays"]).items():
+        mean = np.average([each[name].astype(np.float64) for each in params], 0, weights)
+        if values.dtype.kind == "i":
+            mean = np.rint(mean)
+        np.testing.assert_allclose(values, mean, rtol=RTOL, atol=ATOL, err_msg=name)
+
+
 CASES = [(model, "sgd") for model in MODELS] + [("mlp", name) for name in SETTINGS]
 CASES += [("batch norm", name) for name in ("two epochs", "momentum", "adam", "fedprox")]
 CASES += [("dropout", name) for name in ("two epochs", "momentum", "adam", "fedprox")]
@@ -243,14 +254,7 @@ def test_the_combined_reply_is_the_mean(model: str) -> None:
     _, vectorized = executors(task, combine=True)
     singles = train(sequential, order)
     (combined,) = train(vectorized, order).values()
-    weights = [float(SIZES[client - 1]) for client in singles]
-    params = [arrays_to_params(r.content.array_records["arrays"]) for r in singles.values()]
-    found = arrays_to_params(combined.content.array_records["arrays"])
-    for name, values in found.items():
-        mean = np.average([each[name].astype(np.float64) for each in params], 0, weights)
-        if values.dtype.kind == "i":
-            mean = np.rint(mean)
-        np.testing.assert_allclose(values, mean, rtol=RTOL, atol=ATOL, err_msg=name)
+    assert_is_mean(combined, singles)
     metrics = combined.content.metric_records["metrics"]
     assert sorted(metrics["combined-clients"]) == list(range(1, CLIENTS + 1))  # type: ignore[arg-type]
     assert metrics["num-examples"] == sum(SIZES)

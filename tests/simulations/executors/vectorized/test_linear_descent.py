@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.app import MessageType
 
-from meadow.flower.messages import arrays_to_params
 from meadow.simulations.executors.vectorized import executor as vectorized
 from meadow.simulations.executors.vectorized import linear_training
 from meadow.simulations.executors.vectorized.first_layers import FirstOnce, FirstRepeated
 
 from ..test_agreement import (
-    SIZES,
     assert_alike,
+    assert_is_mean,
     executors,
     order_of,
     task_of,
@@ -49,8 +47,4 @@ def test_a_client_trains_as_it_does_alone(
     for client, reply in expected.items():
         assert_alike(found[client], reply)
     (mean,) = train(together, order).values()
-    params = [arrays_to_params(r.content.array_records["arrays"]) for r in expected.values()]
-    sizes = [float(SIZES[client - 1]) for client in expected]
-    for name, values in arrays_to_params(mean.content.array_records["arrays"]).items():
-        alone = np.average([each[name].astype(np.float64) for each in params], 0, sizes)
-        np.testing.assert_allclose(values, alone, rtol=2e-4, atol=2e-5, err_msg=name)
+    assert_is_mean(mean, expected)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
@@ -13,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 import meadow
-from meadow.flower.messages import arrays_to_params
 from meadow.simulations.executors.vectorized import stacked_module
 from meadow.simulations.executors.vectorized.stacked_module import StackedModule
 
@@ -23,6 +21,7 @@ from ..test_agreement import (
     SIZES,
     TARGETS,
     assert_alike,
+    assert_is_mean,
     executors,
     load,
     order_of,
@@ -180,11 +179,7 @@ def test_a_client_trains_as_it_does_alone(
         for client, reply in expected.items():
             assert_alike(found[client], reply)
     (mean,) = train(together, order).values()
-    params = [arrays_to_params(r.content.array_records["arrays"]) for r in expected.values()]
-    sizes = [float(SIZES[client - 1]) for client in expected]
-    for name, values in arrays_to_params(mean.content.array_records["arrays"]).items():
-        alone = np.average([each[name].astype(np.float64) for each in params], 0, sizes)
-        np.testing.assert_allclose(values, alone, rtol=2e-4, atol=2e-5, err_msg=name)
+    assert_is_mean(mean, expected)
     assert len(set(held)) == 1
 
 
