@@ -66,6 +66,20 @@ def _descend(
     elif decay:
         torch._foreach_add_(gradients, params, alpha=decay)
     if settings.optimizer == "sgd":
+        if slots and _takes_fused([*params, *gradients, *slots[0]]):
+            torch._fused_sgd_(
+                params,
+                gradients,
+                slots[0],
+                lr=rate,
+                momentum=settings.momentum,
+                weight_decay=0.0,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+            return
         if slots:
             torch._foreach_mul_(slots[0], settings.momentum)
             torch._foreach_add_(slots[0], gradients)
@@ -106,8 +120,8 @@ def _descend(
 
 
 def _takes_fused(tensors: Tensors) -> bool:
-    """Return whether one kernel can make Adam's whole step, which goes over memory once instead of
-    seven times: torch's for the CPU walks over tensors as they lie in memory, and so do devices of
+    """Return whether one kernel can make the whole step of Adam or of SGD with momentum, which goes
+    over memory once instead of seven and three times: torch's for the CPU walks over tensors as they lie in memory, and so do devices of
     others, which it computes for where they have no kernel of their own."""
     kinds = {(each.device.type, each.dtype) for each in tensors}
     if len(kinds) > 1 or not all(each.is_contiguous() for each in tensors):

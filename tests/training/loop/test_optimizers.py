@@ -65,9 +65,9 @@ def test_steps_are_those_of_torch(kind: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SETTINGS if "adam" in kind])
+@pytest.mark.parametrize("kind", ["momentum", "adam", "adam decayed", "adamw"])
 @pytest.mark.parametrize("apart", ["transposed", "bfloat16"])
-def test_adams_steps_do_not_depend_on_how_they_are_computed(kind: str, apart: str) -> None:
+def test_steps_do_not_depend_on_how_they_are_computed(kind: str, apart: str) -> None:
     """One kernel walks over memory; what lies there in another order, or in another dtype than all
     the rest, takes the steps one operation after another."""
     settings = settings_of(kind)
