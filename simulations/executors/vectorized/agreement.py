@@ -29,7 +29,7 @@ RTOL, ATOL = 2e-4, 2e-5
 """How far a value may be from that of a client alone: relative, and absolute."""
 LAST_BITS = 2.0**-20
 """How much params are changed, relative to each, to see what rounding grows to."""
-SHAKES = 16
+SHAKES = 4
 MAGNIFIED_MAX = 16.0
 """A distance may be so many times the one that the last bits make."""
 
