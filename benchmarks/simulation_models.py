@@ -52,10 +52,11 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=sorted(MODELS))
     parser.add_argument("--skip-pfl", action="store_true")
     options = parser.parse_args()
-    rows = [
-        _row(name, MODELS[name], options.repeats, options.seconds, pfl=not options.skip_pfl)
-        for name in options.only or MODELS
-    ]
+    rows = []
+    for name in options.only or MODELS:
+        row = _row(name, MODELS[name], options.repeats, options.seconds, pfl=not options.skip_pfl)
+        print(json.dumps(row), file=sys.stderr, flush=True)  # the table comes minutes later
+        rows.append(row)
     best = [min(row[name] for name in PLAIN) for row in rows]
     plain = [plain / row["auto"] for plain, row in zip(best, rows, strict=True)]
     alone = [min(row[n] for n in PLAIN) / row["sequential"] for row in rows]

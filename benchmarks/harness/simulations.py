@@ -47,7 +47,7 @@ def simulate(
         outcome = _followed(process, began_s, first_rounds)
         _, status, usage = os.wait4(process.pid, 0)
         if status and len(outcome["round_s"]) + 1 != first_rounds:
-            raise RuntimeError(f"meadow simulate {app} failed; see above")
+            raise RuntimeError(f"meadow simulate {app} failed: {outcome['error'] or 'see above'}")
     return {**outcome, "peak_rss_mb": usage.ru_maxrss / 1024}
 
 
@@ -57,11 +57,13 @@ def _followed(
     assert process.stdout is not None
     ends_s: list[float] = []
     accuracy: dict[int, float] = {}
-    executor = ""
+    executor = error = ""
     for line in process.stdout:
         now_s = time.perf_counter()
         event = json.loads(line)
-        if event["event"] == "round_committed":
+        if "error" in event:
+            error = event["error"]
+        elif event["event"] == "round_committed":
             ends_s.append(now_s)
             if event["server"]:
                 accuracy[event["round"]] = event["server"]["accuracy"]
@@ -76,4 +78,5 @@ def _followed(
         "first_round_s": ends_s[0] - began_s if ends_s else None,
         "accuracy": accuracy,
         "executor": executor,
+        "error": error,
     }

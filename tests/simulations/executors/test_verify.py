@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
 import meadow
@@ -15,6 +17,7 @@ from meadow.errors import AgreementError
 from meadow.flower.messages import identify_process, params_to_arrays
 from meadow.simulations.executors import auto
 from meadow.simulations.executors.sequential import SequentialExecutor
+from meadow.simulations.executors.vectorized.agreement import check_agreement
 from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
 from meadow.simulations.population.clients import SimulatedClients
 from meadow.simulations.run import simulate
@@ -108,6 +111,63 @@ def test_magnified_rounding_is_no_disagreement() -> None:
     """What the last bits of the params change as much is not the executor's doing."""
     replies, _ = run(Magnifies, verify=True)
     assert not any(reply.has_error() for reply in replies)
+
+
+class Decides:
+    """Clients alone: rounding decides which of two results they have, and seldom for the second one."""
+
+    name, combines = "decides", False
+
+    def __init__(self, second_at: int, second: float) -> None:
+        self._left, self._second = second_at, second
+        self.trained = 0
+
+    def execute(self, messages: Sequence[Message]) -> Iterator[Message]:
+        self._left -= 1
+        for message in messages:
+            self.trained += 1
+            yield reply_of(message, self._second if self._left == 0 else 1.0)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def reply_of(message: Message, value: float) -> Message:
+    trained = params_to_arrays({"w": np.full(3, value, np.float32)})
+    return Message(RecordDict({"arrays": trained}), reply_to=message)
+
+
+def compared(found: float, alone: Decides) -> None:
+    start = params_to_arrays({"w": np.ones(3, np.float32)})
+    content = RecordDict({"arrays": start, "config": ConfigRecord({})})
+    order = Broadcast(content, MessageType.TRAIN, (1, 2), group_id="1", id_prefix="m-")
+    first, second = order.to([1, 2])
+    replies = {1: reply_of(first, found), 2: reply_of(second, 1.0)}
+    check_agreement(order, replies, alone, SimulatedClients(2, run_id=1, run_config={}))
+
+
+def test_what_rounding_decides_is_no_disagreement() -> None:
+    """The second of two right results is accepted, though the first trials do not hit it; the
+    client that agreed is not trained again."""
+    alone = Decides(second_at=8, second=1.3)
+    compared(1.3, alone)
+    assert alone.trained == 2 + 7
+
+
+def test_a_third_result_is_a_disagreement() -> None:
+    """However far apart the two are, it must be one of them, if the first trials hit but one."""
+    with pytest.raises(AgreementError, match=r"'w' of client 1 is up to 0\.6 apart"):
+        compared(1.6, Decides(second_at=8, second=1.3))
+    with pytest.raises(AgreementError):
+        compared(1.3002 * 1.0005, Decides(second_at=8, second=1.3))
+
+
+def test_a_value_that_is_no_number_is_a_disagreement() -> None:
+    """Wherever the client alone has a number, or the other way round."""
+    with pytest.raises(AgreementError, match="client 1"):
+        compared(float("nan"), Decides(second_at=0, second=0.0))
+    with pytest.raises(AgreementError, match="client 1"):
+        compared(float("inf"), Decides(second_at=0, second=0.0))
 
 
 def test_a_simulation_ends_with_the_sentence(
