@@ -65,9 +65,13 @@ def batches_of(
     if (pooled := in_pool(data)) is not None:
         (inputs, targets), places = pooled
         order = (order if places is None else places[order]).to(inputs.device)
-        for start in range(skip * batch_size, count, batch_size):
-            chosen = order[start : start + batch_size]
-            chosen = chosen if share is None else share(chosen)
+        batches = order.split(batch_size)[skip:]
+        if share is None and targets.ndim == 1:  # small: all of them at once
+            ordered = targets.index_select(0, order).split(batch_size)[skip:]
+            for chosen, some in zip(batches, ordered, strict=True):
+                yield inputs.index_select(0, chosen), some
+            return
+        for chosen in batches if share is None else map(share, batches):
             yield inputs.index_select(0, chosen), targets.index_select(0, chosen)
         return
     samples = cast(Dataset[Batch], data)

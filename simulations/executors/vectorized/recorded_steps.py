@@ -21,6 +21,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .client_randomness import ClientRandomness
+from .graph_rules import simplify
 from .step_trace import Generator, may_draw
 
 __all__ = ["RecordedSteps"]
@@ -138,7 +139,7 @@ class _Recording:
         before = generator.get()
         try:
             graph = make_fx(step, tracing_mode="real")(*(each.clone() for each in tensors))
-            return cls(_prepared(graph))
+            return cls(_prepared(graph, on_cpu=tensors[0].device.type == "cpu"))
         except Exception:  # whatever it is: the mapped step counts
             return None
         finally:
@@ -173,7 +174,7 @@ class _DrawingOperation(torch.nn.Module):
         return self.randomness.drawn(self._operation, args, kwargs)
 
 
-def _prepared(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def _prepared(graph: torch.fx.GraphModule, *, on_cpu: bool) -> torch.fx.GraphModule:
     """Return a graph that does the same with less, and whose draws can be led elsewhere."""
     for node in list(graph.graph.nodes):
         if node.op not in ("call_function", "placeholder", "get_attr", "output"):
@@ -193,45 +194,6 @@ def _prepared(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
                     graph.graph.call_module(name, node.args, dict(node.kwargs))
                 )
             graph.graph.erase_node(node)
-    _stack_selected(graph.graph)
-    graph.graph.eliminate_dead_code()
+    simplify(graph.graph, on_cpu=on_cpu)
     graph.recompile()
     return graph
-
-
-def _stack_selected(graph: torch.fx.Graph) -> None:
-    """Make one stack of a sum of tensors each of which is zero but in a place of its own.
-
-    Differentiating `a[0], a[1], a[2]`, as attention does, makes such a sum: each term as large as
-    all of `a`.
-    """
-    for node in list(graph.nodes):
-        if node.target is not aten.add.Tensor or any(_is_sum(user) for user in node.users):
-            continue
-        terms = _terms(node)
-        if terms is None or len({(*map(str, each.args[1]), each.args[2]) for each in terms}) > 1:
-            continue
-        (shape, dimension), places = terms[0].args[1:3], [each.args[3] for each in terms]
-        by_place = dict(zip(places, terms, strict=True))
-        if sorted(by_place) != list(range(shape[dimension])) or len(by_place) != len(terms):
-            continue
-        parts = [by_place[place].args[0] for place in sorted(by_place)]
-        with graph.inserting_before(node):
-            stacked = graph.call_function(aten.stack.default, (parts, dimension))
-        node.replace_all_uses_with(stacked)
-
-
-def _is_sum(node: torch.fx.Node) -> bool:
-    return node.target is aten.add.Tensor and not node.kwargs
-
-
-def _terms(node: Any) -> list[Any] | None:
-    """Return the terms of a sum, None if one of them is not a selection's derivative."""
-    if not isinstance(node, torch.fx.Node):
-        return None
-    if node.target is aten.select_backward.default:
-        return [node]
-    if not _is_sum(node):
-        return None
-    parts = [_terms(each) for each in node.args[:2]]
-    return None if None in parts else [each for part in parts for each in part or ()]
