@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..machine.accelerators import is_accelerator
 
-__all__ = ["generator_states", "seeded", "seeded_device", "set_generator_states"]
+__all__ = ["generator_states", "generators_now", "seeded", "seeded_device", "set_generator_states"]
 
 MT19937_BYTES = 624 * 4 + 4
 """The state of an MT19937 in memory: its words and the place of the next one."""
@@ -29,7 +29,7 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
     The block neither depends on earlier draws nor affects later ones: it gives the same numbers in
     a simulation, between other clients, as in a process of its own.
     """
-    restore_python, restore_numpy = _python_kept(), _numpy_kept()
+    (_, restore_python), (_, restore_numpy) = _python_kept(), _numpy_kept()
     torch_state = torch.default_generator.get_state()
     with seeded_device(seed, device) if device != "cpu" else nullcontext():
         torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
@@ -43,22 +43,33 @@ def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
             torch.default_generator.set_state(torch_state)
 
 
-def _python_kept() -> Callable[[], None]:
-    """Return a function that restores the present state of Python's global generator.
+def generators_now() -> tuple[object, ...]:
+    """Return where Python's and NumPy's global generators are: equal as long as nobody draws."""
+    (python, _), (numpy, restore) = _python_kept(), _numpy_kept()
+    restore()
+    return python, numpy
+
+
+Kept = tuple[object, Callable[[], None]]
+"""The present state of a generator, and a function that restores it."""
+
+
+def _python_kept() -> Kept:
+    """Return the state of Python's global generator.
 
     `random.getstate` makes Python numbers of 624 words too; see `_numpy_kept`.
     """
     address = _python_words()
     if not address:
         state = random.getstate()
-        return lambda: random.setstate(state)
+        return state, lambda: random.setstate(state)
     words, gauss = string_at(address, MT19937_BYTES), _PYTHONS.gauss_next
 
     def restore() -> None:
         memmove(address, words, MT19937_BYTES)
         _PYTHONS.gauss_next = gauss
 
-    return restore
+    return (words, gauss), restore
 
 
 @cache
@@ -73,8 +84,8 @@ def _python_words() -> int:
     return id(_PYTHONS) + head if found.tolist() == [place, *words] else 0
 
 
-def _numpy_kept() -> Callable[[], None]:
-    """Return a function that restores the present state of NumPy's global generator.
+def _numpy_kept() -> Kept:
+    """Return the state of NumPy's global generator, which is to be seeded or restored then.
 
     `np.random.get_state` makes Python numbers of 624 words, a tenth of a small client's training;
     so the words are kept as they lie in memory. Beside them a generator may hold the second normal
@@ -83,19 +94,26 @@ def _numpy_kept() -> Callable[[], None]:
     bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
     if type(bits) is not np.random.MT19937:
         state = np.random.get_state(legacy=False)
-        return lambda: np.random.set_state(state)
+        return _comparable(state), lambda: np.random.set_state(state)
     address = bits.ctypes.state_address
     words = string_at(address, MT19937_BYTES)
     normal = np.random.standard_normal()
     if string_at(address, MT19937_BYTES) == words:
         state = np.random.get_state(legacy=False)
-        return lambda: np.random.set_state({**state, "has_gauss": 1, "gauss": normal})
+        held = {**state, "has_gauss": 1, "gauss": normal}
+        return (words, normal), lambda: np.random.set_state(held)
 
     def restore() -> None:
         np.random.seed(0)  # no second number of a pair is left
         memmove(address, words, MT19937_BYTES)
 
-    return restore
+    return (words, None), restore
+
+
+def _comparable(state: Any) -> object:
+    if isinstance(state, Mapping):
+        return tuple((name, _comparable(value)) for name, value in state.items())
+    return state.tobytes() if isinstance(state, np.ndarray) else state
 
 
 @contextmanager

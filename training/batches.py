@@ -65,9 +65,9 @@ def batches_of(
     if (pooled := in_pool(data)) is not None:
         (inputs, targets), places = pooled
         order = (order if places is None else places[order]).to(inputs.device)
-        batches = order.split(batch_size)[skip:]
+        batches = torch.split(order, batch_size)[skip:]
         if share is None and targets.ndim == 1:  # small: all of them at once
-            ordered = targets.index_select(0, order).split(batch_size)[skip:]
+            ordered = torch.split(targets.index_select(0, order), batch_size)[skip:]
             for chosen, some in zip(batches, ordered, strict=True):
                 yield inputs.index_select(0, chosen), some
             return

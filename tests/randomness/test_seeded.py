@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from meadow.randomness.seeded import seeded
+from meadow.randomness.seeded import generators_now, seeded
 
 
 def draw() -> tuple[float, float, float]:
@@ -69,6 +71,39 @@ def test_normal_numbers_go_on_in_pairs(before: int) -> None:
             np.random.random_sample(700 * (before % 2))
             normals()
         assert first + [normals() for _ in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        random.random,
+        lambda: random.gauss(0, 1),
+        np.random.random_sample,
+        np.random.standard_normal,
+    ],
+)
+@pytest.mark.parametrize("kind", [None, np.random.MT19937, np.random.PCG64, np.random.SFC64])
+def test_every_draw_is_seen(draw: Callable[[], float], kind: Any) -> None:
+    """Also one that takes no words: the second normal number of a pair. Looking changes nothing."""
+    usual = np.random.get_bit_generator()
+    try:
+        if kind is not None:
+            np.random.set_bit_generator(kind(3))
+        expected = None
+        for looks in (0, 1):
+            with seeded(5):
+                drawn = []
+                for _ in range(5):
+                    before = generators_now()
+                    for _ in range(looks):
+                        assert generators_now() == before
+                    drawn.append(draw())
+                    assert generators_now() != before
+            if kind is None:
+                assert expected in (None, drawn)
+            expected = drawn
+    finally:
+        np.random.set_bit_generator(usual)
 
 
 def test_another_generator_of_numpys_is_left_as_it_was() -> None:

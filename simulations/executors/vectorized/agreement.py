@@ -120,8 +120,9 @@ def _moved(order: Broadcast, bits: int, number: int) -> Broadcast:
     generator = np.random.default_rng(number)
     content = RecordDict()
     for key, record in order.content.items():
-        moved = isinstance(record, ArrayRecord)
-        content[key] = _moved_record(record, bits, generator) if moved else record
+        if isinstance(record, ArrayRecord):
+            record = _moved_record(record, bits, generator)
+        content[key] = record
     return Broadcast(
         content,
         order.message_type,
@@ -135,8 +136,8 @@ def _moved_record(record: ArrayRecord, bits: int, generator: np.random.Generator
     moved = {}
     for name, values in arrays_to_params(record).items():
         if values.dtype.kind == "f":
-            last_bit = max(np.finfo(values.dtype).eps, np.finfo(np.float32).eps)
+            last_bit = 2.0 ** -(10 if values.dtype == np.float16 else 23)
             factors = 1 + bits * last_bit * generator.standard_normal(values.shape)
-            values = np.asarray(values * factors, values.dtype)
+            values = np.asarray(np.multiply(values, factors), values.dtype)
         moved[name] = values
     return params_to_arrays(moved)

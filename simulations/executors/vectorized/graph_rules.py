@@ -41,14 +41,16 @@ def _replace(graph: fx.Graph, operation: Any, function: Callable[..., Any]) -> N
 
 def _max_pool2d(images: torch.Tensor, *settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Pool with the channels last in memory: torch then compares many at once, in the same order."""
+    if images.ndim != 4:
+        plain: tuple[torch.Tensor, torch.Tensor]
+        plain = aten.max_pool2d_with_indices.default(images, *settings)
+        return plain
     laid = images.contiguous(memory_format=torch.channels_last)
     values, places = aten.max_pool2d_with_indices.default(laid, *settings)
     return values.contiguous(), places.contiguous()
 
 
-def _safe_softmax(
-    x: torch.Tensor, dim: int, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return softmax, and zeros where all of a row is masked: it is if its largest value is."""
     made: torch.Tensor = aten.softmax.int(x, dim, dtype)
     masked = x.amax(dim, keepdim=True) == -torch.inf
@@ -128,13 +130,12 @@ def _contiguous(x: torch.Tensor) -> torch.Tensor:
 
 def _changed_in_place(graph: fx.Graph) -> set[fx.Node]:
     """Return the origins of what some operation may change."""
-    changed = set()
+    changed: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op == "call_module":  # a draw, which may fill its argument
+        draws = node.op == "call_module"  # and may fill its argument
+        schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+        if draws or (schema is not None and schema.is_mutable):
             changed |= {node, *map(_origin, node.all_input_nodes)}
-        elif node.op == "call_function" and (schema := getattr(node.target, "_schema", None)):
-            if schema.is_mutable:
-                changed |= {node, *map(_origin, node.all_input_nodes)}
     return changed
 
 

@@ -9,20 +9,18 @@ draws from Python's or NumPy's generators.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ....errors import DataError
-from ....randomness.seeded import seeded
+from ....randomness.seeded import generators_now, seeded
 from ....training.module_state import PythonState
 
 __all__ = [
@@ -157,7 +155,7 @@ def undisturbed(module: torch.nn.Module, *, draws: bool = False) -> Iterator[Non
     state = PythonState(module)
     devices = {torch.device("cpu"), *(param.device for param in module.parameters())}
     generators = [] if draws else [Generator(device) for device in devices]
-    before = random.getstate(), _numpys(), [each.get() for each in generators]
+    before, places = generators_now(), [each.get() for each in generators]
     try:
         yield
         if name := state.changed():
@@ -167,18 +165,13 @@ def undisturbed(module: torch.nn.Module, *, draws: bool = False) -> Iterator[Non
             )
     finally:
         state.restore()
-    if before[0] != random.getstate() or before[1] != _numpys():
+    if before != generators_now():
         raise DataError(
             "the model, the loss or a metric draws from Python's or NumPy's random numbers, which "
             "clients that train at once would share; draw from torch's"
         )
-    if not all(each.is_at(at) for each, at in zip(generators, before[2], strict=True)):
+    if not all(each.is_at(at) for each, at in zip(generators, places, strict=True)):
         raise DataError("random numbers are drawn where no client alone drew any")
-
-
-def _numpys() -> tuple[object, ...]:
-    _, keys, *rest = np.random.get_state(legacy=True)
-    return (np.asarray(keys).tobytes(), *rest)
 
 
 def _gradients(

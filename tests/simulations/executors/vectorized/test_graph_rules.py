@@ -1,0 +1,156 @@
+"""Rules for recorded graphs: what they leave out or compute otherwise changes no bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from meadow.simulations.executors.vectorized.graph_rules import simplify
+
+aten = torch.ops.aten
+Step = Callable[..., Any]
+
+
+def graphs(step: Step, *given: torch.Tensor) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return a step's graph as it is recorded, and simplified."""
+    plain = make_fx(step, tracing_mode="real")(*(each.clone() for each in given))
+    simple = copy.deepcopy(plain)
+    simplify(simple.graph, on_cpu=True)
+    simple.recompile()
+    return plain, simple
+
+
+def results(graph: fx.GraphModule, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what a graph gives, and what it leaves in its arguments."""
+    held = [each.clone() for each in given]
+    with torch.no_grad():
+        made = graph(*held)
+    return [*(made if isinstance(made, tuple | list) else [made]), *held]
+
+
+def assert_same(step: Step, *given: torch.Tensor) -> fx.GraphModule:
+    plain, simple = graphs(step, *given)
+    for one, other in zip(results(plain, given), results(simple, given), strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape
+        assert torch.equal(one.isnan(), other.isnan())
+        assert torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
+    return simple
+
+
+def count(graph: fx.GraphModule, operation: Any) -> int:
+    return sum(node.target is operation for node in graph.graph.nodes)
+
+
+def images(*, ties: bool, nan: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    made = torch.randn(3, 5, 9, 11, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    if ties:
+        made = made.round()
+    if nan:
+        made.view(-1)[::7] = torch.nan
+        made.view(-1)[::11] = -torch.inf
+    return made
+
+
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel_size": 2},
+        {"kernel_size": 3, "stride": 1},
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"kernel_size": (2, 3), "dilation": (1, 2)},
+        {"kernel_size": 2, "ceil_mode": True},
+    ],
+)
+def test_max_pooling(settings: dict[str, Any], ties: bool, nan: bool) -> None:
+    """Forward and backward: of values alike the same one is chosen, and so it is of NaN."""
+    given = images(ties=ties, nan=nan)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pooled = functional.max_pool2d(x, **settings)
+        return pooled, *torch.autograd.grad((pooled * pooled.detach()).sum(), x)
+
+    simple = assert_same(
+        lambda x: step(x.detach().requires_grad_()), given.transpose(0, 1).contiguous()
+    )
+    assert not count(simple, aten.max_pool2d_with_indices.default)
+    assert_same(lambda x: step(x.transpose(2, 3).detach().requires_grad_()), given)
+    assert_same(lambda x: functional.max_pool2d(x[0], **settings), given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_max_pooling_in_other_precisions(dtype: torch.dtype) -> None:
+    """Comparing does not round."""
+    assert_same(lambda x: functional.max_pool2d(x, 2), images(ties=True, nan=True).to(dtype))
+
+
+@pytest.mark.parametrize("masked", [(), (0,), (0, 3), (0, 1, 2, 3)])
+@pytest.mark.parametrize("dim", [-1, 1])
+def test_softmax_of_masked_rows(masked: tuple[int, ...], dim: int) -> None:
+    """Rows without anything to attend to give zeros; NaN stays."""
+    scores = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(2))
+    scores[0, 1, 2] = -torch.inf
+    scores[1, 2, 0] = torch.nan
+    for row in masked:
+        scores.transpose(dim, -1)[0, row] = -torch.inf
+    simple = assert_same(lambda x: aten._safe_softmax(x, dim), scores)
+    assert not count(simple, aten._safe_softmax.default)
+    assert_same(lambda x: aten._safe_softmax(x, dim, torch.float64), scores)
+
+
+def test_what_is_computed_twice_is_computed_once() -> None:
+    """Unless one of the two was changed in between, or is to be changed."""
+    given = torch.randn(4, 5)
+    simple = assert_same(lambda x: (x.t().exp() + 1, x.t().exp() + 2), given)
+    assert count(simple, aten.exp.default) == 1
+
+    def changes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = x + 1
+        second = x + 1
+        first.mul_(3)
+        third = x + 1
+        x.mul_(2)
+        return first, second, third, x + 1
+
+    assert_same(changes, given)
+
+    def fills(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, other = torch.empty_like(x), torch.empty_like(x)
+        one.copy_(x)
+        other[1:].copy_(-x[1:])
+        return one, other[1:].clone()
+
+    assert_same(fills, given)
+
+
+def test_a_copy_of_what_lies_like_it_is_spared() -> None:
+    """Of the step's own tensors only: what is returned of an argument must not be the argument."""
+    given = torch.randn(4, 5)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = x.exp()
+        kept = made.t().contiguous().t().contiguous()
+        return kept * 2, x.t().contiguous().t().contiguous()
+
+    _, simple = graphs(step, given)
+    assert_same(step, given)
+    held = given.clone()
+    _, returned = simple(held)
+    returned.add_(1)
+    assert torch.equal(held, given)
+
+    def changed_later(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made = x.exp()
+        before = aten.clone(made, memory_format=torch.contiguous_format)
+        made.mul_(2)
+        return before, made
+
+    assert_same(changed_later, given)
