@@ -206,10 +206,11 @@ def _rests(
         if len(rows) >= PARTS_MAX:
             raise ReplyError(client, "rests", "have a position too often")
         first = np.append(True, places[1:] != places[:-1])
-        at, row, start = places[first], dict[str, FlatTensor](), 0
+        at, lacking = places[first], found[first].astype(np.float64)
+        row, start = dict[str, FlatTensor](), 0
         for name, size in zip(tensors, sizes, strict=True):
             low, high = np.searchsorted(at, (start, start + size))
-            values = found[first][low:high].astype(np.float64)
+            values = lacking[low:high]
             row[name] = SparseTensor((size,), at[low:high] - start, values)
             start += size
         rows.append(row)
