@@ -32,7 +32,7 @@ from .group_files import (
     read_frames,
     write_frames,
 )
-from .groups import ClientTimes, Schedule, cut
+from .groups import ClientTimes, Schedule, cut, groups_worth
 from .partial import Partial, Total, clipping_by_server, sums_in
 
 __all__ = ["GroupRound", "GroupTask"]
@@ -44,8 +44,7 @@ SINGLE_CLIENTS_MAX = 16
 """Clients of a group that reply one by one: what is repeated if its worker dies, and what the
 replies take."""
 SUMS_BYTES_MAX = 64 << 20
-"""What the sums of a round's groups take beyond one group a worker: those of large models cost more
-to hand over than groups that end together save."""
+"""What the sums of a round's groups may take beyond one group a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +197,9 @@ class GroupRound:
         if len(set(self._ids)) < count:
             return [range(count)]  # a client's second message needs what its first one left
         most = SUMS_BYTES_MAX // (workers * self._sum_bytes) if self._sum_bytes else count
+        if self._times.known:
+            round_s = self._times.expected_s(self._ids) / workers
+            most = min(most, groups_worth(round_s, values=self._sum_bytes // 8))
         return cut(
             count,
             workers=workers,

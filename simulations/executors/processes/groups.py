@@ -1,8 +1,7 @@
 """A cohort cut into groups, and the order in which groups begin.
 
-A group is what a worker takes at once, and what is summed up to one partial. Where the cuts are
-depends on the cohort's size and the number of workers alone, so that the sums do not depend on
-time; which group begins first, and where, does.
+A group is what a worker takes at once, and what is summed up to one partial, exactly: neither where
+the cuts are nor which group begins first, and where, changes a bit of the round's sums.
 """
 
 from __future__ import annotations
@@ -13,7 +12,11 @@ from itertools import pairwise
 
 import numpy as np
 
-__all__ = ["ClientTimes", "Schedule", "cut"]
+__all__ = ["ClientTimes", "Schedule", "cut", "groups_worth"]
+
+HANDED_OVER_S, VALUE_HANDED_OVER_S = 2e-3, 4e-8
+"""What a group takes beside its clients, and each value of its exact sums: written, read, added up."""
+HANDING_OVER_SHARE = 0.05
 
 
 def cut(count: int, *, workers: int, groups_per_worker: int, clients_max: int) -> list[range]:
@@ -28,6 +31,16 @@ def cut(count: int, *, workers: int, groups_per_worker: int, clients_max: int) -
     return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
+def groups_worth(round_s: float, *, values: int) -> int:
+    """Return how many groups a worker is to have at most, in a round that is expected to last so long.
+
+    More groups than workers let these end together, where clients differ; handing them over may take
+    `HANDING_OVER_SHARE` of the round. `values` are those of a group's sums, 0 if there are none.
+    """
+    each_s = HANDED_OVER_S + VALUE_HANDED_OVER_S * values
+    return max(1, int(HANDING_OVER_SHARE * round_s / each_s))
+
+
 class ClientTimes:
     """How long each client took, when it was last measured; four bytes a client."""
 
@@ -35,6 +48,11 @@ class ClientTimes:
         self._seconds = np.zeros(clients + 1, np.float32)
         self._total_s = 0.0
         self._known = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether any client was measured."""
+        return self._known > 0
 
     def add(self, seconds: Mapping[int, float]) -> None:
         """Note what was measured, by node id; a node that is no client is passed over."""

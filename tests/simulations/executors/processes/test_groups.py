@@ -14,7 +14,7 @@ from meadow.flower.messages import params_to_arrays
 from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.processes import group_round
 from meadow.simulations.executors.processes.group_round import GroupRound
-from meadow.simulations.executors.processes.groups import ClientTimes, Schedule, cut
+from meadow.simulations.executors.processes.groups import ClientTimes, Schedule, cut, groups_worth
 from meadow.simulations.population.clients import SimulatedClients
 from meadow.strategies.rounds.broadcast import Broadcast
 
@@ -93,3 +93,11 @@ def test_sums_of_large_models_are_few(
         made.next_task()
         taken += 1
     assert taken == groups
+
+
+def test_groups_cost_less_than_they_may() -> None:
+    """A short round has a group a worker, a long one more; a large model's sums need a longer one."""
+    assert groups_worth(0.02, values=0) == 1
+    assert groups_worth(0.4, values=0) == 10
+    assert groups_worth(0.4, values=250_000) == 1
+    assert groups_worth(4.0, values=250_000) > 10
