@@ -7,9 +7,9 @@ again from params that differ in their last bits, and the difference is rounding
 - The client at once is within the tolerance of one of these. Where two values of a max pooling are alike in
   all but their last bits, or a value before a ReLU is zero but for them, rounding decides whose gradient
   counts: there are several right results, far from each other.
-- It is no further than last bits move a client alone, several times over: some models magnify rounding
-  itself (Adam divides a gradient that should be zero by its own size; a recurrent net over many
-  steps).
+- It is no further than last bits move one of the clients alone, several times over: some models magnify
+  rounding itself (Adam divides a gradient that should be zero by its own size; a recurrent net over
+  many steps).
 """
 
 from __future__ import annotations
@@ -59,17 +59,19 @@ def check_agreement(
     found_params = {client: _of(found[client]) for client in expected}
     distances = {client: _distance(found_params[client], expected[client]) for client in expected}
     apart = {client: each for client, each in distances.items() if each[0] > 1}
-    magnified = dict.fromkeys(apart, 0.0)
+    magnified = 0.0
     for number, bits in enumerate((*MAGNIFIED_BY, *DECIDED_BY)):
         if not apart:
             return
-        moved = _moved(order.to(list(apart)), bits, number)
-        for client, params in _params_of(_run(moved, alone, population)).items():
-            if number < len(MAGNIFIED_BY):
-                here, _ = _distance(params, expected[client])
-                magnified[client] = max(magnified[client], here)
-            grown = MAGNIFIED_MAX * magnified[client]
-            if apart[client][0] <= grown or _distance(found_params[client], params)[0] <= 1:
+        first = number < len(MAGNIFIED_BY)
+        moved = _moved(order.to(list(expected if first else apart)), bits, number)
+        made = _params_of(_run(moved, alone, population))
+        if first:
+            grown = (_distance(params, expected[client])[0] for client, params in made.items())
+            magnified = max(magnified, *grown, 0.0)
+        for client, (distance, _) in list(apart.items()):
+            is_one = client in made and _distance(found_params[client], made[client])[0] <= 1
+            if is_one or distance <= MAGNIFIED_MAX * magnified:
                 del apart[client]
     if not apart:
         return

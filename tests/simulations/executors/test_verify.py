@@ -147,11 +147,11 @@ def compared(found: float, alone: Decides) -> None:
 
 
 def test_what_rounding_decides_is_no_disagreement() -> None:
-    """The second of two right results is accepted, though the first trials do not hit it; the
-    client that agreed is not trained again."""
+    """The second of two right results is accepted, though the first four trials do not hit it; the
+    client that agreed is not trained again after those."""
     alone = Decides(second_at=8, second=1.3)
     compared(1.3, alone)
-    assert alone.trained == 2 + 7
+    assert alone.trained == 2 + 4 * 2 + 3
 
 
 def test_a_third_result_is_a_disagreement() -> None:
