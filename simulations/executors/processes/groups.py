@@ -15,8 +15,9 @@ import numpy as np
 __all__ = ["ClientTimes", "Schedule", "cut", "groups_worth"]
 
 HANDED_OVER_S, VALUE_HANDED_OVER_S = 2e-3, 4e-8
-"""What a group takes beside its clients, and each value of its exact sums: written, read, added up."""
+"""What handing over a group takes (measured), and each value of its exact sums: written, read, added up."""
 HANDING_OVER_SHARE = 0.05
+"""How much of a round more groups than workers may take."""
 
 
 def cut(count: int, *, workers: int, groups_per_worker: int, clients_max: int) -> list[range]:

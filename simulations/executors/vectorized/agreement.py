@@ -32,10 +32,10 @@ __all__ = ["ATOL", "RTOL", "check_agreement"]
 RTOL, ATOL = 2e-4, 2e-5
 """How far a value may be from that of a client alone: relative, and absolute."""
 MAGNIFIED_BY = (8, 8, 8, 8)
-"""How many of its last bit's sizes a param is moved, to see what rounding grows to."""
+"""By how many units of its last bit a param is moved in each trial that measures what rounding grows to."""
 DECIDED_BY = (1, 2, 4, 8) * 4
-"""And after that, to see what rounding decides: a client may lack the one of two results that the
-first trials hit."""
+"""And in each later trial, which looks for the result that was found: the first ones may all have given the
+other one of two."""
 MAGNIFIED_MAX = 16.0
 """A distance may be so many times the one that the last bits make."""
 
