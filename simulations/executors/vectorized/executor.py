@@ -39,7 +39,7 @@ from .linear_descent import LinearDescent
 from .linear_training import LinearModule, LinearModules, train_linear
 from .stacked_dp_sgd import train_stacked_dp_sgd
 from .stacked_evaluation import StackedEvaluation
-from .stacked_module import StackedModule
+from .stacked_module import FLOPS_A_PARAM, StackedModule
 from .stacked_replies import CohortReplies
 from .stacked_session import StackedSession
 from .stacked_training import train_stacked
@@ -168,10 +168,12 @@ class VectorizedExecutor:
         linear: LinearModule | None = None
         if descent is not None:
             linear = self._linear_module(stacked, data, settings, clips)
-        params = sum(tensor.numel() for tensor in stacked.trained.values())
         if clips and self.combines:
             require_exact_sums(stacked)
-        with step_threads(params if linear is None else linear.step_params, data, settings):
+        flops = stacked.example_flops
+        if linear is not None:
+            flops = FLOPS_A_PARAM * linear.step_params
+        with step_threads(flops, data, settings):
             session: StackedSession | None = None
             trained: Trained | None = None
             if dp_sgd is not None:

@@ -29,9 +29,11 @@ from .recorded_steps import RecordedSteps
 from .rowwise import function_of_examples, rowwise_function, rowwise_graph
 from .step_trace import StepTrace, trace_step
 
-__all__ = ["StackedModule", "StepResult", "Tensors"]
+__all__ = ["FLOPS_A_PARAM", "StackedModule", "StepResult", "Tensors"]
 
 Tensors = dict[str, torch.Tensor]
+
+FLOPS_A_PARAM = 6
 
 
 class StepResult(NamedTuple):
@@ -56,6 +58,8 @@ class StackedModule:
             be padded, and hold the rows of several clients.
         mixing_metrics: the metrics that are not proven so.
         example_bytes: what the forward pass makes for one example.
+        example_flops: what a step computes for one example: at least a product, and two for its
+            derivatives, with each param.
         owners: for each name of the state_dict the param or buffer that it is: tied weights have
             several names.
         low_rank: layers that keep no weight per client, by their place in the module.
@@ -101,6 +105,8 @@ class StackedModule:
         self._traces: dict[int, StepTrace] = {}
         trace = self.trace(self.probe, targets)
         self.example_bytes = trace.bytes // len(targets)
+        params = sum(each.numel() for each in self.trained.values())
+        self.example_flops = max(trace.flops // len(targets), FLOPS_A_PARAM * params)
         unproven = trace.draws or algorithm is not None
         self.graph = None if unproven else rowwise_graph(module, self.probe)
         outputs = trace.outputs

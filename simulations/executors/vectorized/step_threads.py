@@ -18,14 +18,16 @@ THREAD_FLOPS = 12e6
 
 
 @contextmanager
-def step_threads(params: int, data: CohortData, settings: TrainingSettings) -> Iterator[None]:
+def step_threads(
+    example_flops: int, data: CohortData, settings: TrainingSettings
+) -> Iterator[None]:
     """Train with as many threads as pay, of those that there may be.
 
-    A step is about 6 operations an example for each of the `params` that it uses.
+    `example_flops` are a step's floating point operations for each example.
     """
     before = torch.get_num_threads()
     batch = min(settings.batch_size, int(data.rows.shape[1]))
-    worth = int(6 * params * batch * len(data.counts) / THREAD_FLOPS)
+    worth = int(example_flops * batch * len(data.counts) / THREAD_FLOPS)
     torch.set_num_threads(max(1, min(threads_at_most(before), worth)))
     try:
         yield

@@ -18,6 +18,7 @@ import torch
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from ....errors import DataError
 from ....randomness.seeded import generators_now, seeded
@@ -91,12 +92,14 @@ class StepTrace:
         unused: the params that the loss does not depend on: they have no gradient.
         outputs: what the forward pass gave.
         bytes: what the forward pass and the loss made, in all.
+        flops: the floating point operations of the step's matrix products and convolutions.
     """
 
     draws: tuple[Draw, ...]
     unused: frozenset[str]
     outputs: torch.Tensor
     bytes: int
+    flops: int
 
 
 def may_draw(operation: Any) -> bool:
@@ -141,7 +144,13 @@ def trace_step(
             "(through a list, a closure or a view of it)"
         )
     unused = frozenset(name for name, each in zip(params, found, strict=True) if each is None)
-    return StepTrace(draws=tuple(watch.draws), unused=unused, outputs=outputs.detach(), bytes=made)
+    return StepTrace(
+        draws=tuple(watch.draws),
+        unused=unused,
+        outputs=outputs.detach(),
+        bytes=made,
+        flops=watch.flops,
+    )
 
 
 @contextmanager
@@ -196,7 +205,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[Draw] = []
         self.original = False
-        self.bytes = 0
+        self.bytes = self.flops = 0
         self._generator = Generator(originals[0].device if originals else torch.device("cpu"))
         self._originals = {_place(each) for each in originals if each.numel()}
 
@@ -215,6 +224,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tree_map_only(torch.Tensor, self._look, (args, kwargs))
         if not any(each.alias_info for each in func._schema.returns):  # else nothing new is made
             tree_map_only(torch.Tensor, self._count, result)
+        if (count := flop_registry.get(func.overloadpacket)) is not None:
+            self.flops += count(*args, **kwargs, out_val=result)
         return result
 
     def _look(self, tensor: torch.Tensor) -> None:
