@@ -7,6 +7,7 @@ training leaves there would be seen by the next one, of another client or after 
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -61,20 +62,32 @@ class PythonState:
     def _changes(self) -> Iterator[tuple[str, str, Any]]:
         for place, module in self._module.named_modules():
             kept = self._kept.get(place, {})
-            now = dict(_data_of(module))
-            for name, value in now.items():
+            missing = len(kept)
+            for name, value in vars(module).items():
+                if name in _OF_TORCH:
+                    continue
                 before = kept.get(name, _MISSING)
-                if before is not value and not _same(before, value):
+                missing -= before is not _MISSING
+                if before is value or not _holds_data(module, name, value):
+                    if before is not _MISSING and before is not value:
+                        yield place, name, before
+                elif not _same(before, value):
                     yield place, name, before
-            for name in kept.keys() - now.keys():
-                yield place, name, kept[name]
+            if missing:
+                for name in kept.keys() - vars(module).keys():
+                    yield place, name, kept[name]
 
 
 def _data_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    own = _OF_RECURRENT if isinstance(module, nn.RNNBase) else ()
     for name, value in vars(module).items():
-        if name not in _OF_TORCH and name not in own and _is_data(value):
+        if _holds_data(module, name, value):
             yield name, value
+
+
+def _holds_data(module: nn.Module, name: str, value: Any) -> bool:
+    if name in _OF_TORCH or (name in _OF_RECURRENT and isinstance(module, nn.RNNBase)):
+        return False
+    return _is_data(value)
 
 
 def _is_data(value: Any) -> bool:
@@ -106,7 +119,10 @@ def _copied(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     if type(value) in (list, set, deque, tuple):
-        return type(value)(map(_copied, value))
+        copies = [_copied(each) for each in value]
+        if type(value) is tuple and all(map(operator.is_, copies, value)):
+            return value  # nothing in it can be changed: it is compared faster
+        return type(value)(copies)
     if type(value) is dict:
         return {key: _copied(each) for key, each in value.items()}
     return value
