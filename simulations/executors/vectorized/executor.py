@@ -140,7 +140,7 @@ class VectorizedExecutor:
                 stacked = self._stacked_module(module, loaded, settings, algorithm, arrays)
                 rows = _rows_of(loaded, settings)
                 held = self._kept_low_rank(stacked, replies, rows)
-                chunk = loaded[: self._chunk_size(held, settings, rows)]
+                chunk = loaded[: _even(len(loaded), self._chunk_size(held, settings, rows))]
                 yield from self._train_chunk(chunk, stacked, held, algorithm, settings, replies)
             except AgreementError:
                 raise
@@ -442,6 +442,12 @@ def _one_by_one(settings: TrainingSettings, half: ClientHalf) -> str:
     if settings.tuning_epochs:
         return "evaluation.tuning_epochs > 0 trains every client's params anew"
     return ""
+
+
+def _even(clients: int, most: int) -> int:
+    """Return the size of the first of as few chunks as need be, all of the same size up to one: a small
+    last one would take nearly as long as a large one, and be recorded for itself."""
+    return -(-clients // -(-clients // most))
 
 
 def _rows_of(loaded: Loaded, settings: TrainingSettings) -> int:

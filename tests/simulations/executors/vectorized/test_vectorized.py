@@ -192,6 +192,24 @@ def test_chunks_change_nothing_but_rounding(model: str, monkeypatch: pytest.Monk
     np.testing.assert_allclose(tables[0], tables[1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("most", range(1, CLIENTS + 2))
+def test_chunks_are_as_large_as_each_other(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few as fit, and no small one at the end, which would cost nearly as much."""
+    sizes: list[int] = []
+
+    train = VectorizedExecutor._train_chunk
+
+    def noting(self: VectorizedExecutor, chunk: Any, *others: Any) -> Any:
+        sizes.append(len(chunk))
+        return train(self, chunk, *others)
+
+    monkeypatch.setattr(VectorizedExecutor, "_train_chunk", noting)
+    monkeypatch.setattr(VectorizedExecutor, "_chunk_size", lambda *of_what: most)
+    trained(task_of("mlp"))
+    assert sum(sizes) == CLIENTS and max(sizes) <= most
+    assert len(sizes) == -(-CLIENTS // most) and max(sizes) - min(sizes) <= 1
+
+
 def test_a_loss_that_is_no_loss_an_example_is_an_error() -> None:
     """Every client's reply says what is wrong, and the remedy."""
     task = task_of("mlp")
