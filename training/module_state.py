@@ -62,20 +62,17 @@ class PythonState:
     def _changes(self) -> Iterator[tuple[str, str, Any]]:
         for place, module in self._module.named_modules():
             kept = self._kept.get(place, {})
-            missing = len(kept)
             for name, value in vars(module).items():
                 if name in _OF_TORCH:
                     continue
                 before = kept.get(name, _MISSING)
-                missing -= before is not _MISSING
-                if before is value or not _holds_data(module, name, value):
-                    if before is not _MISSING and before is not value:
-                        yield place, name, before
-                elif not _same(before, value):
+                if before is value:
+                    continue
+                is_data = _holds_data(module, name, value)
+                if not _same(before, value) if is_data else before is not _MISSING:
                     yield place, name, before
-            if missing:
-                for name in kept.keys() - vars(module).keys():
-                    yield place, name, kept[name]
+            for name in kept.keys() - vars(module).keys():
+                yield place, name, kept[name]
 
 
 def _data_of(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -164,22 +164,15 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _fill(self, draw: Draw, stack: torch.Tensor) -> None:
         """Fill each client's row; in as many threads as torch has, if the operation takes a generator."""
-        rows = range(len(self._clients))
-        takes_one = any(each.name == "generator" for each in draw.operation._schema.arguments)
-        threads = torch.get_num_threads() if self._device.type == "cpu" and takes_one else 1
-        if threads == 1 or stack.numel() < THREADED_VALUES:
-            for row in rows:
-                self._drawn(
-                    self._clients[row], draw.operation, (stack[row], *draw.args[1:]), draw.kwargs
-                )
-            return
+        rows, threads = range(len(self._clients)), 1
+        if stack.numel() >= THREADED_VALUES and self._gives_generator(draw.operation):
+            threads = torch.get_num_threads()
 
         def fill(rows: range) -> None:
             with torch.no_grad():
                 for row in rows:
-                    generator = self._own[self._clients[row]]
                     operands = (stack[row], *draw.args[1:])
-                    draw.operation(*operands, **{**draw.kwargs, "generator": generator})
+                    self._drawn(self._clients[row], draw.operation, operands, draw.kwargs)
 
         others = [_pool().submit(fill, rows[part::threads]) for part in range(1, threads)]
         fill(rows[::threads])
@@ -193,10 +186,23 @@ class ClientRandomness(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made if values is None else made.copy_(values)
 
     def _drawn(self, client: int, operation: Any, args: Sequence[Any], kwargs: Any) -> Any:
-        self._generator.set(self._own[client].get_state())
+        own = self._own[client]
+        if self._gives_generator(operation):
+            return operation(*args, **{**kwargs, "generator": own})
+        self._generator.set(own.get_state())
         made = operation(*args, **kwargs)
-        self._own[client].set_state(self._generator.get())
+        own.set_state(self._generator.get())
         return made
+
+    def _gives_generator(self, operation: Any) -> bool:
+        """Return whether an operation draws from the client's generator itself, in any thread; others,
+        and those of a device that may fall back to the CPU, draw from the global one, put in its state."""
+        return self._device.type == "cpu" and _takes_generator(operation)
+
+
+@cache
+def _takes_generator(operation: Any) -> bool:
+    return any(each.name == "generator" for each in operation._schema.arguments)
 
 
 @cache

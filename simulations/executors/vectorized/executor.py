@@ -39,7 +39,7 @@ from .linear_descent import LinearDescent
 from .linear_training import LinearModule, LinearModules, train_linear
 from .stacked_dp_sgd import train_stacked_dp_sgd
 from .stacked_evaluation import StackedEvaluation
-from .stacked_module import FLOPS_A_PARAM, StackedModule
+from .stacked_module import StackedModule
 from .stacked_replies import CohortReplies
 from .stacked_session import StackedSession
 from .stacked_training import train_stacked
@@ -170,9 +170,7 @@ class VectorizedExecutor:
             linear = self._linear_module(stacked, data, settings, clips)
         if clips and self.combines:
             require_exact_sums(stacked)
-        flops = stacked.example_flops
-        if linear is not None:
-            flops = FLOPS_A_PARAM * linear.step_params
+        flops = (stacked if linear is None else linear).example_flops
         with step_threads(flops, data, settings):
             session: StackedSession | None = None
             trained: Trained | None = None

@@ -22,7 +22,7 @@ from .first_layers import FirstOnce, FirstRepeated
 from .linear_descent import LinearDescent
 from .linear_layers import ClientLinear, InnerLinear
 from .rowwise import is_reshaping
-from .stacked_module import StackedModule
+from .stacked_module import FLOPS_A_PARAM, StackedModule
 from .stacked_training import plan_of
 
 __all__ = ["LinearModule", "LinearModules", "train_linear"]
@@ -72,10 +72,10 @@ class LinearModule:
             setattr(self.module.get_submodule(parent), child, made)
 
     @property
-    def step_params(self) -> int:
-        """How many params a step multiplies by: `FirstRepeated` has its products beforehand."""
+    def example_flops(self) -> int:
+        """What a step computes for one example; `FirstRepeated` has its products beforehand."""
         used = [each for each in self.layers.values() if not isinstance(each, FirstRepeated)]
-        return sum(each.before.numel() for each in used)
+        return FLOPS_A_PARAM * sum(each.before.numel() for each in used)
 
     def begin(self, clients: int, descent: LinearDescent) -> None:
         """Begin a round of so many clients."""

@@ -34,6 +34,7 @@ __all__ = ["FLOPS_A_PARAM", "StackedModule", "StepResult", "Tensors"]
 Tensors = dict[str, torch.Tensor]
 
 FLOPS_A_PARAM = 6
+"""Of a step, for each example: a product and a sum, and two of each for the derivatives."""
 
 
 class StepResult(NamedTuple):
@@ -58,8 +59,7 @@ class StackedModule:
             be padded, and hold the rows of several clients.
         mixing_metrics: the metrics that are not proven so.
         example_bytes: what the forward pass makes for one example.
-        example_flops: what a step computes for one example: at least a product, and two for its
-            derivatives, with each param.
+        example_flops: what a step computes for one example, at least `FLOPS_A_PARAM`.
         owners: for each name of the state_dict the param or buffer that it is: tied weights have
             several names.
         low_rank: layers that keep no weight per client, by their place in the module.
