@@ -36,6 +36,11 @@ class DeviceUse:
     loader_processes: int = 0
     pin_memory: bool = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a module computes as it was built."""
+        return not (self.checkpoint_activations or self.channels_last or self.compile)
+
     @classmethod
     def of(cls, config: DeviceConfig, *, kind: str, device: str) -> DeviceUse:
         """Return the owner's settings under a parallelism strategy.

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch.func import functional_call, hessian, jacrev
+from torch.func import hessian, jacrev
 
 from ...errors import DataError
 from ...flower.messages import params_to_arrays
@@ -14,6 +14,7 @@ from ...strategies.algorithms.algorithm import Params
 from ...strategies.algorithms.newton import GRADIENT, HESSIAN
 from ..batches import batches_of, samples_in
 from ..evaluation import evaluate
+from ..functional import call_with
 from ..module_params import to_array
 from .work_bench import LocalWork, WorkBench
 
@@ -49,7 +50,7 @@ class NewtonSums(LocalWork):
             def loss(
                 row: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor] = batch
             ) -> torch.Tensor:
-                outputs = functional_call(module, _shaped(row, learned), (batch[0],))
+                outputs = call_with(module, _shaped(row, learned), batch[0])
                 return bench.task.loss(outputs, batch[1]).sum()
 
             gradient += jacrev(loss)(flat)

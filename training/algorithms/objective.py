@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch.func import functional_call
 
 from ...errors import DataError
 from ...strategies.algorithms.auxiliary_names import of_kind
+from ..functional import call_with
 from ..local_round import Tensors
 
 __all__ = ["Loss", "Seen", "TrainingStep", "features_of", "seen_under"]
@@ -78,7 +78,7 @@ def seen_under(
             torch.autocast(device, enabled=False),
             features_of(module, names) as found,
         ):
-            outputs = functional_call(module, dict(tensors), (inputs,))
+            outputs = call_with(module, dict(tensors), inputs)
     finally:
         for each, mode in modes:
             each.training = mode

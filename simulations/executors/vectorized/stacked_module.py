@@ -14,20 +14,21 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from ....errors import DataError
 from ....task import Task
 from ....training.algorithms.algorithms import LocalAlgorithm
 from ....training.algorithms.corrections import zero_client_state
 from ....training.algorithms.objective import TrainingStep, features_of
+from ....training.functional import call_with
 from ....training.module_params import owners_of
+from ....training.step_trace import StepTrace, trace_step
 from .client_randomness import ClientRandomness
 from .linear_descent import LinearDescent
 from .low_rank import LowRankLinear, LowRankWeight, layers_called_once, saves, with_low_rank
 from .recorded_steps import RecordedSteps
 from .rowwise import function_of_examples, rowwise_function, rowwise_graph
-from .step_trace import StepTrace, trace_step
 
 __all__ = ["FLOPS_A_PARAM", "StackedModule", "StepResult", "Tensors"]
 
@@ -314,7 +315,7 @@ class StackedModule:
         afterwards, and what the layers of `low_rank` have seen."""
         everything = {**params, **self._fixed, **buffers, **(own if self.low_rank else {})}
         with features_of(self.module, self._features) as features:
-            outputs = self._outputs(everything, inputs)
+            outputs = call_with(self.module, everything, inputs)
         losses = self._losses(inputs, outputs, targets, features, own)
         if losses.shape != weights.shape:
             raise DataError(
@@ -331,11 +332,6 @@ class StackedModule:
         assert isinstance(layer, LowRankLinear) and layer.seen is not None
         seen, layer.seen = layer.seen.detach(), None
         return seen
-
-    def _outputs(self, tensors: Tensors, inputs: torch.Tensor) -> torch.Tensor:
-        """Run the module with these params and buffers, which it may replace in `tensors`."""
-        outputs: torch.Tensor = functional_call(self.module, tensors, (inputs,))
-        return outputs
 
     def _losses(
         self,

@@ -246,6 +246,19 @@ def shared_layer(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.b(torch.cat(halves, dim=1))
 
 
+def repeated(*inner: nn.Module) -> nn.Module:
+    """The same module in three places, as of a network that is deep in params that it has once."""
+    return nn.Sequential(nn.Linear(16, 12), *inner * 3, nn.Linear(12, CLASSES))
+
+
+def repeated_convolution() -> nn.Module:
+    inner = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.Tanh())
+    first = nn.Conv2d(1, 4, 3, padding=1)
+    return nn.Sequential(
+        first, inner, inner, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES)
+    )
+
+
 def detached(m: Any, x: torch.Tensor) -> torch.Tensor:
     hidden = torch.relu(m.a(x))
     with torch.no_grad():
@@ -667,6 +680,11 @@ ZOO: dict[str, Habit] = {
     "one layer twice": Habit(
         build=lambda: Made(shared_layer, part=nn.Linear(8, 6), b=nn.Linear(12, CLASSES))
     ),
+    "one module under two names": Habit(build=lambda: repeated(nn.Linear(12, 12), nn.Tanh())),
+    "one block under two names": Habit(
+        build=lambda: repeated(nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Tanh()))
+    ),
+    "one convolution under two names": Habit(build=repeated_convolution, inputs=IMAGE),
     "detached": Habit(build=lambda: of_two(detached)),
     # norms and buffers
     "batch norm": Habit(build=lambda: image_net(nn.BatchNorm2d, bias=False), inputs=IMAGE),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from meadow.simulations.executors.vectorized.step_trace import trace_step
+from meadow.training.step_trace import trace_step
 
 BATCH = 3
 
