@@ -25,10 +25,12 @@ def simulate(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     first_rounds: int | None = None,
+    meadow: Path | None = None,
 ) -> dict[str, Any]:
     """Simulate benchmarks/apps/APP and return what the peers' programs return.
 
-    With `first_rounds` the run is interrupted after so many: the beginning of a long one.
+    With `first_rounds` the run is interrupted after so many: the beginning of a long one. `meadow` is
+    a folder with another Meadow than the installed one.
 
     "round_s": seconds from one committed round to the next, all of Meadow's work in between
     included; "first_round_s": from the command to the end of the first round; "accuracy": by
@@ -37,7 +39,8 @@ def simulate(
     Raises:
         RuntimeError: the simulation failed.
     """
-    places = [str(BENCHMARKS / "peers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    given = meadow, BENCHMARKS / "peers", os.environ.get("PYTHONPATH")
+    places = [str(place) for place in given if place]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places), **(environment or {})}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "meadow", "simulate", str(BENCHMARKS / "apps" / app)]
