@@ -23,7 +23,9 @@ class DeviceUse:
 
     Attributes:
         checkpoint_activations: whether blocks are computed again in the backward pass.
-        channels_last: whether images lie in memory with their channels together.
+        channels_last: whether images lie in memory with their channels together; None: on a CPU,
+            where that is proven to make no difference, and of code that may be run once more for it
+            (`loop/channels_last.py`). An owner says yes or no.
         compile: whether torch compiles the module.
         loader_processes: how many processes load a Dataset's items; 0: the training process.
         pin_memory: whether batches are copied to the accelerator from pinned memory, beside its
@@ -31,15 +33,16 @@ class DeviceUse:
     """
 
     checkpoint_activations: bool = False
-    channels_last: bool = False
+    channels_last: bool | None = None
     compile: bool = False
     loader_processes: int = 0
     pin_memory: bool = False
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a module computes as it was built."""
-        return not (self.checkpoint_activations or self.channels_last or self.compile)
+    def lays_out(self) -> bool:
+        """Whether nobody has said how images lie, and a module computes as it was built."""
+        said = self.channels_last is not None
+        return not (said or self.checkpoint_activations or self.compile)
 
     @classmethod
     def of(cls, config: DeviceConfig, *, kind: str, device: str) -> DeviceUse:
@@ -82,7 +85,7 @@ class DeviceUse:
         if tensor.device != device:
             tensor = tensor.to(device, non_blocking=True)
         if self.channels_last and tensor.ndim == 4:
-            tensor = tensor.contiguous(memory_format=torch.channels_last)
+            tensor = tensor.to(memory_format=torch.channels_last)  # also of one channel
         return tensor
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -40,6 +40,8 @@ BYTES_GROWTH = 1.1
 layout, copies every image, and takes 40 % longer."""
 
 _known: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], bool]] = WeakKeyDictionary()
+_without: WeakSet[nn.Module] = WeakSet()
+"""Modules that were seen to have nothing to lay out."""
 
 
 class ChannelsLast:
@@ -61,7 +63,11 @@ class ChannelsLast:
         Guarantees: it depends on the module's structure and the shapes of the data, not on values, so
             that a training that is repeated, here or elsewhere, has the same.
         """
+        if module in _without:
+            return cls()
         weights = _weights_of(module)
+        if not weights:
+            _without.add(module)
         pooled = in_pool(data) if weights else None
         if pooled is None:
             return cls()
@@ -73,6 +79,7 @@ class ChannelsLast:
         first = slice(0, max(sizes)) if rows is None else rows[: max(sizes)]
         batch = inputs[first], targets[first]
         kinds = [(each.shape[1:], each.dtype) for each in batch]
+        module.train()
         known = _known.setdefault(module, {})
         for size in sorted(sizes):
             key = (size, *kinds, loss)
@@ -88,6 +95,8 @@ class ChannelsLast:
         return cls(weights)
 
     def __enter__(self) -> None:
+        if not self._weights:
+            return
         with Unrecorded():
             self._kept = [each.data for each in self._weights]
             for each in self._weights:
@@ -98,11 +107,13 @@ class ChannelsLast:
 
     def end(self) -> None:
         """Lay the weights as they were, with their present values, where they were."""
+        kept, self._kept = self._kept, []
+        if not kept:
+            return
         with Unrecorded():
-            for param, kept in zip(self._weights, self._kept, strict=bool(self._kept)):
-                kept.copy_(param.data)
-                param.data = kept
-        self._kept = []
+            for param, place in zip(self._weights, kept, strict=True):
+                place.copy_(param.data)
+                param.data = place
 
     def inputs(self, batch: torch.Tensor) -> torch.Tensor:
         """Return a batch as the module is to get it."""

@@ -126,11 +126,16 @@ def _takes_fused(*parallel: Tensors) -> bool:
     torch's for the CPU walks over tensors as they lie in memory, so those of a param must lie alike; and
     so do devices of others, which it computes for where they have no kernel of their own.
     """
-    kinds = {(each.device.type, each.dtype) for tensors in parallel for each in tensors}
-    if len(kinds) > 1 or not all(map(_lie_alike, zip(*parallel, strict=True))):
+    first = parallel[0][0]
+    dtype, device = first.dtype, first.device
+    if dtype not in (torch.float32, torch.float64) or device.type not in ("cpu", _others_device()):
         return False
-    (device, dtype), *_ = kinds
-    return dtype in (torch.float32, torch.float64) and device in ("cpu", _others_device())
+    every = [each for tensors in parallel for each in tensors]
+    if not all(each.dtype is dtype and each.device == device for each in every):
+        return False
+    if all(each.is_contiguous() for each in every):
+        return True
+    return all(map(_lie_alike, zip(*parallel, strict=True)))
 
 
 def _lie_alike(tensors: Tensors) -> bool:

@@ -98,9 +98,8 @@ def train(
     pieces, use = micro_batch or MicroBatch(), use or DeviceUse()
     layout = ChannelsLast()
     alone = session is None and type(parallelism) is Alone and pieces.examples_max is None
-    plain = use.is_plain and settings.precision == "fp32" and not settings.is_torchs
+    plain = use.lays_out and settings.precision == "fp32" and not settings.is_torchs
     if alone and plain and device == "cpu":
-        module.train()
         layout = ChannelsLast.of(module, data, settings, task.loss)
     with seeded(stream, device), layout:
         around = use, timer or Unwatched()

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.data import Subset, TensorDataset
 
 import meadow
+from meadow.config.sections.device import DeviceConfig
 from meadow.errors import DataError
 from meadow.training.device_use import DeviceUse
 from meadow.training.loop import channels_last
@@ -440,7 +441,12 @@ def test_smaller_pieces_are_not_laid_out(layouts: Layouts) -> None:
 def test_an_owner_decides_for_himself(layouts: Layouts) -> None:
     """Where [device] says how a module computes, that counts."""
     task = task_of(TAKEN["group norm"])
-    for use in (DeviceUse(channels_last=True), DeviceUse(checkpoint_activations=True)):
+    uses = [DeviceUse(channels_last=said) for said in (False, True)]
+    for use in (
+        *uses,
+        DeviceUse(checkpoint_activations=True),
+        DeviceUse.of(DeviceConfig(), kind="none", device="cpu"),
+    ):
         module = build_module(task, 0)
         settings = TrainingSettings(batch_size=BATCH)
         train(task, module, DATA, settings, client=1, device="cpu", use=use)
