@@ -213,6 +213,10 @@ class MeanAggregator:
         layout, sums, weight = accumulator.layout, accumulator.sums, accumulator.weight
         accumulator.waiting += _as_updates(accumulator.parts, layout)
         forms = dict(zip(layout.names, zip(layout.dtypes, layout.shapes, strict=True), strict=True))
+        if self.store is None and sums is None and alter is leave and _is_one(accumulator.waiting):
+            (update,) = accumulator.waiting
+            accumulator.waiting = []
+            return {name: _same(update.params[name]) for name in layout.names}
         store = self.store(forms) if self.store is not None and sums is None else None
         buffer = sums if sums is not None else np.empty(0 if store else layout.mean_bytes // 8)
         tensors = [] if store else layout.tensors_in(buffer)
@@ -252,6 +256,19 @@ class MeanAggregator:
             buffer.resize(layout.mean_bytes // 8, refcheck=False)
             tensors = layout.tensors_in(buffer)
         return dict(zip(layout.names, tensors, strict=True))
+
+
+def _is_one(waiting: Sequence[Update]) -> bool:
+    """Return whether the mean is that of one update, in memory: its own values."""
+    return len(waiting) == 1 and not waiting[0].summed and not waiting[0].stored
+
+
+def _same(tensor: FlatTensor) -> NDArray[Any]:
+    """Return a copy of a tensor, in which minus zero is zero."""
+    values = np.array(tensor[0 : math.prod(tensor.shape)]).reshape(tensor.shape)
+    if values.dtype.kind not in "biu":
+        np.add(values, values.dtype.type(0), out=values)
+    return values
 
 
 def _ends_of(first: Block, last: Block) -> tuple[tuple[int, int], tuple[int, int]]:

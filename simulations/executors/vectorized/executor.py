@@ -48,7 +48,7 @@ from .step_threads import step_threads
 
 __all__ = ["VectorizedExecutor"]
 
-CHUNK_BYTES = 512 << 20
+CHUNK_BYTES = 1 << 30
 """What a chunk's params, gradients and activations may take on a CPU."""
 GPU_SHARE = 4
 """On an accelerator a chunk may take one part in so many of the free memory."""

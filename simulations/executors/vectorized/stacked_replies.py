@@ -27,6 +27,9 @@ from .stacked_module import StackedModule
 
 __all__ = ["CohortReplies"]
 
+BLOCK = 1 << 15
+"""So many values of a mean are computed at once."""
+
 
 class CohortReplies:
     """Takes a cohort's training chunk by chunk.
@@ -191,8 +194,8 @@ class CohortReplies:
     def _add_sums(self, trained: Trained, good: list[int], clients: int, weights: Weights) -> None:
         every = len(good) == clients
         for name, delta in trained.deltas(None if every else good, weights).items():
-            added = wide(delta)
-            self._sums[name] = self._sums[name] + added if name in self._sums else added
+            before = self._sums.get(name)
+            self._sums[name] = delta if before is None else wide(before) + wide(delta)
 
     def _not_finite(self, loss: float) -> DataError:
         return DataError(
@@ -208,8 +211,15 @@ def _mean(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[An
 
 
 def _moved(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[Any]:
-    """Return params after the mean delta, in their own dtype."""
-    mean = _mean(values, delta, total)
-    if values.dtype.kind in "iu":
-        np.rint(mean, out=mean)
-    return np.asarray(mean >= 0.5) if values.dtype.kind == "b" else mean.astype(values.dtype)
+    """Return params after the mean delta, in their own dtype; block by block, in the cache."""
+    moved = np.empty(values.shape, values.dtype)
+    given, added, flat = values.reshape(-1), delta.cpu().reshape(-1).numpy(), moved.reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        mean = added[block].astype(np.float64)
+        mean /= total
+        mean += given[block]
+        if values.dtype.kind in "iu":
+            np.rint(mean, out=mean)
+        flat[block] = mean >= 0.5 if values.dtype.kind == "b" else mean.astype(values.dtype)
+    return moved
