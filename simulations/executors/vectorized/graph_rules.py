@@ -16,11 +16,16 @@ from torch import fx
 __all__ = ["simplify"]
 
 aten = torch.ops.aten
+_SAME_VALUES = (
+    *(aten.view.default, aten._unsafe_view.default, aten.permute.default),
+    *(aten.clone.default, aten.squeeze.dims, aten.unsqueeze.default),
+)
 
 
 def simplify(graph: fx.Graph, *, on_cpu: bool) -> None:
     """Apply all rules to a graph of torch's operations below autograd."""
     _stack_selected(graph)
+    _stop_early(graph)
     if on_cpu:
         _replace(graph, aten.max_pool2d_with_indices.default, _max_pool2d)
         _replace(graph, aten._safe_softmax.default, _safe_softmax)
@@ -96,6 +101,41 @@ def _terms(node: Any) -> list[Any] | None:
         return None
     parts = [_terms(each) for each in node.args[:2]]
     return None if None in parts else [each for part in parts for each in part or ()]
+
+
+def _stop_early(graph: fx.Graph) -> None:
+    """Stop the gradients of what ReLU has set to zero before they go back through max pooling.
+
+    A pooled value is positive where the value that it was is, and there are fewer of them.
+    """
+    for node in list(graph.nodes):
+        if node.target is not aten.threshold_backward.default or node.args[2] != 0:
+            continue
+        pooling, activated = _behind(node.args[0], alone=True), node.args[1]
+        if getattr(pooling, "target", None) is not aten.max_pool2d_with_indices_backward.default:
+            continue
+        inputs, places = pooling.args[1], _behind(pooling.args[-1])
+        if activated.target is not aten.relu.default or _behind(inputs) is not activated:
+            continue
+        if places.target is not operator.getitem:
+            continue
+        if _behind(places.args[0].args[0]) is not activated:
+            continue
+        pooled = [each for each in places.args[0].users if each.args[1] == 0]
+        if not pooled:
+            continue
+        with graph.inserting_before(pooling):
+            stopped = graph.call_function(node.target, (pooling.args[0], pooled[0], 0))
+        pooling.update_arg(0, stopped)
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def _behind(node: Any, *, alone: bool = False) -> Any:
+    """Return what a node is a view or a copy of; with `alone`, as long as nothing else uses it."""
+    while node.target in _SAME_VALUES and not (alone and len(node.users) > 1):
+        node = node.args[0]
+    return None if alone and len(node.users) > 1 else node
 
 
 def _reuse(graph: fx.Graph, changed: set[fx.Node]) -> None:

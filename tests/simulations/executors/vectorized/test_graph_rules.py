@@ -86,6 +86,56 @@ def test_max_pooling(settings: dict[str, Any], ties: bool, nan: bool) -> None:
     assert_same(lambda x: functional.max_pool2d(x[0], **settings), given)
 
 
+@pytest.mark.parametrize("nan", [False, True])
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("settings", [(2,), (3, 2, 1), (3, 1)], ids=str)
+def test_what_relu_stops_is_stopped_after_pooling(
+    settings: tuple[int, ...], ties: bool, nan: bool
+) -> None:
+    """Where windows overlap, too; with clients, and shifted so that some windows are all zero."""
+    given = images(ties=ties, nan=nan) - 0.5
+    weights = torch.randn(200, generator=torch.Generator().manual_seed(2))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        pooled = functional.max_pool2d(torch.relu(x), *settings).flatten()
+        return (pooled * weights.repeat(20)[: pooled.numel()]).sum()
+
+    simple = assert_same(torch.func.grad(loss), given)
+    assert count(simple, aten.threshold_backward.default) == 1
+    (stopped,) = [n for n in simple.graph.nodes if n.target is aten.threshold_backward.default]
+    (user,) = stopped.users
+    assert user.target is aten.max_pool2d_with_indices_backward.default
+    assert_same(torch.vmap(torch.func.grad(loss)), given[:, :, None])
+
+
+def test_what_relu_stops_of_something_else_is_stopped_there() -> None:
+    """Where what it gave, or the gradient that comes back, has another use as well."""
+    given = images(ties=False, nan=False)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        active = torch.relu(x)
+        return functional.max_pool2d(active, 2).sum() + active.square().sum()
+
+    def before(x: torch.Tensor) -> torch.Tensor:
+        return functional.max_pool2d(torch.relu(x) * 2 - 1, 2).square().sum()
+
+    def above(x: torch.Tensor) -> torch.Tensor:
+        return functional.max_pool2d(functional.threshold(x, 0.5, 0.0), 2).square().sum()
+
+    for loss in (twice, before, above):
+        assert_same(torch.func.grad(loss), given)
+
+    def gradients(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        active = torch.relu(x)
+        values, places = aten.max_pool2d_with_indices.default(active, [2, 2])
+        back = aten.max_pool2d_with_indices_backward.default(
+            values, active, [2, 2], [2, 2], [0, 0], [1, 1], False, places
+        )
+        return aten.threshold_backward.default(back, active, 0), back + 1
+
+    assert_same(gradients, given)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_max_pooling_in_other_precisions(dtype: torch.dtype) -> None:
     """Comparing does not round."""
