@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from meadow.training.algorithms.objective import seen_under
 from meadow.training.functional import call_with
 
 INPUTS = torch.arange(6.0).view(2, 3) / 6
@@ -85,6 +86,15 @@ def test_an_exception_leaves_it_as_it_was(build: Callable[[], nn.Module]) -> Non
     given = {name: tensor.detach().clone() for name, tensor in mine.items()}
     with pytest.raises(RuntimeError):
         call_with(module, given, torch.ones(2, 7))
+    assert all(tensors_of(module)[name] is tensor for name, tensor in mine.items())
+
+
+def test_what_another_model_sees_leaves_the_module_alone() -> None:
+    """As losses do that compare outputs with those of the global model."""
+    module = repeated()
+    mine = tensors_of(module)
+    given = {name: tensor.detach() + 1 for name, tensor in mine.items()}
+    seen_under(module, given, INPUTS, ())
     assert all(tensors_of(module)[name] is tensor for name, tensor in mine.items())
 
 

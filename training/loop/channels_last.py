@@ -11,7 +11,7 @@ than making them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ...errors import DataError
-from ..batches import Batch, in_pool
+from ..batches import Batch, in_pool, samples_in
 from ..memory_watch import MemoryWatch
 from ..module_params import Unrecorded
 from ..settings import TrainingSettings
@@ -62,6 +62,8 @@ class ChannelsLast:
 
         Guarantees: it depends on the module's structure and the shapes of the data, not on values, so
             that a training that is repeated, here or elsewhere, has the same.
+        Raises:
+            DataError: the data are not what the trainer takes, as it would say.
         """
         if module in _without:
             return cls()
@@ -69,10 +71,10 @@ class ChannelsLast:
         if not weights:
             _without.add(module)
         pooled = in_pool(data) if weights else None
-        if pooled is None:
+        if pooled is None or not isinstance(loss, Hashable):
             return cls()
+        count = samples_in(data)
         (inputs, targets), rows = pooled
-        count = len(inputs) if rows is None else len(rows)
         sizes = {min(settings.batch_size, count), count % settings.batch_size} - {0}
         if not sizes or inputs.device.type != "cpu" or targets.device.type != "cpu":
             return cls()
@@ -188,7 +190,7 @@ def _trace(
     watch = MemoryWatch()
 
     def losses_of(outputs: torch.Tensor) -> torch.Tensor:
-        losses = loss(outputs.contiguous() if chosen else outputs, targets)
+        losses = loss(outputs.contiguous() if chosen else outputs, targets.clone())
         watch.end_forward(losses)
         return losses
 

@@ -378,6 +378,31 @@ def test_a_module_is_traced_once_for_each_size(
     assert sizes == [2, 4, 1, 3, 2, 4]
 
 
+def test_data_and_losses_of_all_kinds_stay_as_they_are(layouts: Layouts) -> None:
+    """A loss may change its targets, and need not be hashable; useless data are refused as ever."""
+
+    class Loss:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            return False
+
+        def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return cross_entropy(outputs, targets)
+
+    def changing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(outputs, targets.clamp_(max=1))
+
+    inputs, targets = INPUTS.clone(), TARGETS.clone()
+    trained(TAKEN["group norm"], (inputs, targets), loss=changing)
+    assert torch.equal(inputs, INPUTS) and torch.equal(targets, TARGETS)
+    trained(TAKEN["group norm"], loss=Loss())
+    assert layouts.taken == [True, False]
+    for data in (([1], [2]), (INPUTS, TARGETS[1:]), (INPUTS[:0], TARGETS[:0])):
+        with pytest.raises(DataError):
+            trained(TAKEN["group norm"], data)
+
+
 def test_data_that_fail_decide_nothing(layouts: Layouts) -> None:
     """They are an error, and the next data are trained on as if they had not been."""
     module = TAKEN["batch norm"]()
