@@ -207,7 +207,7 @@ class CohortReplies:
 
 def _mean(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[Any]:
     """Return params after the mean delta, in float64."""
-    return np.asarray(values.astype(np.float64) + delta.cpu().numpy() / total)
+    return np.asarray(values.astype(np.float64) + wide(delta.cpu()).numpy() / total)
 
 
 def _moved(values: NDArray[Any], delta: torch.Tensor, total: float) -> NDArray[Any]:
