@@ -29,6 +29,7 @@ _HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 """Methods of a tensor by which the backward pass comes to call somebody's code."""
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _DETACH = torch.ops.aten.detach.default
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 
 
 class MemoryWatch(OperationWatch):
@@ -36,8 +37,8 @@ class MemoryWatch(OperationWatch):
     anything may depend on it. What draws random numbers, which lie in the order of memory, is for a
     trace of the step to note.
 
-    A change of a view is such an operation: it reaches other tensors, or not, as a `reshape` gives a
-    view in one memory layout, and a copy in another.
+    A change of a view, or of a copy, is such an operation: it reaches other tensors, or not, as `reshape`
+    gives a view in one memory layout and a copy in another, and `contiguous` the tensor itself or a copy.
 
     Attributes:
         found: the first one's name, "" if there was none.
@@ -88,7 +89,7 @@ class MemoryWatch(OperationWatch):
         return result
 
     def _changes_view(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> bool:
-        """Note which memory has views, and return whether an operation changes some of it."""
+        """Note which memory has views or is a copy, and return whether an operation changes some of it."""
         schema = func._schema
         if schema.is_mutable:
             named = zip(schema.arguments, args, strict=False)
@@ -99,7 +100,8 @@ class MemoryWatch(OperationWatch):
             memory: list[StorageWeakRef] = []
             tree_map_only(torch.Tensor, lambda each: memory.append(_memory(each)), changed)
             return any(each in self._viewed for each in memory)
-        if any(said.alias_info for said in schema.returns) and func is not _DETACH:
+        has_views = any(said.alias_info for said in schema.returns) and func is not _DETACH
+        if has_views or func in _COPIES:
             tree_map_only(torch.Tensor, lambda each: self._viewed.add(_memory(each)), result)
         return False
 

@@ -187,10 +187,10 @@ def _trace(
     trained = {name: each for name, each in params.items() if name not in frozen}
     others = {name: params[name] for name in frozen} | dict(module.named_buffers())
     begun = _laid(inputs) if chosen and inputs.ndim == 4 else inputs
-    watch = MemoryWatch()
+    watch, wanted = MemoryWatch(), targets.clone()  # a loss may change them
 
     def losses_of(outputs: torch.Tensor) -> torch.Tensor:
-        losses = loss(outputs.contiguous() if chosen else outputs, targets.clone())
+        losses = loss(outputs.contiguous() if chosen else outputs, wanted)
         watch.end_forward(losses)
         return losses
 

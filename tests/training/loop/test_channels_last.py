@@ -171,6 +171,16 @@ def in_place_of_a_reshape(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def in_place_of_itself_or_a_copy(x: torch.Tensor) -> torch.Tensor:
+    x.contiguous().mul_(2)
+    return x
+
+
+def in_place_of_a_flat_copy(x: torch.Tensor) -> torch.Tensor:
+    x.ravel().mul_(2)
+    return x.to(memory_format=torch.contiguous_format).add_(1) + x
+
+
 def in_place_of_a_slice(x: torch.Tensor) -> torch.Tensor:
     x[:, 0] *= 2
     return x
@@ -228,6 +238,8 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     "noise in memory's order": then(lambda x: x + torch.randn_like(x)),
     "noise in place": then(lambda x: x * torch.empty_like(x).uniform_()),
     "in place of a reshape": then(in_place_of_a_reshape),
+    "in place of itself, or a copy": then(in_place_of_itself_or_a_copy),
+    "in place of a flat copy": then(in_place_of_a_flat_copy),
     "in place of a slice": then(in_place_of_a_slice),
     "places in memory": then(lambda x: x + x.as_strided(x.shape[:2], (8, 1))[:, :, None, None]),
     "a value in Python": then(lambda x: x * 2 if x.mean() > 0 else x),
