@@ -122,13 +122,19 @@ def _stop_early(graph: fx.Graph) -> None:
         if _behind(places.args[0].args[0]) is not activated:
             continue
         pooled = [each for each in places.args[0].users if each.args[1] == 0]
-        if not pooled:
-            continue
+        if not pooled or _strides(node) != _strides(node.args[0]):
+            continue  # what follows may need it as it lies
         with graph.inserting_before(pooling):
             stopped = graph.call_function(node.target, (pooling.args[0], pooled[0], 0))
         pooling.update_arg(0, stopped)
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
+
+
+def _strides(node: fx.Node) -> tuple[int, ...]:
+    """Return how a node's tensor lay in memory when it was recorded."""
+    strides: tuple[int, ...] = node.meta["tensor_meta"].stride
+    return strides
 
 
 def _behind(node: Any, *, alone: bool = False) -> Any:

@@ -358,6 +358,32 @@ def image_net(norm: Callable[[int], nn.Module], *, bias: bool = True) -> nn.Modu
     )  # fmt: skip
 
 
+def two_convolutions(*pool: int) -> nn.Module:
+    size = 16 if pool else 1
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(*(pool or (2,))),
+        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(*(pool or (2,))),
+        nn.Flatten(), nn.Linear(8 * size, CLASSES),
+    )  # fmt: skip
+
+
+class ResidualCnn(nn.Module):
+    """A block whose short way is a convolution of every second pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3, padding=1, bias=False)
+        self.down = nn.Conv2d(4, 8, 3, 2, 1, bias=False)
+        self.short = nn.Conv2d(4, 8, 1, 2)
+        self.norms = nn.ModuleList([nn.GroupNorm(2, 4), nn.GroupNorm(2, 8)])
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norms[0](self.first(x)))
+        x = torch.relu(self.norms[1](self.down(x)) + self.short(x))
+        return self.out(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
 # ---------------------------------------------------------------- random numbers
 
 
@@ -633,6 +659,9 @@ ZOO: dict[str, Habit] = {
     ),
     "in place": Habit(build=lambda: mlp(nn.ReLU(inplace=True))),
     "small cnn": Habit(build=lambda: image_net(lambda _: nn.Identity()), inputs=IMAGE),
+    "two convolutions": Habit(build=two_convolutions, inputs=IMAGE),
+    "overlapping pools": Habit(build=lambda: two_convolutions(3, 1, 1), inputs=IMAGE),
+    "residual cnn": Habit(build=ResidualCnn, inputs=IMAGE),
     # orders of rows
     "time major": Habit(
         build=lambda: Made(time_major, a=nn.Linear(4, 12), b=nn.Linear(12, CLASSES))
