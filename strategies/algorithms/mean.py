@@ -213,9 +213,8 @@ class MeanAggregator:
         layout, sums, weight = accumulator.layout, accumulator.sums, accumulator.weight
         accumulator.waiting += _as_updates(accumulator.parts, layout)
         forms = dict(zip(layout.names, zip(layout.dtypes, layout.shapes, strict=True), strict=True))
-        if self.store is None and sums is None and alter is leave and _is_one(accumulator.waiting):
-            (update,) = accumulator.waiting
-            accumulator.waiting = []
+        if self.store is None and sums is None and alter is leave and _is_one(accumulator):
+            (update,), accumulator.waiting = accumulator.waiting, []
             return {name: _same(update.params[name]) for name in layout.names}
         store = self.store(forms) if self.store is not None and sums is None else None
         buffer = sums if sums is not None else np.empty(0 if store else layout.mean_bytes // 8)
@@ -258,9 +257,13 @@ class MeanAggregator:
         return dict(zip(layout.names, tensors, strict=True))
 
 
-def _is_one(waiting: Sequence[Update]) -> bool:
-    """Return whether the mean is that of one update, in memory: its own values."""
-    return len(waiting) == 1 and not waiting[0].summed and not waiting[0].stored
+def _is_one(accumulator: MeanSum) -> bool:
+    """Return whether the mean is that of one update, in memory and in the params' dtypes: its values."""
+    layout, (update, *others) = accumulator.layout, accumulator.waiting
+    if others or update.summed or update.stored:
+        return False
+    pairs = zip(layout.names, layout.dtypes, strict=True)
+    return all(update.params[name].dtype == dtype for name, dtype in pairs)
 
 
 def _same(tensor: FlatTensor) -> NDArray[Any]:

@@ -96,6 +96,39 @@ def test_equal_params_stay_as_they_are(kit):
     assert mean_of(updates, params).mean["w"].tobytes() == params["w"].tobytes()
 
 
+@pytest.mark.parametrize("weight", [1.0, 3.0, 40.0])
+def test_the_mean_of_one_update_is_its_values_in_the_params_dtypes(kit, weight):
+    """In memory of its own, without minus zero; wider values, as of a group, are rounded."""
+    like = {
+        "w": np.zeros((2, 2), np.float32),
+        "i": np.zeros((), np.int64),
+        "c": np.zeros(2, np.complex64),
+        "b": np.zeros(2, bool),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    own = {
+        "w": np.array([[0.1, -0.0], [1e30, -7]], np.float32),
+        "i": np.array(3),
+        "c": np.array([1 - 0.1j, -0.0], np.complex64),
+        "b": np.array([True, False]),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    wide = {
+        "w": np.array([[0.1, -0.0], [1 + 2.0**-30, -7]]),
+        "i": np.array(2.6),
+        "c": np.array([1 - 0.1j, -0.0], np.complex128),
+        "b": np.array([0.5, 0.25]),
+        "none": np.zeros((0, 3)),
+    }
+    for sent, expected in ((own, own), (wide, {**wide, "i": 3, "b": [True, False]})):
+        made = mean_of([kit.update(1, weight, sent)], like).mean
+        for name, values in like.items():
+            assert (made[name].dtype, made[name].shape) == (values.dtype, values.shape)
+            np.testing.assert_array_equal(made[name], np.asarray(expected[name], values.dtype))
+            assert not np.shares_memory(made[name], sent[name])
+        assert not np.signbit(made["w"][0, 1]) and not np.signbit(made["c"][1].real)
+
+
 def test_nothing_to_aggregate_is_an_error(kit):
     """A mean of nothing has no value."""
     aggregator = MeanAggregator()
