@@ -744,7 +744,7 @@ BESIDES = {
         server.pages.followed_run:ROUNDS_KEPT_MAX server.pages.remote_server:RUNS_FOLLOWED_MAX server.pages.views:CURVES_MAX
         client.hosts.link:CALL_BYTES_MAX client.hosts.member:HOSTS_MAX client.hosts.membership:PASS_CHARS_MAX
         client.hosts.wire:COPY_BYTES_MAX
-        training.local.app:SITES_KEPT_MAX training.loop.channels_last:KNOWN_MAX client.agent.connection:LOOKAHEAD_BYTES_MAX client.agent.delivery:DELIVERIES_MAX
+        training.local.app:SITES_KEPT_MAX client.agent.connection:LOOKAHEAD_BYTES_MAX client.agent.delivery:DELIVERIES_MAX
         client.agent.delivery:REPLY_BYTES_MAX client.agent.execution:CORRUPT_MAX
         client.agent.line:UPLOAD_CHUNK_BYTES_MAX training.mid_epoch:SIZE_BYTES_MAX training.mid_epoch:STEPS_KEPT
         client.owner.offers:DIFF_BYTES_MAX client.owner.offers:DIFF_LINES_MAX client.owner.offers:REFUSED_MAX

@@ -23,9 +23,7 @@ class DeviceUse:
 
     Attributes:
         checkpoint_activations: whether blocks are computed again in the backward pass.
-        channels_last: whether images lie in memory with their channels together; None: on a CPU,
-            where that is proven to make no difference, and of code that may be run once more for it
-            (`loop/channels_last.py`). An owner says yes or no.
+        channels_last: whether images lie in memory with their channels together.
         compile: whether torch compiles the module.
         loader_processes: how many processes load a Dataset's items; 0: the training process.
         pin_memory: whether batches are copied to the accelerator from pinned memory, beside its
@@ -33,16 +31,10 @@ class DeviceUse:
     """
 
     checkpoint_activations: bool = False
-    channels_last: bool | None = None
+    channels_last: bool = False
     compile: bool = False
     loader_processes: int = 0
     pin_memory: bool = False
-
-    @property
-    def lays_out(self) -> bool:
-        """Whether nobody has said how images lie, and a module computes as it was built."""
-        said = self.channels_last is not None
-        return not (said or self.checkpoint_activations or self.compile)
 
     @classmethod
     def of(cls, config: DeviceConfig, *, kind: str, device: str) -> DeviceUse:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["call_with"]
+__all__ = ["call_with", "replaced"]
 
 
 def call_with(
@@ -21,14 +21,13 @@ def call_with(
     Guarantees: the module then has its own tensors again. torch.func.functional_call does not give back
         those of a module that is in several places of another one.
     """
-    with _replaced(module, tensors):
+    with replaced(module, tensors):
         return module(inputs)
 
 
 @contextmanager
-def _replaced(
-    module: torch.nn.Module, tensors: MutableMapping[str, torch.Tensor]
-) -> Iterator[None]:
+def replaced(module: torch.nn.Module, tensors: MutableMapping[str, torch.Tensor]) -> Iterator[None]:
+    """Put these params and buffers, by name, in the place of the module's own for the block."""
     named: list[tuple[str, torch.Tensor]] = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -47,7 +46,8 @@ def _replaced(
     try:
         yield
         for kept, key, _, name in places:
-            if (now := kept.get(key)) is not None and now is not given[name]:
+            now = kept[key] if key in kept else None  # noqa: SIM401 - TorchScript's have no `get`
+            if now is not None and now is not given[name]:
                 tensors[name] = now
     finally:
         for kept, key, own, _ in places:

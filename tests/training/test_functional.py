@@ -45,13 +45,14 @@ def repeated() -> nn.Module:
 
 
 MODULES: list[Callable[[], nn.Module]] = [
+    lambda: nn.Sequential(torch.jit.script(nn.Linear(3, 3)), nn.Linear(3, 3)),
     lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)),
     Tied,
     repeated,
     Assigning,
     lambda: nn.Sequential(nn.PReLU(), nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))),
 ]
-NAMES = ["plain", "tied", "repeated", "assigning", "parametrized"]
+NAMES = ["scripted", "plain", "tied", "repeated", "assigning", "parametrized"]
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -123,26 +123,18 @@ def _takes_fused(*parallel: Tensors) -> bool:
     """Return whether one kernel can make the whole step of Adam or of SGD with momentum, which goes
     over memory once instead of seven and three times.
 
-    torch's for the CPU walks over tensors as they lie in memory, so those of a param must lie alike; and
-    so do devices of others, which it computes for where they have no kernel of their own.
+    torch's for the CPU walks over tensors as they lie in memory, and so do devices of others, which it
+    computes for where they have no kernel of their own.
     """
     first = parallel[0][0]
     dtype, device = first.dtype, first.device
     if dtype not in (torch.float32, torch.float64) or device.type not in ("cpu", _others_device()):
         return False
-    every = [each for tensors in parallel for each in tensors]
-    if not all(each.dtype is dtype and each.device == device for each in every):
-        return False
-    if all(each.is_contiguous() for each in every):
-        return True
-    return all(map(_lie_alike, zip(*parallel, strict=True)))
-
-
-def _lie_alike(tensors: Tensors) -> bool:
-    if all(each.is_contiguous() for each in tensors):
-        return True
-    last = torch.channels_last
-    return all(each.ndim == 4 and each.is_contiguous(memory_format=last) for each in tensors)
+    return all(
+        each.dtype is dtype and each.device == device and each.is_contiguous()
+        for tensors in parallel
+        for each in tensors
+    )
 
 
 def _others_device() -> str:

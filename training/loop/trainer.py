@@ -23,7 +23,6 @@ from ..parallel.parallelism import Alone, Parallelism
 from ..parallel.sharded_tensors import local_of
 from ..settings import TrainingSettings
 from ..step_timer import StepTimer, Unwatched
-from .channels_last import ChannelsLast
 from .optimizers import Slots, local_optimizer
 from .unfinished import Place, Unfinished
 
@@ -95,16 +94,11 @@ def train(
         (parallelism.part,) if parallelism.part else ()
     )  # part 0 draws what one process alone would draw
     stream = derive(settings.stream, settings.server_round, client, "training", *own)
-    pieces, use = micro_batch or MicroBatch(), use or DeviceUse()
-    layout = ChannelsLast()
-    alone = session is None and type(parallelism) is Alone and pieces.examples_max is None
-    plain = use.lays_out and settings.precision == "fp32" and not settings.is_torchs
-    if alone and plain and device == "cpu":
-        layout = ChannelsLast.of(module, data, settings, task.loss)
-    with seeded(stream, device), layout:
-        around = use, timer or Unwatched()
+    with seeded(stream, device):
+        pieces = micro_batch or MicroBatch()
+        around = use or DeviceUse(), timer or Unwatched()
         local = _Local(
-            task, module, settings, client, device, parallelism, *around, pieces, session, layout
+            task, module, settings, client, device, parallelism, *around, pieces, session
         )
         return local.run(data, saves, resume_at)
 
@@ -134,10 +128,8 @@ class _Local:
         timer: StepTimer,
         micro_batch: MicroBatch,
         session: Session | None,
-        layout: ChannelsLast,
     ) -> None:
         self._task = task
-        self._layout = layout
         self._settings = settings
         self._client = client
         self._device = torch.device(device)
@@ -218,7 +210,6 @@ class _Local:
                 if not ran_out_of_memory(error) or self._parallelism.ranks > 1:
                     raise  # ranks that wait for this one are started again
             self._micro_batch.halve(max(sizes))
-            self._layout.end()  # it was proven for other sizes
             self._means.back_to(mark)
             self._optimizer.zero_grad()
         self._optimize()
@@ -245,8 +236,7 @@ class _Local:
             mine, most = parallelism.rows(size), -(-size // parallelism.parts)
             pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
             for number, (inputs, targets, live) in enumerate(pieces, 1):
-                inputs = self._layout.inputs(place(inputs, device))
-                targets = place(targets, device)
+                inputs, targets = place(inputs, device), place(targets, device)
                 last = number == len(pieces) and index == len(group) - 1
                 loss = _PieceLoss(self, examples, live, inputs)
                 self._differentiate(inputs, targets, loss, live=live, last=last)
@@ -256,7 +246,6 @@ class _Local:
     ) -> torch.Tensor:
         if self._settings.precision in _AUTOCAST and outputs.dtype in _HALF:
             outputs = outputs.float()
-        outputs = self._layout.outputs(outputs)
         if self._loss_of is None:
             losses = self._task.loss(outputs, targets)
         else:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....errors import DataError
 from ....machine.process_limits import available_cores
-from ....training.step_trace import Draw, Generator, TensorKind, fills_argument, may_draw
+from .step_trace import Draw, Generator, TensorKind, fills_argument, may_draw
 
 __all__ = ["ClientRandomness"]
 

@@ -27,7 +27,6 @@ from ....training.algorithms.personalization import Personalization
 from ....training.algorithms.work_bench import LocalWork
 from ....training.local.session import shared_in, without_auxiliary
 from ....training.settings import TrainingSettings
-from ....training.step_trace import undisturbed
 from ....training.warm_module import WarmModule
 from ...population.clients import SimulatedClients
 from ..contract import EventSink, Executor, error_reply
@@ -45,6 +44,7 @@ from .stacked_replies import CohortReplies
 from .stacked_session import StackedSession
 from .stacked_training import train_stacked
 from .step_threads import step_threads
+from .step_trace import undisturbed
 
 __all__ = ["VectorizedExecutor"]
 

@@ -25,7 +25,7 @@ _SAME_VALUES = (
 def simplify(graph: fx.Graph, *, on_cpu: bool) -> None:
     """Apply all rules to a graph of torch's operations below autograd."""
     _stack_selected(graph)
-    _stop_early(graph)
+    _stop_early(graph, _changed_in_place(graph))
     if on_cpu:
         _replace(graph, aten.max_pool2d_with_indices.default, _max_pool2d)
         _replace(graph, aten._safe_softmax.default, _safe_softmax)
@@ -103,7 +103,7 @@ def _terms(node: Any) -> list[Any] | None:
     return None if None in parts else [each for part in parts for each in part or ()]
 
 
-def _stop_early(graph: fx.Graph) -> None:
+def _stop_early(graph: fx.Graph, changed: set[fx.Node]) -> None:
     """Stop the gradients of what ReLU has set to zero before they go back through max pooling.
 
     A pooled value is positive where the value that it was is, and there are fewer of them.
@@ -124,6 +124,8 @@ def _stop_early(graph: fx.Graph) -> None:
         pooled = [each for each in places.args[0].users if each.args[1] == 0]
         if not pooled or _strides(node) != _strides(node.args[0]):
             continue  # what follows may need it as it lies
+        if _origin(pooled[0]) in changed or _origin(activated) in changed:
+            continue  # by then it may be something else
         with graph.inserting_before(pooling):
             stopped = graph.call_function(node.target, (pooling.args[0], pooled[0], 0))
         pooling.update_arg(0, stopped)

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ....training.step_trace import Generator, may_draw
 from .client_randomness import ClientRandomness
 from .graph_rules import simplify
+from .step_trace import Generator, may_draw
 
 __all__ = ["RecordedSteps"]
 

@@ -28,7 +28,6 @@ from ....task import AdditiveMetric
 from ....training.additive_metrics import AUROC, F1, CalibrationError
 from ....training.classification import accuracy, cross_entropy
 from ....training.module_state import PythonState
-from ....training.step_trace import backward_steps
 
 __all__ = ["function_of_examples", "is_reshaping", "rowwise_function", "rowwise_graph"]
 
@@ -216,10 +215,17 @@ def _differentiated_alike(
 
 def _derivative(made: torch.Tensor) -> list[tuple[str, int]] | None:
     """Return the steps of the backward pass, or None if one of them is somebody's own."""
-    nodes = [*backward_steps(made)]
-    if any(isinstance(node, torch.autograd.function.BackwardCFunction) for node in nodes):
-        return None
-    return [(type(node).__name__, id(getattr(node, "variable", None))) for node in nodes]
+    found, left, seen = [], [made.grad_fn], set()
+    while left:
+        node = left.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return None
+        found.append((type(node).__name__, id(getattr(node, "variable", None))))
+        for each, _ in node.next_functions if node is not None else ():
+            if each is not None and each not in seen:
+                seen.add(each)
+                left.append(each)
+    return found
 
 
 def _proven(

@@ -50,12 +50,16 @@ def product_of(
     """
     if input.ndim != 4 or weight.ndim != 4 or groups != 1 or isinstance(padding, str):
         return None
-    if input.device.type != "cpu" or input.dtype != weight.dtype:
+    if input.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return None
-    if input.shape[1] != weight.shape[1]:
-        return None  # torch says so
+    dtypes = {each.dtype for each in (input, weight, bias) if each is not None}
+    is_known = len(dtypes) == 1 and input.shape[1] == weight.shape[1] and input.numel() > 0
+    if not is_known or weight.numel() == 0 or (bias is not None and bias.shape != weight.shape[:1]):
+        return None  # torch says what is wrong, or does what is right
     strides, pads, gaps = _pair(stride), _pair(padding), _pair(dilation)
     outputs, *kernel = weight.shape
+    if min(*strides, *gaps) < 1 or min(pads) < 0:
+        return None
     if kernel[1:] == [1, 1] and pads == (0, 0):
         pixels = input if strides == (1, 1) else input[:, :, :: strides[0], :: strides[1]]
         shape, columns = pixels.shape[2:], pixels.flatten(2)

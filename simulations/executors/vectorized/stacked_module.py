@@ -23,13 +23,13 @@ from ....training.algorithms.corrections import zero_client_state
 from ....training.algorithms.objective import TrainingStep, features_of
 from ....training.functional import call_with
 from ....training.module_params import owners_of
-from ....training.step_trace import StepTrace, trace_step
 from .client_randomness import ClientRandomness
 from .linear_descent import LinearDescent
 from .low_rank import LowRankLinear, LowRankWeight, layers_called_once, saves, with_low_rank
 from .recorded_steps import RecordedSteps
 from .rowwise import function_of_examples, rowwise_function, rowwise_graph
 from .stacked_convolutions import ConvolutionsAsProducts
+from .step_trace import StepTrace, trace_step
 
 __all__ = ["FLOPS_A_PARAM", "StackedModule", "StepResult", "Tensors"]
 

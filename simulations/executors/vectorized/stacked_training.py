@@ -19,7 +19,6 @@ from ....task import Task
 from ....training.loop.optimizers import descend, new_slots
 from ....training.objectives import proximal
 from ....training.settings import TrainingSettings
-from ....training.step_trace import StepTrace
 from .client_randomness import ClientRandomness
 from .cohort_data import BatchPlan, CohortData, plan_batches
 from .example_values import ExampleValues, Means, Weights
@@ -27,6 +26,7 @@ from .linear_descent import LinearDescent
 from .low_rank import LowRankWeight
 from .stacked_module import StackedModule, Tensors
 from .stacked_session import StackedSession
+from .step_trace import StepTrace
 
 __all__ = ["plan_of", "train_stacked"]
 

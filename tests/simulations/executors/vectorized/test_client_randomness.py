@@ -10,7 +10,7 @@ import torch
 
 from meadow.simulations.executors.vectorized import client_randomness
 from meadow.simulations.executors.vectorized.client_randomness import ClientRandomness
-from meadow.training.step_trace import Draw, TensorKind
+from meadow.simulations.executors.vectorized.step_trace import Draw, TensorKind
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -125,6 +125,21 @@ def test_what_relu_stops_of_something_else_is_stopped_there() -> None:
     for loss in (twice, before, above):
         assert_same(torch.func.grad(loss), given)
 
+    shift = torch.full((), 0.5)
+
+    def changed_later(x: torch.Tensor) -> torch.Tensor:
+        pooled = functional.max_pool2d(torch.relu(x), 2)
+        pooled -= shift
+        return pooled.square().sum()
+
+    def view_changed_later(x: torch.Tensor) -> torch.Tensor:
+        pooled = functional.max_pool2d(torch.relu(x), 2)
+        pooled.flatten(1)[:, ::2].mul_(-1)
+        return pooled.square().sum()
+
+    for loss in (changed_later, view_changed_later):
+        assert_same(torch.func.grad(loss), given)
+
     def gradients(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         active = torch.relu(x)
         values, places = aten.max_pool2d_with_indices.default(active, [2, 2])

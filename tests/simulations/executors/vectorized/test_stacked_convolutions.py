@@ -108,6 +108,34 @@ def test_columns_of_what_needs_a_gradient_are_torchs() -> None:
     assert product_of(images[0].requires_grad_(), weights[0]) is None
 
 
+@pytest.mark.parametrize(
+    ("shape", "weight", "bias", "options"),
+    [
+        ((0, 1, 8, 8), (4, 1, 3, 3), (4,), {}),
+        ((2, 1, 8, 8), (0, 1, 3, 3), (0,), {}),
+        ((2, 1, 8, 8), (4, 1, 3, 3), (1,), {}),
+        ((2, 1, 8, 8), (4, 1, 3, 3), (4,), {"padding": -1}),
+        ((2, 1, 8, 8), (4, 1, 1, 1), (4,), {"stride": 0}),
+        ((2, 1, 8, 8), (4, 1, 3, 3), (4,), {"dilation": 0}),
+        ((2, 1, 0, 8), (4, 1, 1, 1), (4,), {}),
+    ],
+    ids=str,
+)
+def test_what_is_odd_is_torchs(shape: Any, weight: Any, bias: Any, options: dict[str, Any]) -> None:
+    """Which refuses it or does not."""
+    given = [torch.ones(each) for each in (shape, weight, bias)]
+    assert product_of(*given, **options) is None
+
+
+def test_lower_precision_is_torchs() -> None:
+    images, weights, biases = tensors(channels=1, kernel=3)
+    assert biases is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product_of(images[0], weights[0], biases[0]) is None
+    assert product_of(images[0], weights[0].double(), biases[0]) is None
+    assert product_of(images[0], weights[0], biases[0].double()) is None
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 2, 2), (1, 8, 8), (2, 3, 8, 8)], ids=str)
 def test_what_cannot_be_is_said_by_torch(shape: tuple[int, ...]) -> None:
     """Too small an image, another number of channels; or one image, which may be."""

@@ -1,5 +1,4 @@
-"""Traces the training step of one client alone: what must be known before many take it at once, or
-before its tensors lie in memory in another way (`loop/channels_last.py`).
+"""Traces the training step of one client alone: what must be known before many take it at once.
 
 The step runs once on copies of the params and buffers, with every operation of torch observed. It
 shows which operations draw random numbers and in which shapes, which params the loss does not
@@ -11,7 +10,7 @@ draws from Python's or NumPy's generators.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from ..errors import DataError
-from ..randomness.seeded import generators_now, seeded
-from .functional import call_with
-from .module_state import PythonState
+from ....errors import DataError
+from ....randomness.seeded import generators_now, seeded
+from ....training.functional import replaced
+from ....training.module_state import PythonState
 
 __all__ = [
     "Draw",
     "Generator",
-    "OperationWatch",
     "StepTrace",
     "TensorKind",
-    "backward_steps",
     "fills_argument",
     "may_draw",
     "trace_step",
@@ -40,8 +37,6 @@ __all__ = [
 
 Tensors = Mapping[str, torch.Tensor]
 LossOf = Callable[[torch.Tensor], torch.Tensor]
-
-_UNWATCHED: AbstractContextManager[object] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +119,8 @@ def trace_step(
     others: Tensors,
     inputs: torch.Tensor,
     loss_of: LossOf,
-    *,
-    watched: AbstractContextManager[object] = _UNWATCHED,
 ) -> StepTrace:
     """Trace a step from these trained params; `others` are the frozen params and the buffers.
-
-    The forward and the backward pass each run within `watched`.
 
     The module, the generators and the tensors given are left as they were.
 
@@ -141,15 +132,14 @@ def trace_step(
     params = {name: each.detach().clone().requires_grad_() for name, each in trained.items()}
     rest = {name: each.detach().clone() for name, each in others.items()}
     watch = _Watch([*trained.values(), *others.values()])
-    with seeded(0, str(inputs.device)), undisturbed(module, draws=True):
-        with watch, watched:
-            outputs = call_with(module, {**params, **rest}, inputs.clone())
+    # The backward pass may come to the module again, which then computes some of it anew.
+    own = replaced(module, {**params, **rest})
+    with seeded(0, str(inputs.device)), undisturbed(module, draws=True), own:
+        with watch:
+            outputs = module(inputs.clone())
             total = loss_of(outputs).sum()
         made = watch.bytes
-        found: tuple[torch.Tensor | None, ...] = (None,) * len(params)
-        if total.requires_grad:
-            with watch, watched:
-                found = torch.autograd.grad(total, [*params.values()], allow_unused=True)
+        found = _gradients(total, params, watch)
     if watch.original:
         raise DataError(
             "the model uses a param or a buffer by another way than as its module's attribute "
@@ -163,20 +153,6 @@ def trace_step(
         bytes=made,
         flops=watch.flops,
     )
-
-
-def backward_steps(made: torch.Tensor) -> Iterator[Any]:
-    """Yield the steps of the backward pass of what was made, each once; somebody's own is a
-    `torch.autograd.function.BackwardCFunction`."""
-    left, seen = [made.grad_fn], {None, made.grad_fn}
-    while left:
-        node = left.pop()
-        if node is None:
-            continue
-        yield node
-        following = [each for each, _ in node.next_functions if each not in seen]
-        seen.update(following)
-        left += dict.fromkeys(following)
 
 
 @contextmanager
@@ -209,24 +185,22 @@ def undisturbed(module: torch.nn.Module, *, draws: bool = False) -> Iterator[Non
         raise DataError("random numbers are drawn where no client alone drew any")
 
 
+def _gradients(
+    total: torch.Tensor, params: Mapping[str, torch.Tensor], watch: _Watch
+) -> tuple[torch.Tensor | None, ...]:
+    if not total.requires_grad:
+        return (None,) * len(params)
+    with watch:
+        return torch.autograd.grad(total, [*params.values()], allow_unused=True)
+
+
 def _refuse_hooks(module: torch.nn.Module) -> None:
     for name, param in module.named_parameters():
         if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
             raise DataError(f"param {name!r} has a hook on its gradient, for one client's param")
 
 
-class OperationWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that sees every operation of torch below autograd.
-
-    torch would keep its compiler away from it, and imports that to do so: a second of a process's life.
-    """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-
-class _Watch(OperationWatch):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what draws, and whether one of the original tensors is read."""
 
     def __init__(self, originals: list[torch.Tensor]) -> None:

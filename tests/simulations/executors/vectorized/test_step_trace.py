@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from meadow.training.step_trace import trace_step
+from meadow.simulations.executors.vectorized.step_trace import trace_step
 
 BATCH = 3
 
@@ -38,3 +39,23 @@ def test_an_inner_layer_also_has_its_inputs_gradient() -> None:
     trained = {name: param.detach() for name, param in module.named_parameters()}
     trace = trace_step(module, trained, {}, torch.randn(BATCH, 7), lambda outputs: outputs.sum(1))
     assert trace.flops == 2 * BATCH * (2 * 7 * 5 + 3 * 5 * 2)
+
+
+def test_what_is_computed_anew_in_the_backward_pass_changes_nothing() -> None:
+    """Activation checkpoints call the module again: its own buffers are not theirs to change."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(7, 7), nn.BatchNorm1d(7), nn.ReLU())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
+            return made
+
+    module = Block()
+    trained = {name: param.detach() for name, param in module.named_parameters()}
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    others = dict(module.named_buffers())
+    trace_step(module, trained, others, torch.randn(BATCH, 7), lambda outputs: outputs.sum(1))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
