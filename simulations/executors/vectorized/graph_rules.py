@@ -122,7 +122,9 @@ def _stop_early(graph: fx.Graph, changed: set[fx.Node]) -> None:
         if _behind(places.args[0].args[0]) is not activated:
             continue
         pooled = [each for each in places.args[0].users if each.args[1] == 0]
-        if not pooled or _strides(node) != _strides(node.args[0]):
+        if not pooled or _lies(pooled[0]).shape != _lies(pooling.args[0]).shape:
+            continue
+        if _lies(node).stride != _lies(node.args[0]).stride:
             continue  # what follows may need it as it lies
         if _origin(pooled[0]) in changed or _origin(activated) in changed:
             continue  # by then it may be something else
@@ -133,10 +135,9 @@ def _stop_early(graph: fx.Graph, changed: set[fx.Node]) -> None:
         graph.erase_node(node)
 
 
-def _strides(node: fx.Node) -> tuple[int, ...]:
-    """Return how a node's tensor lay in memory when it was recorded."""
-    strides: tuple[int, ...] = node.meta["tensor_meta"].stride
-    return strides
+def _lies(node: fx.Node) -> Any:
+    """Return how a node's tensor lay in memory when it was recorded: its shape, its strides."""
+    return node.meta["tensor_meta"]
 
 
 def _behind(node: Any, *, alone: bool = False) -> Any:

@@ -94,8 +94,8 @@ class StackedModule:
         self.module = module.train()
         self._autocast = torch.bfloat16 if precision == "bf16" else None
         self.trained = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
-        if complex_ := [name for name, each in self.trained.items() if each.is_complex()]:
-            raise DataError(f"the param {complex_[0]!r} has complex values")
+        if complex_ := [name for name, each in module.state_dict().items() if each.is_complex()]:
+            raise DataError(f"{complex_[0]!r} of the model has complex values")
         self._fixed = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
         self.buffers = dict(module.named_buffers())
         self._device = self.probe.device

@@ -367,6 +367,22 @@ def two_convolutions(*pool: int) -> nn.Module:
     )  # fmt: skip
 
 
+class Turned(nn.Module):
+    """A buffer of complex numbers."""
+
+    turn: torch.Tensor
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 12), nn.Linear(12, CLASSES)
+        turn = torch.polar(torch.ones(6), torch.arange(6.0))
+        self.register_buffer("turn", turn, persistent=persistent)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(self.a(x.flatten(1)).unflatten(1, (6, 2)))
+        return self.b(torch.view_as_real(pairs * self.turn).flatten(1))  # type: ignore[no-any-return]
+
+
 class ResidualCnn(nn.Module):
     """A block whose short way is a convolution of every second pixel."""
 
@@ -743,6 +759,8 @@ ZOO: dict[str, Habit] = {
     "local response norm": Habit(
         build=lambda: image_net(lambda n: nn.LocalResponseNorm(2)), inputs=IMAGE
     ),
+    "complex buffer": Habit(build=lambda: Turned(persistent=True), stacked=False),
+    "complex buffer that is not sent": Habit(build=lambda: Turned(persistent=False)),
     "buffers in place": Habit(build=lambda: Counting(in_place=True)),
     "buffers by assignment": Habit(build=lambda: Counting(in_place=False)),
     "state that is no buffer": Habit(build=PlainState, stacked=False),
