@@ -113,6 +113,12 @@ def test_channels_lie_last(plain: nn.Module) -> None:
     assert distance(other, plain) < 1e-5
 
 
+def test_images_of_one_channel_lie_like_the_others() -> None:
+    """Their strides say so, which is what convolutions go by."""
+    placed = DeviceUse(channels_last=True).place(torch.ones(2, 1, 4, 5), torch.device("cpu"))
+    assert placed.stride() == (20, 1, 5, 1)
+
+
 def test_a_compiled_model_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch compiles it, and what comes of it differs by rounding; dropout
     would draw other numbers."""

@@ -66,7 +66,7 @@ def _descend(
     elif decay:
         torch._foreach_add_(gradients, params, alpha=decay)
     if settings.optimizer == "sgd":
-        if slots and _takes_fused(params, gradients, slots[0]):
+        if slots and _takes_fused([*params, *gradients, *slots[0]]):
             torch._fused_sgd_(
                 params,
                 gradients,
@@ -92,7 +92,7 @@ def _descend(
         torch._foreach_lerp_(slots[0], gradients, 1 - settings.beta_2)
         return
     first, second = slots
-    if _takes_fused(params, gradients, first, second):
+    if _takes_fused([*params, *gradients, *first, *second]):
         steps = [torch.tensor(float(step))] * len(params)
         torch._fused_adam_(
             params,
@@ -119,21 +119,18 @@ def _descend(
     torch._foreach_addcdiv_(params, first, scale, value=-rate / (1 - settings.beta_1**step))
 
 
-def _takes_fused(*parallel: Tensors) -> bool:
+def _takes_fused(tensors: Tensors) -> bool:
     """Return whether one kernel can make the whole step of Adam or of SGD with momentum, which goes
     over memory once instead of seven and three times.
 
     torch's for the CPU walks over tensors as they lie in memory, and so do devices of others, which it
     computes for where they have no kernel of their own.
     """
-    first = parallel[0][0]
-    dtype, device = first.dtype, first.device
+    dtype, device = tensors[0].dtype, tensors[0].device
     if dtype not in (torch.float32, torch.float64) or device.type not in ("cpu", _others_device()):
         return False
     return all(
-        each.dtype is dtype and each.device == device and each.is_contiguous()
-        for tensors in parallel
-        for each in tensors
+        each.dtype is dtype and each.device == device and each.is_contiguous() for each in tensors
     )
 
 

@@ -25,11 +25,11 @@ _SAME_VALUES = (
 def simplify(graph: fx.Graph, *, on_cpu: bool) -> None:
     """Apply all rules to a graph of torch's operations below autograd."""
     _stack_selected(graph)
-    _stop_early(graph, _changed_in_place(graph))
+    changed = _changed_in_place(graph)
+    _stop_early(graph, changed)
     if on_cpu:
         _replace(graph, aten.max_pool2d_with_indices.default, _max_pool2d)
         _replace(graph, aten._safe_softmax.default, _safe_softmax)
-    changed = _changed_in_place(graph)
     _reuse(graph, changed)
     _spare_copies(graph, changed)
     graph.eliminate_dead_code()
