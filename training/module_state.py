@@ -1,16 +1,21 @@
 """What a module holds in Python beside its params and buffers: counters, lists, plain tensors.
 
 Nothing of it is sent, so a site must begin every training with it as the module was built: what one
-training leaves there would be seen by the next one, of another client or after a restart.
+training leaves there would be seen by the next one, of another client or after a restart. So it is
+with what a loss holds.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import math
-import operator
 import random
+import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,9 @@ import torch
 from torch import nn
 
 __all__ = ["PythonState"]
+
+_LEFT_ALONE = frozenset(("torch", "numpy", *sys.stdlib_module_names))
+"""Packages whose objects are not looked into: what they hold is theirs."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -29,62 +37,170 @@ _DATA = (
     np.ndarray, np.generic, torch.dtype, torch.device,
     torch.Generator, np.random.Generator, random.Random,
 )  # fmt: skip
-_MISSING = object()
+_LEFT = object()
+"""What is held of an object that is left alone."""
 
 
 class PythonState:
-    """The attributes of a module and of those in it that are data, as they were when this was made.
+    """The attributes of a module or a loss that are data, as they were when this was made.
 
     Data are numbers, strings, tensors that are neither params nor buffers, arrays, generators of
-    random numbers, and lists, tuples, sets, deques and dicts of data. Other objects are left alone.
+    random numbers, and lists, tuples, sets, deques and mappings of data. So are the attributes of
+    modules in it, and of attributes that are objects of people's own classes. Others are left alone.
+
+    Guarantees: what was one object, in several modules or elsewhere, is one after `restore`.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._kept = {
-            place: {name: _copied(value) for name, value in _data_of(each)}
-            for place, each in module.named_modules()
-        }
+    def __init__(self, holder: object, *, buffers: bool = False) -> None:
+        """With `buffers`, those of a module count too."""
+        self._of_torch = _OF_TORCH - {"_buffers"} if buffers else _OF_TORCH
+        known: dict[int, _Kept] = {}
+        self._kept = [
+            (place, each, {name: _kept(value, known) for name, value in self._attributes_of(each)})
+            for place, each in self._holders(holder)
+        ]
 
     def changed(self) -> str:
         """Return the name of an attribute that is not as it was, "" if there is none."""
-        return next((f"{place}.{name}".lstrip(".") for place, name, _ in self._changes()), "")
+        return next((f"{place}.{name}".lstrip(".") for place, _, name, _ in self._changes()), "")
 
     def restore(self) -> None:
         """Restore every attribute, and delete new ones."""
-        for place, name, before in list(self._changes()):
-            module = self._module.get_submodule(place)
-            if before is _MISSING:
-                delattr(module, name)
+        for _, holder, name, before in list(self._changes()):
+            if isinstance(holder, nn.Module):
+                setattr(holder, name, before.put_back()) if before else delattr(holder, name)
+            elif before:
+                vars(holder)[name] = before.put_back()  # which a class may refuse by its name
             else:
-                setattr(module, name, _copied(before))
+                del vars(holder)[name]
 
-    def _changes(self) -> Iterator[tuple[str, str, Any]]:
-        for place, module in self._module.named_modules():
-            kept = self._kept.get(place, {})
-            for name, value in vars(module).items():
-                if name in _OF_TORCH:
-                    continue
-                before = kept.get(name, _MISSING)
-                if before is value:
-                    continue
-                is_data = _holds_data(module, name, value)
-                if not _same(before, value) if is_data else before is not _MISSING:
-                    yield place, name, before
-            for name in kept.keys() - vars(module).keys():
-                yield place, name, kept[name]
+    def _changes(self) -> Iterator[tuple[str, Any, str, _Kept | None]]:
+        for place, holder, kept in self._kept:
+            now = vars(holder)
+            for name, before in kept.items():
+                if name not in now or not before.is_as_it_was(now[name]):
+                    yield place, holder, name, before
+            for name, value in self._attributes_of(holder, but=kept):
+                if _is_data(value):
+                    yield place, holder, name, None
+
+    def _attributes_of(
+        self, holder: object, *, but: Collection[str] = ()
+    ) -> Iterator[tuple[str, Any]]:
+        """Return the attributes that are neither torch's own nor other ways to hold params."""
+        own = self._of_torch if isinstance(holder, nn.Module) else frozenset()
+        own = own | _OF_RECURRENT if isinstance(holder, nn.RNNBase) else own
+        for name in vars(holder).keys() - but - own:
+            yield name, vars(holder)[name]
+
+    def _holders(self, first: object) -> Iterator[tuple[str, Any]]:
+        """Return the objects whose attributes count, each once and with its place."""
+        left, seen = [("", first.__self__ if inspect.ismethod(first) else first)], set[int]()
+        while left:
+            place, each = left.pop()
+            if id(each) in seen or not hasattr(each, "__dict__") or isinstance(each, type):
+                continue
+            seen.add(id(each))
+            yield place, each
+            inside = [pair for pair in self._attributes_of(each) if _is_looked_into(pair[1])]
+            if isinstance(each, nn.Module):
+                inside += each.named_children()
+            left += [(f"{place}.{name}".lstrip("."), value) for name, value in reversed(inside)]
 
 
-def _data_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, value in vars(module).items():
-        if _holds_data(module, name, value):
-            yield name, value
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A value, and what it held: None where nothing in it can change."""
+
+    value: Any
+    held: Any
+
+    def is_as_it_was(self, now: Any) -> bool:
+        """Return whether a value, this one or another, holds the same."""
+        value, held = self.value, self.held
+        if now is value and (held is None or held is _LEFT):
+            return True
+        if held is _LEFT:
+            return not _is_data(now)
+        if type(now) is not type(value):
+            return False
+        if isinstance(now, torch.Tensor):
+            return _equal(held, now.detach())
+        if isinstance(now, np.ndarray):
+            return bool(np.array_equal(held, now))
+        if isinstance(now, torch.Generator):
+            return bool(torch.equal(held, now.get_state()))
+        if isinstance(now, np.random.Generator):
+            return bool(held == now.bit_generator.state)
+        if isinstance(now, random.Random):
+            return bool(held == now.getstate())
+        if isinstance(now, list | deque | tuple):
+            parts = [_kept(each, {}) for each in value] if held is None else held
+            return len(parts) == len(now) and all(map(_Kept.is_as_it_was, parts, now))
+        if isinstance(now, Mapping):
+            alike = [*held] == [*now]  # an order counts: a cache may forget its oldest entry
+            return alike and all(each.is_as_it_was(now[key]) for key, each in held.items())
+        if isinstance(now, set):
+            return bool(held == now)
+        return bool(value == now) or (isinstance(now, float) and math.isnan(value + now))
+
+    def put_back(self) -> Any:
+        """Return the value, which holds again what it held."""
+        value, held = self.value, self.held
+        if isinstance(value, torch.Tensor | np.ndarray):
+            return value if self.is_as_it_was(value) else _refilled(value, held)
+        if isinstance(value, torch.Generator):
+            value.set_state(held)
+        elif isinstance(value, np.random.Generator):
+            value.bit_generator.state = held
+        elif isinstance(value, random.Random):
+            value.setstate(held)
+        elif held is None or held is _LEFT:
+            pass
+        elif isinstance(value, set):
+            value.clear()
+            value.update(held)
+        elif isinstance(value, Mapping):
+            before = {key: each.put_back() for key, each in held.items()}
+            if isinstance(value, MutableMapping):
+                value.clear()
+                value.update(before)
+        else:
+            items = [each.put_back() for each in held]
+            if not isinstance(value, tuple):
+                value.clear()
+                value.extend(items)
+        return value
 
 
-def _holds_data(module: nn.Module, name: str, value: Any) -> bool:
-    if name in _OF_TORCH or (name in _OF_RECURRENT and isinstance(module, nn.RNNBase)):
-        return False
-    return _is_data(value)
+def _kept(value: Any, known: dict[int, _Kept]) -> _Kept:
+    """Return a value with what it holds; each object is kept once."""
+    if id(value) not in known:
+        known[id(value)] = _Kept(value, _held(value, known) if _is_data(value) else _LEFT)
+    return known[id(value)]
+
+
+def _held(value: Any, known: dict[int, _Kept]) -> Any:
+    """Return a copy of what a value holds, that no change of it reaches."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return copy.deepcopy(value.bit_generator.state)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, set):
+        return frozenset(value)
+    if isinstance(value, Mapping):
+        return {key: _kept(each, known) for key, each in value.items()}
+    if isinstance(value, list | deque | tuple):
+        parts = [_kept(each, known) for each in value]
+        fixed = isinstance(value, tuple) and all(each.held is None for each in parts)
+        return None if fixed else parts
+    return None
 
 
 def _is_data(value: Any) -> bool:
@@ -99,48 +215,26 @@ def _is_data(value: Any) -> bool:
     return isinstance(value, _DATA)
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy that no change of `value` reaches."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, torch.Generator):
-        return torch.Generator(value.device).set_state(value.get_state())
-    if isinstance(value, np.random.Generator):
-        made = np.random.Generator(type(value.bit_generator)())
-        made.bit_generator.state = value.bit_generator.state
-        return made
-    if isinstance(value, random.Random):
-        other = random.Random()
-        other.setstate(value.getstate())
-        return other
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) in (list, set, deque, tuple):
-        copies = [_copied(each) for each in value]
-        if type(value) is tuple and all(map(operator.is_, copies, value)):
-            return value  # nothing in it can be changed: it is compared faster
-        return type(value)(copies)
-    if type(value) is dict:
-        return {key: _copied(each) for key, each in value.items()}
-    return value
+def _is_looked_into(value: Any) -> bool:
+    if isinstance(value, nn.Module | SimpleNamespace):
+        return True
+    return type(value).__module__.partition(".")[0] not in _LEFT_ALONE
 
 
-def _same(before: Any, now: Any) -> bool:
-    if type(before) is not type(now):
+def _equal(before: torch.Tensor, now: torch.Tensor) -> bool:
+    if before.shape != now.shape or before.dtype != now.dtype or before.device != now.device:
         return False
-    if isinstance(now, torch.Tensor):
-        alike = before.shape == now.shape and before.dtype == now.dtype
-        return alike and bool(torch.equal(before, now.detach()))
-    if isinstance(now, np.ndarray):
-        return bool(np.array_equal(before, now))
-    if isinstance(now, torch.Generator):
-        return bool(torch.equal(before.get_state(), now.get_state()))
-    if isinstance(now, np.random.Generator):
-        return bool(before.bit_generator.state == now.bit_generator.state)
-    if isinstance(now, random.Random):
-        return bool(before.getstate() == now.getstate())
-    if isinstance(now, list | tuple | deque):
-        return len(before) == len(now) and all(map(_same, before, now))
-    if isinstance(now, dict):
-        return before.keys() == now.keys() and all(_same(before[k], v) for k, v in now.items())
-    return bool(before == now) or (isinstance(now, float) and math.isnan(before + now))
+    return torch.equal(before, now) or torch.allclose(before, now, 0, 0, equal_nan=True)
+
+
+def _refilled(value: Any, held: Any) -> Any:
+    """Return a tensor or an array with what it held: the same one, whose memory others may see too, if
+    that fits there."""
+    try:
+        if isinstance(value, np.ndarray):
+            value[...] = held
+        else:
+            value.detach().copy_(held)
+    except (RuntimeError, ValueError):  # it has another shape now, or is expanded
+        return held.clone() if isinstance(value, torch.Tensor) else held.copy()
+    return value

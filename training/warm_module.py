@@ -20,7 +20,7 @@ class WarmModule:
     """A task's module, built once and kept on its device.
 
     Guarantees: what one site's training leaves in the module (params, buffers, gradients, plain
-        attributes) is not seen by the next one.
+        attributes) or in the loss is not seen by the next one.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class WarmModule:
         self._built_for: tuple[int, int] | None = None
         self._module: torch.nn.Module | None = None
         self._python: PythonState | None = None
+        self._loss = PythonState(task.loss, buffers=True)
         self._built: dict[int, Params] = {}
         """The params before the first round, by the run's seed; made when first needed."""
         self._still: dict[str, torch.Tensor] = {}
@@ -107,6 +108,7 @@ class WarmModule:
                     buffer.copy_(self._unsent[name])
         if self._python is not None:
             self._python.restore()
+        self._loss.restore()
         for param in self._module.parameters():
             param.grad = None
         return self._module

@@ -146,7 +146,9 @@ class VectorizedExecutor:
                 raise
             except Exception as error:  # the task's code, or torch for want of a rule
                 self._emit(error)
-                yield from self._other.execute(order.to([client for client, _ in chunk]))
+                failed = {client for client, _ in chunk}
+                in_order = [client for client in order.clients if client in failed]
+                yield from self._other.execute(order.to(in_order))
             loaded = loaded[len(chunk) :]
         yield from replies.finish()
 
@@ -181,7 +183,7 @@ class VectorizedExecutor:
             elif linear is not None and descent is not None:
                 trained = self._train_linear(linear, stacked, data, settings, descent, clients)
             if trained is None:
-                with undisturbed(stacked.module):
+                with undisturbed(stacked.module, self._task.loss):
                     session, losses = self._session_of(chunk, stacked, algorithm, settings, replies)
                     trained = train_stacked(
                         self._task,
@@ -230,7 +232,7 @@ class VectorizedExecutor:
     ) -> Trained | None:
         """Train the chunk as linear layers; None where that raises: what vmap makes of it counts."""
         try:
-            with undisturbed(stacked.module):
+            with undisturbed(stacked.module, self._task.loss):
                 return train_linear(
                     self._task,
                     linear,

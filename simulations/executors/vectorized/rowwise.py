@@ -23,11 +23,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ....randomness.seeded import seeded
+from ....randomness.seeded import generators_now, seeded
 from ....task import AdditiveMetric
 from ....training.additive_metrics import AUROC, F1, CalibrationError
 from ....training.classification import accuracy, cross_entropy
 from ....training.module_state import PythonState
+from .step_trace import OwnGenerators
 
 __all__ = ["function_of_examples", "is_reshaping", "rowwise_function", "rowwise_graph"]
 
@@ -109,13 +110,13 @@ def rowwise_graph(module: nn.Module, inputs: torch.Tensor) -> torch.fx.GraphModu
     """
     if any(_has_hooks(each) for each in module.modules()):
         return None
-    with _left_as_it_was(module):
+    with _left_as_it_was(module) as generators:
         graph = _traced(module)
         if graph is None or not _proven(graph, [(inputs[:2],), (inputs[:3],)]):
             return None
         if module.training and not _differentiated_alike(module, graph, inputs[:2]):
             return None
-    return graph
+    return None if generators.drew else graph  # numbers drawn in a trace are constants of its graph
 
 
 def rowwise_function(
@@ -138,11 +139,12 @@ def rowwise_function(
     if isinstance(function, nn.Module):
         asked.function = function
     sizes = [(outputs[:rows], targets[:rows]) for rows in (2, 3)]
-    with _left_as_it_was(asked):
+    with _left_as_it_was(asked, function) as generators:
         graph = _traced(asked)
         if graph is None or not _proven(graph, sizes, vectors=True):
             return False
-        return _differentiated_alike(asked, graph, outputs[:2], targets[:2])
+        alike = _differentiated_alike(asked, graph, outputs[:2], targets[:2])
+    return alike and not generators.drew
 
 
 def function_of_examples(metric: Any) -> Callable[..., torch.Tensor]:
@@ -182,16 +184,20 @@ def _traced(module: nn.Module) -> torch.fx.GraphModule | None:
 
 
 @contextmanager
-def _left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """Undo what a forward pass does to a module's buffers and attributes, and to the generators."""
-    state = PythonState(module)
+def _left_as_it_was(module: nn.Module, function: object = None) -> Iterator[OwnGenerators]:
+    """Undo what a forward pass does to the buffers and attributes of a module, and of a loss or a
+    metric, and to generators; what is yielded knows whether it can have drawn random numbers."""
+    state, of_function = PythonState(module), PythonState(function)
     held = [(each, dict(each._buffers)) for each in module.modules()]
     values = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with seeded(0):
-            yield
+        with seeded(0), OwnGenerators() as generators:
+            others = generators_now()
+            yield generators
+            generators.drew |= generators_now() != others
     finally:
         state.restore()
+        of_function.restore()
         for each, buffers in held:
             each._buffers.clear()
             each._buffers.update(buffers)

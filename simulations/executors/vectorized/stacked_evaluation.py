@@ -2,7 +2,8 @@
 
 All clients evaluate the same params. Where the module, the loss and the metrics are proven to act on
 each example alone, all samples are one long batch, and each client's means are taken of its own
-stretch of it; else each client's are evaluated as it does alone.
+stretch of it; else, or where the module or the loss changes what it holds, each client's are evaluated
+as it does alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from ....strategies.algorithms.metrics import statistics_of
 from ....task import Task
 from ....training.evaluation import ExampleMeans, evaluate
+from ....training.module_state import PythonState
 from ..site_data import Samples
 from .cohort_data import CohortData
 from .rowwise import function_of_examples, rowwise_function, rowwise_graph
@@ -47,16 +49,19 @@ class StackedEvaluation:
         """
         was_training = module.training
         module.eval()
+        held = [PythonState(each, buffers=True) for each in (module, self._task.loss)]
         try:
             data = CohortData.of(parts, device=self._device)
             if module not in self._graphs:
                 self._graphs[module] = self._proven(module, data)
             graph = self._graphs[module]
-            if graph is None:
-                return self._one_by_one(module, parts, batch_size)
-            return self._at_once(graph, data)
+            made = None if graph is None else self._at_once(graph, data)
+            if made is None or any(each.changed() for each in held):
+                made = self._one_by_one(module, parts, batch_size, held)
+            return made
         finally:
             module.train(was_training)
+            _restore(held)
 
     @torch.no_grad()
     def _proven(self, module: torch.nn.Module, data: CohortData) -> torch.fx.GraphModule | None:
@@ -88,13 +93,23 @@ class StackedEvaluation:
         return data.counts.tolist(), by_client
 
     def _one_by_one(
-        self, module: torch.nn.Module, parts: Sequence[Samples], batch_size: int
+        self,
+        module: torch.nn.Module,
+        parts: Sequence[Samples],
+        batch_size: int,
+        held: Sequence[PythonState],
     ) -> Measured:
         counts, table = [], []
         for part in parts:
+            _restore(held)
             count, means = evaluate(
                 self._task, module, part.data, batch_size=batch_size, device=str(self._device)
             )
             counts.append(count)
             table.append(means)
         return counts, {name: np.array([each[name] for each in table]) for name in table[0]}
+
+
+def _restore(held: Sequence[PythonState]) -> None:
+    for each in held:
+        each.restore()

@@ -194,6 +194,7 @@ class StackedModule:
                     {**self._fixed, **self.buffers},
                     inputs,
                     lambda outputs: self._losses(inputs, outputs, targets, features, own),
+                    self._task.loss,
                 )
         return self._traces[size]
 

@@ -27,6 +27,7 @@ from ....training.module_state import PythonState
 __all__ = [
     "Draw",
     "Generator",
+    "OwnGenerators",
     "StepTrace",
     "TensorKind",
     "fills_argument",
@@ -119,10 +120,11 @@ def trace_step(
     others: Tensors,
     inputs: torch.Tensor,
     loss_of: LossOf,
+    loss: object = None,
 ) -> StepTrace:
     """Trace a step from these trained params; `others` are the frozen params and the buffers.
 
-    The module, the generators and the tensors given are left as they were.
+    The module, the generators, the tensors given and what the `loss` holds are left as they were.
 
     Raises:
         DataError: the step cannot be mapped over clients; the text names the operation.
@@ -134,12 +136,16 @@ def trace_step(
     watch = _Watch([*trained.values(), *others.values()])
     # The backward pass may come to the module again, which then computes some of it anew.
     own = replaced(module, {**params, **rest})
-    with seeded(0, str(inputs.device)), undisturbed(module, draws=True), own:
+    with seeded(0, str(inputs.device)), undisturbed(module, loss, draws=True), own:
         with watch:
             outputs = module(inputs.clone())
             total = loss_of(outputs).sum()
         made = watch.bytes
         found = _gradients(total, params, watch)
+    if watch.generators:
+        raise DataError(
+            "the model or the loss draws from a generator of its own, one for all clients"
+        )
     if watch.original:
         raise DataError(
             "the model uses a param or a buffer by another way than as its module's attribute "
@@ -156,14 +162,16 @@ def trace_step(
 
 
 @contextmanager
-def undisturbed(module: torch.nn.Module, *, draws: bool = False) -> Iterator[None]:
-    """Check that the block leaves everything that clients would share as it was: the module's
-    attributes, which are put back, and the global generators (torch's too, unless it `draws`).
+def undisturbed(
+    module: torch.nn.Module, loss: object = None, *, draws: bool = False
+) -> Iterator[None]:
+    """Check that the block leaves everything that clients would share as it was: the module's and the
+    loss's attributes, which are put back, and the global generators (torch's too, unless it `draws`).
 
     Raises:
         DataError: it does not; the text names what it changes.
     """
-    state = PythonState(module)
+    state, of_loss = PythonState(module), PythonState(loss, buffers=True)
     devices = {torch.device("cpu"), *(param.device for param in module.parameters())}
     generators = [] if draws else [Generator(device) for device in devices]
     before, places = generators_now(), [each.get() for each in generators]
@@ -174,8 +182,11 @@ def undisturbed(module: torch.nn.Module, *, draws: bool = False) -> Iterator[Non
                 f"the forward pass changes {name!r} of the model, which is neither a param nor a "
                 "buffer; register it with register_buffer to train clients at once"
             )
+        if name := of_loss.changed():
+            raise DataError(f"the loss changes its {name!r}, which clients would share")
     finally:
         state.restore()
+        of_loss.restore()
     if before != generators_now():
         raise DataError(
             "the model, the loss or a metric draws from Python's or NumPy's random numbers, which "
@@ -200,11 +211,39 @@ def _refuse_hooks(module: torch.nn.Module) -> None:
             raise DataError(f"param {name!r} has a hook on its gradient, for one client's param")
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OwnGenerators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Leaves the generators of random numbers that operations are given as they were.
+
+    Attributes:
+        generators: them, with the state in which each was found.
+        drew: whether an operation ran that can draw, from these or others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.generators: dict[torch.Generator, torch.Tensor] = {}
+        self.drew = False
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        for each, state in self.generators.items():
+            each.set_state(state)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if (own := kwargs.get("generator")) is not None:
+            self.generators.setdefault(own, own.get_state())
+        self.drew = self.drew or may_draw(func)
+        return func(*args, **kwargs)
+
+
+class _Watch(OwnGenerators):  # type: ignore[no-untyped-call]
     """Notes what draws, and whether one of the original tensors is read."""
 
     def __init__(self, originals: list[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.draws: list[Draw] = []
         self.original = False
         self.bytes = self.flops = 0
@@ -218,8 +257,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if may_draw(func):
             before = self._generator.get()
             taken, named = tree_map_only(torch.Tensor, TensorKind.of, (args, kwargs))
-            result = func(*args, **kwargs)
-            if kwargs.get("generator") is not None or not self._generator.is_at(before):
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if not self._generator.is_at(before):
                 self.draws.append(Draw(func, taken, named))
         else:
             result = func(*args, **kwargs)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
-__all__ = ["FLAT", "SIZES", "ZOO", "Habit", "cross_entropy", "data_of"]
+__all__ = ["FLAT", "SIZES", "ZOO", "Habit", "cross_entropy", "data_of", "of_two"]
 
 FLAT, IMAGE, TOKENS, DOUBLE = "flat", "image", "tokens", "double"
 CLASSES = 4
@@ -47,6 +47,8 @@ class Habit:
     metrics: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = field(
         default_factory=lambda: {"accuracy": lambda out, want: (out.argmax(1) == want).float()}
     )
+    make_loss: Callable[[], Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] | None = None
+    """Makes a loss that holds something, anew for every run."""
     stacked: bool = True
     """Whether vmap can train it: others run one by one, with a reason."""
 
@@ -332,6 +334,75 @@ class Remembers(nn.Module):
             self.past.append(1.0)
         result: torch.Tensor = self.a(x) / (1 + 0.1 * len(self.past))
         return result
+
+
+class Shortcut(nn.Module):
+    """Two layers that hand something over in a list which both hold, as the halves of a U-Net do."""
+
+    def __init__(self, *, clears: bool) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 12), nn.Linear(12, CLASSES)
+        self.a.kept = self.b.kept = []  # type: ignore[assignment]
+        self.clears = clears
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.clears:  # what the step before has left
+            self.a.kept.clear()  # type: ignore[operator]
+        self.a.kept.append(x.mean(1, keepdim=True))  # type: ignore[operator]
+        h = torch.relu(self.a(x))
+        shortcut = self.b.kept.pop() if self.clears else self.b.kept[0]  # type: ignore[operator,index]
+        result: torch.Tensor = self.b(h) + shortcut
+        return result
+
+
+class Temperature:
+    """An object of one's own that counts."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        return x / (1 + 0.1 * self.steps)
+
+
+class Annealed(nn.Module):
+    """What is no module decides what a layer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.temperature = nn.Linear(16, CLASSES), Temperature()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.temperature(self.a(x)) if self.training else self.a(x)
+
+
+class Weighted(nn.Module):
+    """A loss that keeps how large it was, in a buffer or an attribute."""
+
+    def __init__(self, *, buffer: bool) -> None:
+        super().__init__()
+        if buffer:
+            self.register_buffer("usual", torch.ones(()))
+        else:
+            self.usual = torch.ones(())
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = cross_entropy(outputs, targets)
+        if torch.is_grad_enabled():
+            self.usual.mul_(0.9).add_(0.1 * losses.detach().mean())
+        return losses / self.usual
+
+
+class Warmed:
+    """A loss that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return cross_entropy(outputs, targets) * min(1.0, 0.1 * self.calls)
 
 
 class FrozenNorm(nn.Module):
@@ -766,6 +837,11 @@ ZOO: dict[str, Habit] = {
     "state that is no buffer": Habit(build=PlainState, stacked=False),
     "a number in Python": Habit(build=Calls, stacked=False),
     "a list in Python": Habit(build=Remembers, stacked=False),
+    "a list of two modules": Habit(build=lambda: Shortcut(clears=True)),
+    "a list of two modules, not emptied": Habit(
+        build=lambda: Shortcut(clears=False), stacked=False
+    ),
+    "an object that counts": Habit(build=Annealed, stacked=False),
     # random numbers
     "dropout": Habit(build=lambda: mlp(nn.ReLU(), nn.Dropout(0.4))),
     "dropout of features": Habit(
@@ -806,6 +882,7 @@ ZOO: dict[str, Habit] = {
     "variational": Habit(build=Variational),
     "layer drop": Habit(build=lambda: of_two(layer_drop), stacked=False),
     "noise in the loss": Habit(build=lambda: mlp(nn.ReLU()), loss=noisy_loss),
+    "noise for all rows": Habit(build=lambda: of_two(lambda m, x: m.b(m.a(x) + torch.rand(12)))),
     # sequences
     "lstm": Habit(build=lambda: Recurrent(nn.LSTM), inputs=TOKENS),
     "two layers of lstm": Habit(
@@ -846,6 +923,13 @@ ZOO: dict[str, Habit] = {
     "a loss with a gradient over the batch": Habit(
         build=lambda: mlp(nn.ReLU()), loss=averaged_loss
     ),
+    "a loss with a buffer": Habit(
+        build=lambda: mlp(nn.ReLU()), make_loss=lambda: Weighted(buffer=True), stacked=False
+    ),
+    "a loss with a tensor": Habit(
+        build=lambda: mlp(nn.ReLU()), make_loss=lambda: Weighted(buffer=False), stacked=False
+    ),
+    "a loss that counts": Habit(build=lambda: mlp(nn.ReLU()), make_loss=Warmed, stacked=False),
     "a loss that looks across": Habit(build=lambda: mlp(nn.ReLU()), loss=mixing_loss),
     "a metric that looks across": Habit(
         build=lambda: mlp(nn.ReLU()), metrics={"above": share_above}

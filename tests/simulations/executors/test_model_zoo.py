@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
+from torch import nn
 
 import meadow
 from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
@@ -20,7 +21,7 @@ from meadow.strategies.algorithms.combined import columns_in
 from meadow.strategies.rounds.broadcast import Broadcast
 from meadow.training.module_params import build_module, params_of_module
 
-from .model_zoo import SIZES, ZOO, Habit, data_of
+from .model_zoo import SIZES, ZOO, Habit, data_of, of_two
 
 identify_process(run_id=1, node_id=0)
 
@@ -37,7 +38,7 @@ Updates = dict[int, tuple[dict[str, Any], dict[str, Any]]]
 def task_of(habit: Habit, *, poked: int | None = None) -> meadow.Task:
     return meadow.Task(
         model=habit.build,
-        loss=habit.loss,
+        loss=habit.make_loss() if habit.make_loss else habit.loss,
         metrics=habit.metrics,
         client_data=lambda site: meadow.ClientData(
             train=data_of(site.index, habit.inputs, poked),
@@ -147,6 +148,26 @@ def test_every_model_is_evaluated_as_alone(model: str) -> None:
         for key, value in metrics.items():
             (measured,) = np.ravel(columns_of(found[client][1])[key])
             assert measured == pytest.approx(value, rel=1e-4, abs=1e-6), (client, key)
+
+
+def own_generator() -> nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    return of_two(lambda m, x: m.b(m.a(x) + torch.rand(12, generator=generator)))
+
+
+@pytest.mark.parametrize("kind", [MessageType.TRAIN, MessageType.EVALUATE])
+def test_a_generator_that_no_module_holds_is_drawn_from_by_clients_alone(kind: str) -> None:
+    """What is traced and tried takes nothing from it; clients have their turns in the usual order."""
+    habit = Habit(build=own_generator)
+    made = {}
+    for name in ("sequential", "vectorized"):
+        replies = executor_of(name, task_of(habit), []).execute(order_of(task_of(habit), kind, {}))
+        made[name] = {
+            reply.metadata.src_node_id: columns_of(dict(reply.content["metrics"]))["loss"]
+            for reply in replies
+        }
+    for client, loss in made["sequential"].items():
+        assert np.ravel(made["vectorized"][client]) == pytest.approx(np.ravel(loss), rel=1e-6)
 
 
 def columns_of(metrics: dict[str, Any]) -> dict[str, Any]:
