@@ -7,11 +7,12 @@ vmap and autograd write down more than needs to be computed. Each rule keeps eve
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.fx.passes.shape_prop import TensorMetadata
 
 __all__ = ["simplify"]
 
@@ -22,11 +23,24 @@ _SAME_VALUES = (
 )
 
 
+_VIEWS = (
+    *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.alias.default),
+    *(aten.transpose.int, aten.permute.default, aten.t.default),
+    *(aten.unsqueeze.default, aten.squeeze.dims, aten.squeeze.dim),
+)
+"""Operations that give their first argument's memory, from its first element on."""
+
+
 def simplify(graph: fx.Graph, *, on_cpu: bool) -> None:
     """Apply all rules to a graph of torch's operations below autograd."""
+    _skip_views(graph)
+    _skip_ones(graph)
+    graph.eliminate_dead_code()
+    _keep_constants(graph)
     _stack_selected(graph)
     changed = _changed_in_place(graph)
     _stop_early(graph, changed)
+    _activate_late(graph, changed)
     if on_cpu:
         _replace(graph, aten.max_pool2d_with_indices.default, _max_pool2d)
         _replace(graph, aten._safe_softmax.default, _safe_softmax)
@@ -87,6 +101,53 @@ def _stack_selected(graph: fx.Graph) -> None:
         node.replace_all_uses_with(stacked)
 
 
+def _skip_views(graph: fx.Graph) -> None:
+    """Use a tensor itself where views of it come back to how it lies: the transpose of a transpose, an
+    expansion to the shape that there is."""
+    for node in list(graph.nodes):
+        before, same = node, node
+        while before.target in _VIEWS:
+            before = before.args[0]
+            if _are_alike(before, node):
+                same = before
+        if same is not node:
+            node.replace_all_uses_with(same)
+
+
+def _skip_ones(graph: fx.Graph) -> None:
+    """Multiply nothing by one, but where the product may be overwritten."""
+    kept = _changed_in_place(graph) | _returned(graph)
+    for node in list(graph.nodes):
+        if node.target is aten.mul.Scalar and node.args[1] == 1:
+            factor = node.args[0]
+        elif node.target is aten.mul.Tensor and _is_ones(node.args[0]):
+            factor = node.args[1]
+        elif node.target is aten.mul.Tensor and _is_ones(node.args[1]):
+            factor = node.args[0]
+        else:
+            continue
+        if _are_alike(factor, node) and node not in kept and _origin(factor) not in kept:
+            node.replace_all_uses_with(factor)
+
+
+def _is_ones(node: Any) -> bool:
+    while isinstance(node, fx.Node) and node.target in _VIEWS:
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.target in (aten.ones_like.default, aten.ones.default)
+
+
+def _keep_constants(graph: fx.Graph) -> None:
+    """Make numbers once that each step makes anew."""
+    module, kept = graph.owning_module, _changed_in_place(graph) | _returned(graph)
+    for node in list(graph.nodes):
+        if module is None or node.target is not aten.scalar_tensor.default or node in kept:
+            continue
+        name = f"number_of_{node.name}"
+        module.register_buffer(name, node.target(*node.args, **node.kwargs))
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.get_attr(name))
+
+
 def _is_sum(node: fx.Node) -> bool:
     return node.target is aten.add.Tensor and not node.kwargs
 
@@ -121,23 +182,90 @@ def _stop_early(graph: fx.Graph, changed: set[fx.Node]) -> None:
             continue
         if _behind(places.args[0].args[0]) is not activated:
             continue
-        pooled = [each for each in places.args[0].users if each.args[1] == 0]
-        if not pooled or _lies(pooled[0]).shape != _lies(pooling.args[0]).shape:
+        if not _are_alike(places, pooling.args[0], "shape"):
             continue
-        if _lies(node).stride != _lies(node.args[0]).stride:
+        if not _are_alike(node, node.args[0], "stride"):
             continue  # what follows may need it as it lies
-        if _origin(pooled[0]) in changed or _origin(activated) in changed:
+        if _origin(places.args[0]) in changed or _origin(activated) in changed:
             continue  # by then it may be something else
         with graph.inserting_before(pooling):
-            stopped = graph.call_function(node.target, (pooling.args[0], pooled[0], 0))
+            pooled = graph.call_function(operator.getitem, (places.args[0], 0))
+            stopped = graph.call_function(node.target, (pooling.args[0], pooled, 0))
         pooling.update_arg(0, stopped)
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
 
 
-def _lies(node: fx.Node) -> Any:
-    """Return how a node's tensor lay in memory when it was recorded: its shape, its strides."""
-    return node.meta["tensor_meta"]
+def _activate_late(graph: fx.Graph, changed: set[fx.Node]) -> None:
+    """Pool before ReLU what is only pooled: there are fewer values afterwards.
+
+    Where all of a window is set to zero another place of it may be taken for the largest; its gradient
+    is zero (`_stop_early`).
+    """
+    graph.eliminate_dead_code()
+    for node in list(graph.nodes):
+        if node.target is not aten.relu.default or not _are_alike(node, node.args[0]):
+            continue
+        uses = list(_uses_behind(node))
+        pools = [use for use in uses if use.target is aten.max_pool2d_with_indices.default]
+        if len(pools) != 1 or changed & {node, _origin(node.args[0]), pools[0]}:
+            continue
+        for places in [use for use in pools[0].users if use.args[1] == 1]:
+            uses += _uses_behind(places)
+        if not all(use is pools[0] or _goes_back(use, node, pools[0]) for use in uses):
+            continue
+        for values in [use for use in pools[0].users if use.args[1] == 0]:
+            with graph.inserting_after(values):
+                active = graph.call_function(node.target, (values,))
+            active.meta = dict(values.meta)
+            values.replace_all_uses_with(active)
+            active.update_arg(0, values)
+        node.replace_all_uses_with(node.args[0])
+        graph.erase_node(node)
+
+
+def _uses_behind(node: fx.Node) -> Iterator[fx.Node]:
+    """Return what uses a tensor, as it is or as a view or a copy."""
+    for user in node.users:
+        if user.target in _SAME_VALUES:
+            yield from _uses_behind(user)
+        else:
+            yield user
+
+
+def _goes_back(use: Any, inputs: fx.Node, pool: fx.Node) -> bool:
+    """Return whether this is a pooling's derivative, whose gradient is zero where the pooled value is."""
+    if use.target is not aten.max_pool2d_with_indices_backward.default:
+        return False
+    gradient, given, places = use.args[0], use.args[1], use.args[-1]
+    if gradient.target is not aten.threshold_backward.default or gradient.args[2] != 0:
+        return False
+    is_of_it = gradient.args[1].target is operator.getitem and gradient.args[1].args == (pool, 0)
+    return is_of_it and _behind(given) is inputs and _behind(places).args == (pool, 1)
+
+
+class _Lies(NamedTuple):
+    shape: torch.Size
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+
+
+def _lies(node: fx.Node) -> _Lies | None:
+    """Return how a node's tensor lay in memory when it was recorded; None of what is no tensor."""
+    found = node.meta.get("tensor_meta")
+    if not isinstance(found, TensorMetadata):
+        return None
+    return _Lies(found.shape, found.dtype, found.stride)
+
+
+def _are_alike(one: Any, other: Any, *fields: str) -> bool:
+    """Return whether two tensors lie alike, or are alike in these fields."""
+    if not isinstance(one, fx.Node) or not isinstance(other, fx.Node):
+        return False
+    lie, lies = _lies(one), _lies(other)
+    if lie is None or lies is None:
+        return False
+    return all(getattr(lie, name) == getattr(lies, name) for name in fields or _Lies._fields)
 
 
 def _behind(node: Any, *, alone: bool = False) -> Any:
@@ -186,6 +314,12 @@ def _changed_in_place(graph: fx.Graph) -> set[fx.Node]:
         if draws or (schema is not None and schema.is_mutable):
             changed |= {node, *map(_origin, node.all_input_nodes)}
     return changed
+
+
+def _returned(graph: fx.Graph) -> set[fx.Node]:
+    """Return the origins of the results, which whoever gets them may change."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    return set(map(_origin, output.all_input_nodes))
 
 
 def _origin(node: fx.Node) -> fx.Node:

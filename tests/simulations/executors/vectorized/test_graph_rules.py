@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,7 +106,56 @@ def test_what_relu_stops_is_stopped_after_pooling(
     (stopped,) = [n for n in simple.graph.nodes if n.target is aten.threshold_backward.default]
     (user,) = stopped.users
     assert user.target is aten.max_pool2d_with_indices_backward.default
+    (active,) = [n for n in simple.graph.nodes if n.target is aten.relu.default]
+    assert active.args[0].args[0].args[0].op == "placeholder"  # what is pooled
     assert_same(torch.vmap(torch.func.grad(loss)), given[:, :, None])
+
+
+def test_what_is_pooled_is_activated_afterwards() -> None:
+    """Also where nothing is differentiated, and behind a copy that puts clients beside images."""
+    given = images(ties=True, nan=True)
+    simple = assert_same(lambda x: functional.max_pool2d(torch.relu(x), 2) + 1, given)
+    (active,) = [n for n in simple.graph.nodes if n.target is aten.relu.default]
+    assert active.args[0].target is operator.getitem
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        pooled = functional.max_pool2d(torch.relu(x + y[:, None, None]), 2)
+        return pooled.square().nansum() + pooled.nansum() * 3
+
+    of_clients = torch.vmap(torch.func.grad(loss, argnums=(0, 1)))
+    stack = torch.stack([given.nan_to_num(0.5), -given.nan_to_num(0.5).abs()])
+    assert_same(of_clients, stack, torch.randn(2, 5))
+
+
+def test_what_has_another_use_is_activated_before() -> None:
+    """It is returned, joined with something, changed, or pooled twice; or places are asked for."""
+    given = images(ties=False, nan=False)
+
+    def returned(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        active = torch.relu(x)
+        return functional.max_pool2d(active, 2), active
+
+    def joined(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        active = torch.relu(x)
+        return functional.max_pool2d(active, 2), torch.cat([x, active])
+
+    def overwritten(x: torch.Tensor) -> torch.Tensor:
+        active = torch.relu(x)
+        x.add_(1)
+        return functional.max_pool2d(active, 2)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        active = torch.relu(x)
+        return functional.max_pool2d(active, 3).sum() + functional.max_pool2d(active, 2).sum()
+
+    def unpooled(x: torch.Tensor) -> torch.Tensor:
+        pooled, places = functional.max_pool2d(torch.relu(x), 2, return_indices=True)
+        return functional.max_unpool2d(pooled + 1, places, 2, output_size=x.shape[-2:])
+
+    for step in (returned, joined, overwritten, twice, unpooled):
+        simple = assert_same(step, given)
+        pools = [n for n in simple.graph.nodes if n.name.startswith("max_pool2d")]
+        assert all(pool.args[0].op != "placeholder" for pool in pools)
 
 
 def test_what_relu_stops_of_something_else_is_stopped_there() -> None:
@@ -219,3 +269,66 @@ def test_a_copy_of_what_lies_like_it_is_spared() -> None:
         return before, made
 
     assert_same(changed_later, given)
+
+
+def test_views_that_come_back_are_skipped() -> None:
+    """A tensor is used itself, also where it is then changed; other views stay."""
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        there = x.t().unsqueeze(0).expand(1, 4, 3).squeeze(0).t()
+        back = aten._unsafe_view.default(there.view(12).view(3, 4), [3, 4])
+        back.add_(1)
+        return [back * 2, x.t() + 1, x.view(4, 3) - 1, x[1:].t().t() * 3]
+
+    simple = assert_same(step, torch.randn(3, 4))
+    assert count(simple, aten._unsafe_view.default) == count(simple, aten.unsqueeze.default) == 0
+    assert (count(simple, aten.t.default), count(simple, aten.view.default)) == (1, 1)
+    square = assert_same(lambda x: x.t() @ x.t().t(), torch.randn(4, 4))
+    assert count(square, aten.t.default) == 1
+
+
+def test_a_view_of_other_memory_stays() -> None:
+    """It lies alike, but is a part of something else."""
+    simple = assert_same(lambda x: x.t()[:2, :2].t() + x[:2, :2], torch.randn(4, 4))
+    assert count(simple, aten.t.default) == 2
+
+
+def test_nothing_is_multiplied_by_one() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        made = x * torch.ones_like(x) + torch.ones_like(x[:, :1]).expand(3, 4) * y
+        return [aten.mul.Scalar(made, 1) - aten.mul.Scalar(y, 2), made * torch.ones(2, 3, 4)]
+
+    given = torch.randn(3, 4), torch.randn(3, 4)
+    given[0][0, 0], given[0][0, 1] = torch.nan, -0.0
+    simple = assert_same(step, *given)
+    assert (count(simple, aten.mul.Scalar), count(simple, aten.mul.Tensor)) == (1, 1)
+
+
+def test_a_product_with_one_that_may_be_overwritten_is_made() -> None:
+    """It is returned, or changed, or its factor is."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        changed, before = aten.mul.Scalar(x, 1), aten.mul.Scalar(y, 1)
+        changed.add_(1)
+        y.sub_(1)
+        return [changed.sum(), before.sum(), aten.mul.Scalar(x, 1).t()]
+
+    given = torch.randn(3, 4), torch.randn(3, 4)
+    assert count(assert_same(step, *given), aten.mul.Scalar) == 3
+    mixed = assert_same(lambda x: (x * torch.ones(3, 4, dtype=torch.float64)).sum(), given[0])
+    assert count(mixed, aten.mul.Tensor) == 1
+
+
+def test_numbers_are_made_once() -> None:
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        changed = torch.scalar_tensor(2.0)
+        changed.add_(x.sum())
+        return [torch.where(x > 0, x, torch.scalar_tensor(3.0)), changed, torch.scalar_tensor(4.0)]
+
+    given = torch.randn(3, 4)
+    simple = assert_same(step, given)
+    assert count(simple, aten.scalar_tensor.default) == 2
+    for _ in range(2):
+        made = simple(given.clone())
+        assert made[2] == 4.0
+        made[2].zero_()
