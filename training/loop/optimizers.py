@@ -129,9 +129,10 @@ def _takes_fused(tensors: Tensors) -> bool:
     dtype, device = tensors[0].dtype, tensors[0].device
     if dtype not in (torch.float32, torch.float64) or device.type not in ("cpu", _others_device()):
         return False
-    return all(
-        each.dtype is dtype and each.device == device and each.is_contiguous() for each in tensors
-    )
+    for each in tensors:
+        if each.dtype is not dtype or not each.is_contiguous() or each.device != device:
+            return False
+    return True
 
 
 def _others_device() -> str:

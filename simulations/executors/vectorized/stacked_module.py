@@ -28,7 +28,7 @@ from .linear_descent import LinearDescent
 from .low_rank import LowRankLinear, LowRankWeight, layers_called_once, saves, with_low_rank
 from .recorded_steps import RecordedSteps
 from .rowwise import function_of_examples, rowwise_function, rowwise_graph
-from .stacked_convolutions import ConvolutionsAsProducts
+from .stacked_layers import StackedLayers
 from .step_trace import StepTrace, trace_step
 
 __all__ = ["FLOPS_A_PARAM", "StackedModule", "StepResult", "Tensors"]
@@ -316,7 +316,7 @@ class StackedModule:
         """Compute one client's weighted loss; also its examples' losses, the outputs, the buffers
         afterwards, and what the layers of `low_rank` have seen."""
         everything = {**params, **self._fixed, **buffers, **(own if self.low_rank else {})}
-        with features_of(self.module, self._features) as features, ConvolutionsAsProducts():
+        with features_of(self.module, self._features) as features, StackedLayers():
             outputs = call_with(self.module, everything, inputs)
         losses = self._losses(inputs, outputs, targets, features, own)
         if losses.shape != weights.shape:

@@ -1,7 +1,9 @@
-"""Convolutions as matrix products: the same but for rounding, also mapped and differentiated."""
+"""Convolutions as matrix products, and LSTM step by step: the same but for rounding, also mapped and
+differentiated."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ from torch import nn
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from meadow.simulations.executors.vectorized.stacked_convolutions import (
-    ConvolutionsAsProducts,
+from meadow.simulations.executors.vectorized.stacked_layers import (
+    StackedLayers,
     product_of,
 )
+from meadow.training.functional import call_with
 
 CLIENTS, BATCH = 3, 4
 
@@ -90,7 +93,7 @@ def test_clients_gradients_are_those_of_the_convolution(case: dict[str, Any], in
     arguments = weights, biases, torch.ones(CLIENTS), images
     stacked = vmap(grad(loss, argnums=(0, 1, 2)))
     expected = stacked(*arguments)
-    with ConvolutionsAsProducts():
+    with StackedLayers():
         found = stacked(*arguments)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
@@ -140,7 +143,7 @@ def test_lower_precision_is_torchs() -> None:
 def test_what_cannot_be_is_said_by_torch(shape: tuple[int, ...]) -> None:
     """Too small an image, another number of channels; or one image, which may be."""
     weight = torch.ones(4, 1, 3, 3)
-    with ConvolutionsAsProducts():
+    with StackedLayers():
         if len(shape) == 3:
             assert torch.conv2d(torch.ones(shape), weight).shape == (4, 6, 6)
         else:
@@ -152,7 +155,7 @@ def test_layers_and_functions_are_found() -> None:
     """`nn.Conv2d` ends in the same function."""
     seen: list[bool] = []
 
-    class Noting(ConvolutionsAsProducts):
+    class Noting(StackedLayers):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -164,3 +167,34 @@ def test_layers_and_functions_are_found() -> None:
         layer(image)
         functional.conv2d(image, layer.weight)
     assert sum(seen) == 2
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("proj_size", [0, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_lstm_is_mapped(dropout: float, proj_size: int, bidirectional: bool) -> None:
+    """torch warns of an operation that clients take one after the other; here they take none such."""
+    torch.manual_seed(1)
+    lstm = nn.LSTM(
+        5, 4, 2, batch_first=True, dropout=dropout, proj_size=proj_size, bidirectional=bidirectional
+    )
+    params = {n: torch.randn(CLIENTS, *p.shape) / 4 for n, p in lstm.named_parameters()}
+    batches = torch.randn(CLIENTS, BATCH, 6, 5)
+    enabled = torch.backends.mkldnn.enabled
+
+    def loss(params: dict[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(2)  # every client draws the same
+        outputs, _ = call_with(lstm, params, batch)
+        total: torch.Tensor = outputs.square().sum()
+        return total
+
+    alone = [
+        grad(loss)({n: p[row] for n, p in params.items()}, batches[row]) for row in range(CLIENTS)
+    ]
+    with StackedLayers(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stacked = vmap(grad(loss), randomness="same")(params, batches)
+    assert torch.backends.mkldnn.enabled == enabled
+    for row, expected in enumerate(alone):
+        for name, gradient in expected.items():
+            torch.testing.assert_close(stacked[name][row], gradient, rtol=1e-4, atol=1e-5)
