@@ -14,7 +14,9 @@ import random
 import sys
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +48,8 @@ class PythonState:
 
     Data are numbers, strings, tensors that are neither params nor buffers, arrays, generators of
     random numbers, and lists, tuples, sets, deques and mappings of data. So are the attributes of
-    modules in it, and of attributes that are objects of people's own classes. Others are left alone.
+    modules in it, and of attributes that are objects of people's own classes; of a function, those of
+    the modules that it calls by name. Other objects are left alone.
 
     Guarantees: what was one object, in several modules or elsewhere, is one after `restore`.
     """
@@ -95,7 +98,7 @@ class PythonState:
 
     def _holders(self, first: object) -> Iterator[tuple[str, Any]]:
         """Return the objects whose attributes count, each once and with its place."""
-        left, seen = [("", first.__self__ if inspect.ismethod(first) else first)], set[int]()
+        left, seen = [("", first), *_behind_function(first)], set[int]()
         while left:
             place, each = left.pop()
             if id(each) in seen or not hasattr(each, "__dict__") or isinstance(each, type):
@@ -106,6 +109,22 @@ class PythonState:
             if isinstance(each, nn.Module):
                 inside += each.named_children()
             left += [(f"{place}.{name}".lstrip("."), value) for name, value in reversed(inside)]
+
+
+def _behind_function(first: object) -> Iterator[tuple[str, object]]:
+    """Return the object of a method, and the modules that a function finds by their names."""
+    if inspect.ismethod(first):
+        yield "", first.__self__
+    elif isinstance(first, partial):
+        yield "", first.func
+        yield from _behind_function(first.func)
+    elif inspect.isfunction(first):
+        code = first.__code__
+        found = {name: first.__globals__.get(name) for name in code.co_names}
+        for name, cell in zip(code.co_freevars, first.__closure__ or (), strict=True):
+            with suppress(ValueError):  # it is empty as yet
+                found[name] = cell.cell_contents
+        yield from ((name, value) for name, value in found.items() if isinstance(value, nn.Module))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,21 +165,46 @@ def test_a_module_made_later_is_left_alone() -> None:
     assert module[1].stride == (1,)
 
 
+class Usual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("usual", torch.zeros(2))
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    forward = of
+
+
+GLOBAL = Usual()
+
+
 def test_a_loss_counts_with_its_buffers() -> None:
-    class Usual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("usual", torch.zeros(2))
-
-        def of(self, x: torch.Tensor) -> torch.Tensor:
-            return x
-
+    """Also as a method, and as a module that a function calls."""
     loss = Usual()
-    for each in (loss, loss.of):
+    later: nn.Module
+
+    def unfinished(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = later(x)
+        return made
+
+    ways: list[tuple[Any, Usual]] = [
+        (loss, loss),
+        (loss.of, loss),
+        (lambda x: loss(x), loss),
+        (partial(lambda x, scale: loss(x) * scale, scale=2), loss),
+        (partial(loss.of), loss),
+        (lambda x: GLOBAL(x), GLOBAL),
+    ]
+    for each, holder in ways:
         state = PythonState(each, buffers=True)
-        loss.usual += 1
-        assert state.changed() == "_buffers"
+        holder.usual += 1
+        assert state.changed().endswith("_buffers")
         state.restore()
-        assert loss.usual.tolist() == [0, 0]
+        assert holder.usual.tolist() == [0, 0]
+        assert not state.changed()
+    assert not PythonState(unfinished, buffers=True).changed()
+    later = loss
+    assert unfinished(torch.ones(1)).item() == 1.0
     assert not PythonState(nn.functional.mse_loss, buffers=True).changed()
     assert not PythonState(torch.relu, buffers=True).changed()

@@ -394,6 +394,11 @@ class Weighted(nn.Module):
         return losses / self.usual
 
 
+def weighted_in_a_function() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    weighted = Weighted(buffer=True)
+    return lambda outputs, targets: weighted(outputs, targets) * 0.5
+
+
 class Warmed:
     """A loss that counts its calls."""
 
@@ -928,6 +933,9 @@ ZOO: dict[str, Habit] = {
     ),
     "a loss with a tensor": Habit(
         build=lambda: mlp(nn.ReLU()), make_loss=lambda: Weighted(buffer=False), stacked=False
+    ),
+    "a loss with a buffer, in a function": Habit(
+        build=lambda: mlp(nn.ReLU()), make_loss=weighted_in_a_function, stacked=False
     ),
     "a loss that counts": Habit(build=lambda: mlp(nn.ReLU()), make_loss=Warmed, stacked=False),
     "a loss that looks across": Habit(build=lambda: mlp(nn.ReLU()), loss=mixing_loss),
