@@ -13,7 +13,7 @@ import math
 import random
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,8 @@ __all__ = ["PythonState"]
 _LEFT_ALONE = frozenset(("torch", "numpy", *sys.stdlib_module_names))
 """Packages whose objects are not looked into: what they hold is theirs."""
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = bool, int, float, complex, str, bytes, type(None)
+_PLAIN_TYPES = frozenset(_PLAIN)
 _OF_TORCH = frozenset(vars(nn.Module()))
 _OF_RECURRENT = frozenset(
     ("_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights")
@@ -153,6 +154,10 @@ class _Kept:
             return bool(held == now.bit_generator.state)
         if isinstance(now, random.Random):
             return bool(held == now.getstate())
+        if isinstance(held, tuple):  # a vocabulary may be long
+            with suppress(RuntimeError, ValueError):  # by now it holds tensors or arrays
+                return held == tuple(now.items() if isinstance(now, Mapping) else now)
+            return False
         if isinstance(now, list | deque | tuple):
             parts = [_kept(each, {}) for each in value] if held is None else held
             return len(parts) == len(now) and all(map(_Kept.is_as_it_was, parts, now))
@@ -180,16 +185,20 @@ class _Kept:
             value.clear()
             value.update(held)
         elif isinstance(value, Mapping):
-            before = {key: each.put_back() for key, each in held.items()}
+            before = dict(held) if isinstance(held, tuple) else _all_back(held)
             if isinstance(value, MutableMapping):
                 value.clear()
                 value.update(before)
         else:
-            items = [each.put_back() for each in held]
+            items = held if isinstance(held, tuple) else [each.put_back() for each in held]
             if not isinstance(value, tuple):
                 value.clear()
                 value.extend(items)
         return value
+
+
+def _all_back(held: Mapping[Any, _Kept]) -> dict[Any, Any]:
+    return {key: each.put_back() for key, each in held.items()}
 
 
 def _kept(value: Any, known: dict[int, _Kept]) -> _Kept:
@@ -200,7 +209,8 @@ def _kept(value: Any, known: dict[int, _Kept]) -> _Kept:
 
 
 def _held(value: Any, known: dict[int, _Kept]) -> Any:
-    """Return a copy of what a value holds, that no change of it reaches."""
+    """Return a copy of what a value holds, that no change of it reaches: a tuple of what is in a list or
+    a mapping of numbers and strings, and what each object in others holds."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
@@ -214,7 +224,11 @@ def _held(value: Any, known: dict[int, _Kept]) -> Any:
     if isinstance(value, set):
         return frozenset(value)
     if isinstance(value, Mapping):
+        if _are_plain(value.values()):
+            return tuple(value.items())
         return {key: _kept(each, known) for key, each in value.items()}
+    if isinstance(value, list | deque) and _are_plain(value):
+        return tuple(value)
     if isinstance(value, list | deque | tuple):
         parts = [_kept(each, known) for each in value]
         fixed = isinstance(value, tuple) and all(each.held is None for each in parts)
@@ -226,12 +240,16 @@ def _is_data(value: Any) -> bool:
     if isinstance(value, _PLAIN):
         return True
     if isinstance(value, list | tuple | set | frozenset | deque):
-        return all(map(_is_data, value))
+        return _are_plain(value) or all(map(_is_data, value))
     if isinstance(value, Mapping):
-        return all(map(_is_data, value)) and all(map(_is_data, value.values()))
+        return _is_data(list(value)) and _is_data(list(value.values()))
     if isinstance(value, torch.Tensor):
         return not isinstance(value, nn.Parameter)
     return isinstance(value, _DATA)
+
+
+def _are_plain(values: Iterable[Any]) -> bool:
+    return _PLAIN_TYPES.issuperset(map(type, values))
 
 
 def _is_looked_into(value: Any) -> bool:

@@ -99,6 +99,21 @@ def test_what_was_replaced_is_there_again(kind: str) -> None:
     assert not hasattr(module.b, "more")
 
 
+@pytest.mark.parametrize("found", [torch.ones(3), np.ones(3), torch.tensor(2.0), [1], None])
+def test_something_else_in_the_place_of_a_number_is_a_change(found: Any) -> None:
+    module = Two({"usual": 1.0, "last": [1.0]})
+    module.a.past = [0.0, 1.0]
+    state = PythonState(module)
+    module.a.held["usual"] = found
+    assert state.changed()
+    state.restore()
+    assert module.b.held == {"usual": 1.0, "last": [1.0]} and module.a.held is module.b.held
+    module.a.past[1] = found
+    assert state.changed()
+    state.restore()
+    assert module.a.past == [0.0, 1.0]
+
+
 def test_memory_that_two_tensors_share_is_restored() -> None:
     table = torch.arange(4.0)
     module = Two(table[1:3])
