@@ -185,7 +185,8 @@ class _Kept:
             value.clear()
             value.update(held)
         elif isinstance(value, Mapping):
-            before = dict(held) if isinstance(held, tuple) else _all_back(held)
+            pairs = held if isinstance(held, tuple) else tuple(held.items())
+            before = {k: each.put_back() if isinstance(each, _Kept) else each for k, each in pairs}
             if isinstance(value, MutableMapping):
                 value.clear()
                 value.update(before)
@@ -195,10 +196,6 @@ class _Kept:
                 value.clear()
                 value.extend(items)
         return value
-
-
-def _all_back(held: Mapping[Any, _Kept]) -> dict[Any, Any]:
-    return {key: each.put_back() for key, each in held.items()}
 
 
 def _kept(value: Any, known: dict[int, _Kept]) -> _Kept:

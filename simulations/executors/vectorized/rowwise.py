@@ -187,23 +187,15 @@ def _traced(module: nn.Module) -> torch.fx.GraphModule | None:
 def _left_as_it_was(module: nn.Module, function: object = None) -> Iterator[OwnGenerators]:
     """Undo what a forward pass does to the buffers and attributes of a module, and of a loss or a
     metric, and to generators; what is yielded knows whether it can have drawn random numbers."""
-    state, of_function = PythonState(module), PythonState(function)
-    held = [(each, dict(each._buffers)) for each in module.modules()]
-    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    held = [PythonState(each, buffers=True) for each in (module, function)]
     try:
         with seeded(0), OwnGenerators() as generators:
             others = generators_now()
             yield generators
             generators.drew |= generators_now() != others
     finally:
-        state.restore()
-        of_function.restore()
-        for each, buffers in held:
-            each._buffers.clear()
-            each._buffers.update(buffers)
-        with torch.no_grad():
-            for buffer, before in values:
-                buffer.copy_(before)
+        for each in held:
+            each.restore()
 
 
 def _differentiated_alike(
