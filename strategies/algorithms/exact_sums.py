@@ -5,7 +5,8 @@ not always: two orders of the same updates can round to neighbours. Where sums m
 who added what, values are cut into slices on a common grid, so coarse that a product of matrices
 makes no rounding error (Ozaki, Ogita, Oishi, Rump, "Error-free transformations of matrix
 multiplication by using fast routines of matrix multiplication and its applications", 2012,
-section 2). What the slices leave is added up by `math.fsum`, which is exact (Shewchuk 1997).
+section 2): one, and a second one of the columns that have more. What two slices leave is added up by
+`math.fsum`, which is exact (Shewchuk 1997).
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ Reals = NDArray[np.float64]
 SIGNIFICANT_BITS = 53
 WEIGHT_BITS = 40
 """Whole weights that add up to less leave enough bits for a slice."""
-SLICES = 2
-"""A sum of two slices is exact as two float64. Few values need more: those beside far larger ones."""
 SPLITTER = float((1 << 27) + 1)
 WIDTH = 4096
 """Columns at once: those of 20 updates stay in the cache."""
@@ -152,47 +151,53 @@ def exact_sums(weights: Reals, values: Reals) -> ExactSums:
 def _exact_sums(weights: Reals, values: Reals) -> ExactSums:
     total = float(np.abs(weights).sum())
     whole = total < 2.0**WEIGHT_BITS and bool((np.rint(weights) == weights).all())
+    positions, found = np.zeros(0, np.int64), np.zeros(0)
     if not whole:
-        rounded = rests = np.zeros(values.shape[1])
-        odd = np.arange(values.shape[1])
+        rounded, odd = np.zeros(values.shape[1]), np.arange(values.shape[1])
     else:
-        rows, left = _products(weights, values, bits=SIGNIFICANT_BITS - math.frexp(total)[1])
-        rounded, rests = two_sum(*rows)
-        odd = np.flatnonzero(left)
-        rests[odd] = 0.0
-    positions = np.flatnonzero(rests)
-    found, added, more = rests[positions], list[int](), list[float]()
-    for column, (first, *others) in zip(
-        odd.tolist(), map(exact_parts, _terms(weights, values[:, odd])), strict=True
-    ):
-        rounded[column] = first
-        added += [column] * len(others)
-        more += others
-    if added:
-        positions = np.concatenate([positions, np.array(added)])
+        bits = SIGNIFICANT_BITS - math.frexp(total)[1]
+        rounded, left, columns = _slice(weights, values, bits=bits)
+        odd = columns
+        if columns.size:  # few: those with a value beside one that is a million times larger
+            second, _, odd = _slice(weights, left[:, columns], bits=bits)
+            rounded[columns], found = two_sum(rounded[columns], second)
+            found[odd] = 0.0
+            positions, odd = columns, columns[odd]
+            positions, found = positions[found != 0.0], found[found != 0.0]
+    if odd.size:
+        added, more = list[int](), list[float]()
+        for column, (first, *others) in zip(
+            odd.tolist(), map(exact_parts, _terms(weights, values[:, odd])), strict=True
+        ):
+            rounded[column] = first
+            added += [column] * len(others)
+            more += others
+        positions = np.concatenate([positions, np.array(added, np.int64)])
         found = np.concatenate([found, more])
         order = np.argsort(positions, kind="stable")
         positions, found = positions[order], found[order]
     return ExactSums(rounded + 0.0, positions, found)  # minus zero becomes zero
 
 
-def _products(weights: Reals, values: Reals, *, bits: int) -> tuple[list[Reals], NDArray[np.bool_]]:
-    """Return the exact sums of two slices of `bits` bits, and the columns that have more than those.
+def _slice(weights: Reals, values: Reals, *, bits: int) -> tuple[Reals, Reals, NDArray[np.int64]]:
+    """Return the exact sums of a slice of `bits` bits, what it leaves of the values, and the columns of
+    which it leaves something.
 
-    A slice's values are multiples of its grid, and their sum is smaller than 2**53 of it.
+    The slice's values are multiples of its grid, and their sum is smaller than 2**53 of it.
     """
-    rows: list[Reals] = []
-    nothing = np.zeros(values.shape[1])
-    for _ in range(SLICES):
-        largest = float(np.abs(values).max(initial=0.0))
-        grid = math.frexp(largest)[1] - bits
-        if largest == 0.0 or grid <= EXPONENT_MIN:  # all of it is in this slice
-            return [*rows, weights @ values, nothing][:SLICES], nothing != 0.0
-        shift = math.ldexp(1.5, grid + SIGNIFICANT_BITS - 1)
-        slice_ = (values + shift) - shift
-        rows.append(weights @ slice_)
-        values = values - slice_
-    return rows, np.asarray(values.any(axis=0))
+    largest = max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
+    grid = math.frexp(largest)[1] - bits
+    nothing = np.zeros(0, np.int64)
+    if largest == 0.0 or grid <= EXPONENT_MIN:  # all of it is in this slice
+        return weights @ values, values, nothing
+    shift = math.ldexp(1.5, grid + SIGNIFICANT_BITS - 1)
+    slice_ = values + shift
+    slice_ -= shift
+    sums = weights @ slice_
+    if np.array_equal(slice_, values):
+        return sums, values, nothing
+    np.subtract(values, slice_, out=slice_)
+    return sums, slice_, np.flatnonzero(slice_.any(axis=0))
 
 
 def two_sum(first: Reals, second: Reals) -> tuple[Reals, Reals]:

@@ -82,10 +82,12 @@ class ExactFold:
         for start in range(0, len(waiting), GROUP):
             group = waiting[start : start + GROUP]
             factors = np.array([factor_of(update) for update in group])
+            summed = all(update.summed for update in group)
             for block, values in rows_of(self._layout, group):
                 parts = [row[block.start : block.stop] for row in self._rows]
                 known = len(parts)
-                for row in exact_sums(factors, values).rows():
+                # sums have 53 bits already, which leave no room for slices
+                for row in values.copy() if summed else exact_sums(factors, values).rows():
                     add_exactly(parts, row)
                 for place, part in enumerate(parts):
                     if place >= len(self._rows):

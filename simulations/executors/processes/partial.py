@@ -31,8 +31,9 @@ from ..contract import APP_RAISED
 
 __all__ = ["GroupSum", "Partial", "Total", "clipping_by_server", "partial_content", "sums_in"]
 
-GROUP = 8
-"""Updates, or partials, that are held in memory and added up at once."""
+GROUP_MIN, GROUP_MAX, GROUP_BYTES = 8, 64, 16 << 20
+"""Updates, or partials, that are held in memory and added up at once: as many as take so many bytes, between
+both bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,12 @@ class Partial:
     table: ClientTable
 
 
+def held_at_once(params: Params) -> int:
+    """Return how many updates are held until they are added up: more of a small model."""
+    size = sum(values.nbytes for values in params.values())
+    return min(GROUP_MAX, max(GROUP_MIN, GROUP_BYTES // max(1, size)))
+
+
 def _wide(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an array of the same shape, of the dtype that sums have; it takes no memory."""
     dtype = np.complex128 if values.dtype.kind == "c" else np.float64
@@ -63,7 +70,7 @@ class GroupSum:
         """Begin with nothing; `clipping` is how the server would clip what single clients sent."""
         self._params, self._clipping = params, clipping
         self._forms = forms_of(params)
-        self._fold = ExactFold(params, group=GROUP)
+        self._fold = ExactFold(params, group=held_at_once(params))
         self._table = ClientTable()
 
     def take(self, reply: Message, *, combined: bool) -> Message | None:
@@ -104,7 +111,7 @@ class Total:
             name: _wide(values) if exact and values.dtype.kind in "fV" else values
             for name, values in params.items()
         }
-        self._fold = ExactFold(self._like, group=GROUP)
+        self._fold = ExactFold(self._like, group=held_at_once(self._like))
         self._tables: dict[int, ClientTable] = {}
 
     def add(self, group: int, partial: Partial | None) -> None:

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays, tensors_of
 from meadow.simulations.executors.processes.partial import (
-    GROUP,
+    GROUP_MAX,
+    GROUP_MIN,
     GroupSum,
     Partial,
     Total,
+    held_at_once,
     partial_content,
     sums_in,
 )
@@ -123,7 +125,14 @@ def test_no_sum_waits_for_another() -> None:
     sums = Total(LIKE)
     for client in range(100, 1, -1):
         sums.add(client, partial([client]))
-        assert len(sums._fold._waiting) < GROUP
+        assert len(sums._fold._waiting) < GROUP_MAX
+
+
+def test_of_a_large_model_few_updates_are_held() -> None:
+    """A hundred values take as good as nothing; of 40 MB each, what is held is bounded by number."""
+    assert held_at_once({"value": np.zeros(100, np.float32)}) == GROUP_MAX
+    assert held_at_once({"value": np.zeros(200_000, np.float32)}) == 20
+    assert held_at_once({"value": np.broadcast_to(np.float32(0), 10_000_000)}) == GROUP_MIN
 
 
 def test_a_half_is_rounded_to_even() -> None:
