@@ -213,6 +213,8 @@ def _takes_generator(operation: Any) -> bool:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
+    """Return threads for operations that torch does not divide: a thread whose operation is divided has more
+    threads of its own, and then none of the process's spins any more before it sleeps."""
     return ThreadPoolExecutor(max(1, available_cores() - 1), "random-numbers")
 
 

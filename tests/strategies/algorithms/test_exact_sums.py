@@ -52,7 +52,9 @@ def test_sums_are_exact(seed, clients, spread, weights, single, rare):
         -spread, spread, (clients, 41)
     )
     values[generator.random(values.shape) < 0.1] = 0.0
-    values[generator.integers(clients), generator.permutation(41)[:rare]] *= 1e-9  # of a few columns
+    values[generator.integers(clients), generator.permutation(41)[:rare]] *= (
+        1e-9  # of a few columns
+    )
     values = values.astype(np.float32).astype(float) if single else values
     found = exact_sums(factors, values)
     assert (np.diff(found.positions) >= 0).all()
