@@ -12,11 +12,14 @@ take it one after the other. A step as products of all clients takes 0.4 of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from .stacked_norms import batch_norm, group_norm
 
 __all__ = ["StackedLayers", "product_of"]
 
@@ -25,14 +28,14 @@ COLUMN_VALUES_MAX = 32
 
 
 class StackedLayers(TorchFunctionMode):
-    """Within it, `torch.conv2d` is computed as a product where that takes less time, and `torch.lstm` as
-    operations that can be mapped."""
+    """Within it, `torch.conv2d` is computed as a product where that takes less time, batch and group
+    normalization as `stacked_norms` does, and `torch.lstm` as operations that can be mapped."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.conv2d:
-            made = product_of(*args, **(kwargs or {}))
+        if func in _OTHERWISE:
+            made = _OTHERWISE[func](*args, **(kwargs or {}))
             if made is not None:
                 return made
         if func is torch.lstm:
@@ -96,3 +99,11 @@ def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
         return value, value
     both = tuple(value)
     return both * 2 if len(both) == 1 else both
+
+
+_OTHERWISE: dict[Any, Callable[..., torch.Tensor | None]] = {
+    torch.conv2d: product_of,
+    functional.batch_norm: batch_norm,
+    functional.group_norm: group_norm,
+}
+"""What is computed in another way, where that gives something."""
