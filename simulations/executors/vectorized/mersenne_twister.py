@@ -33,7 +33,9 @@ FIRST_BITS = np.uint32(0x1FFFFF)
 """The 21 bits of a number's first word that count."""
 
 LEFT, NEXT, STATE = slice(8, 12), slice(16, 24), slice(24, 24 + 8 * WORDS)
-"""Bytes of a generator's state: how many words are left and one, which is the next, and all words as int64."""
+STATE_BYTES = 5056
+"""Bytes of a generator's state: how many words are left and one, which is the next, and all words as int64;
+and how many bytes there are."""
 
 VALUES_MIN = 4096
 """Fewer numbers of a generator take torch as long."""
@@ -134,32 +136,40 @@ class ClientGenerators:
                 raw = self._generators[client].get_state().numpy()
                 self._words[client] = raw[STATE].view(np.uint64)
                 left = int(raw[LEFT].view(np.int32)[0])  # 1 also where none was ever drawn
+                if len(raw) != STATE_BYTES or not 1 <= left <= WORDS:
+                    raise RuntimeError("torch keeps its generator's state in another form")
                 self._used[client] = WORDS if left == 1 else WORDS + 1 - left
                 self._is_here[client] = True
 
 
 def _proven() -> Kernel | None:
     """Return the compiled numbers, None if they are not torch's."""
-    kernel = BernoulliKernel()
     try:
-        kernel._kernel, kernel._is_tried = _compiled(), True
-    except Exception:  # whatever Numba finds wrong with this machine: torch's numbers count
+        kernel = _compiled()
+        return kernel if _is_torchs(kernel) else None
+    except Exception:  # whatever Numba or this torch does otherwise: torch's numbers count
         return None
+
+
+def _is_torchs(kernel: Kernel) -> bool:
+    """Return whether numbers, and where generators are afterwards, are those of torch."""
+    always = BernoulliKernel()
+    always._kernel, always._is_tried = kernel, True
     seeds, cpu = [5, 6], torch.device("cpu")
-    ours, theirs = ClientGenerators(seeds, cpu, kernel), ClientGenerators(seeds, cpu)
+    ours, theirs = ClientGenerators(seeds, cpu, always), ClientGenerators(seeds, cpu)
     for size, p in ((VALUES_MIN, 0.5), (VALUES_MIN + 1, 0.9), (9 * WORDS, 1 / 3)):
         made, wanted = torch.empty(2, size), torch.empty(2, size)
         ours.fill_bernoulli(range(2), made, p)
         for client, row in enumerate(wanted):
             row.bernoulli_(p, generator=theirs[client])
         if not torch.equal(made, wanted):
-            return None
+            return False
         for client in range(2):
             if not torch.equal(ours[client].get_state(), theirs[client].get_state()):
-                return None
+                return False
             for each in (ours, theirs):  # one word: the next number begins with an odd one
                 torch.empty(1).uniform_(generator=each[client])
-    return kernel._kernel
+    return True
 
 
 def _compiled() -> Kernel:

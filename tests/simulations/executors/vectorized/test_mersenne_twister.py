@@ -141,7 +141,7 @@ def test_compiling_begins_once_torch_has_drawn_enough(monkeypatch: pytest.Monkey
     assert len(compiled) == 1  # it was not torch's, and is not tried again
 
 
-@pytest.mark.parametrize("fault", ["raises", "another number", "another place"])
+@pytest.mark.parametrize("fault", ["raises", "another number", "another place", "another form"])
 def test_what_is_not_torchs_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = mersenne_twister._compiled()
 
@@ -157,6 +157,8 @@ def test_what_is_not_torchs_is_not_used(fault: str, monkeypatch: pytest.MonkeyPa
         return wrong
 
     monkeypatch.setattr(mersenne_twister, "_compiled", compiled)
+    if fault == "another form":
+        monkeypatch.setattr(mersenne_twister, "STATE_BYTES", 5064)
     assert BernoulliKernel(compile_after=0).before(1) is None
 
 
