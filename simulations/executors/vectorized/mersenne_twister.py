@@ -12,6 +12,7 @@ It counts if it gives what torch gives, the generator's state included, on numbe
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -131,24 +132,28 @@ class ClientGenerators:
         """Take the clients' words out of their generators."""
         if not self._words.size:
             self._words = np.empty((len(self), WORDS), np.uint32)
-        for client in clients:
-            if not self._is_here[client]:
-                raw = self._generators[client].get_state().numpy()
-                self._words[client] = raw[STATE].view(np.uint64)
-                left = int(raw[LEFT].view(np.int32)[0])  # 1 also where none was ever drawn
-                if len(raw) != STATE_BYTES or not 1 <= left <= WORDS:
-                    raise RuntimeError("torch keeps its generator's state in another form")
-                self._used[client] = WORDS if left == 1 else WORDS + 1 - left
-                self._is_here[client] = True
+        away = np.flatnonzero(~self._is_here[clients.start : clients.stop]) + clients.start
+        for client in away.tolist():
+            raw = self._generators[client].get_state().numpy()
+            left = int(raw[LEFT].view(np.int32)[0])  # 1 also where none was ever drawn
+            if len(raw) != STATE_BYTES or not 1 <= left <= WORDS:
+                raise RuntimeError("torch keeps its generator's state in another form")
+            self._words[client] = raw[STATE].view(np.uint64)
+            self._used[client] = WORDS if left == 1 else WORDS + 1 - left
+            self._is_here[client] = True
 
 
 def _proven() -> Kernel | None:
     """Return the compiled numbers, None if they are not torch's."""
     try:
         kernel = _compiled()
-        return kernel if _is_torchs(kernel) else None
-    except Exception:  # whatever Numba or this torch does otherwise: torch's numbers count
-        return None
+        if _is_torchs(kernel):
+            return kernel
+        why = "they are not torch's"
+    except Exception as error:  # whatever Numba or this torch does otherwise: torch's numbers count
+        why = f"{type(error).__name__}: {error}"
+    logging.getLogger(__name__).warning("dropout's numbers are not compiled, torch draws: %s", why)
+    return None
 
 
 def _is_torchs(kernel: Kernel) -> bool:

@@ -142,7 +142,9 @@ def test_compiling_begins_once_torch_has_drawn_enough(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("fault", ["raises", "another number", "another place", "another form"])
-def test_what_is_not_torchs_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_torchs_is_not_used(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     right = mersenne_twister._compiled()
 
     def wrong(words: Any, used: Any, out: Any, bound: Any) -> None:
@@ -160,6 +162,7 @@ def test_what_is_not_torchs_is_not_used(fault: str, monkeypatch: pytest.MonkeyPa
     if fault == "another form":
         monkeypatch.setattr(mersenne_twister, "STATE_BYTES", 5064)
     assert BernoulliKernel(compile_after=0).before(1) is None
+    assert "torch draws" in caplog.text
 
 
 def test_clients_draw_what_each_draws_alone(
