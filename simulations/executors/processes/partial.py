@@ -29,7 +29,15 @@ from ....strategies.rounds.relayed import ExactFold, update_of_sums
 from ....strategies.rounds.replies import add_rows
 from ..contract import APP_RAISED
 
-__all__ = ["GroupSum", "Partial", "Total", "clipping_by_server", "partial_content", "sums_in"]
+__all__ = [
+    "GroupSum",
+    "Partial",
+    "Total",
+    "clipping_by_server",
+    "held_at_once",
+    "partial_content",
+    "sums_in",
+]
 
 GROUP_MIN, GROUP_MAX, GROUP_BYTES = 8, 64, 16 << 20
 """Updates, or partials, that are held in memory and added up at once: as many as take so many bytes, between

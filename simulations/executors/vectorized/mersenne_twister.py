@@ -52,10 +52,10 @@ Kernel = Callable[[Words, NDArray[np.int64], NDArray[np.float32], np.uint64], No
 class BernoulliKernel:
     """The compiled numbers, once torch has drawn enough of them."""
 
-    def __init__(self, *, compile_after: int = COMPILE_AFTER) -> None:
-        self._left = compile_after
-        self._kernel: Kernel | None = None
-        self._is_tried = find_spec("numba") is None
+    def __init__(self, kernel: Kernel | None = None, *, compile_after: int = COMPILE_AFTER) -> None:
+        """With a `kernel`, that one draws."""
+        self._left, self._kernel = compile_after, kernel
+        self._is_tried = kernel is not None or find_spec("numba") is None
 
     def before(self, values: int) -> Kernel | None:
         """Return what draws so many numbers; None: torch does."""
@@ -158,10 +158,9 @@ def _proven() -> Kernel | None:
 
 def _is_torchs(kernel: Kernel) -> bool:
     """Return whether numbers, and where generators are afterwards, are those of torch."""
-    always = BernoulliKernel()
-    always._kernel, always._is_tried = kernel, True
     seeds, cpu = [5, 6], torch.device("cpu")
-    ours, theirs = ClientGenerators(seeds, cpu, always), ClientGenerators(seeds, cpu)
+    ours = ClientGenerators(seeds, cpu, BernoulliKernel(kernel))
+    theirs = ClientGenerators(seeds, cpu)
     for size, p in ((VALUES_MIN, 0.5), (VALUES_MIN + 1, 0.9), (9 * WORDS, 1 / 3)):
         made, wanted = torch.empty(2, size), torch.empty(2, size)
         ours.fill_bernoulli(range(2), made, p)

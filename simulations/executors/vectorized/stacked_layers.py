@@ -6,6 +6,8 @@ small part of the speed of a matrix product, and so it does one of single pixels
 of a weight with the columns of an image here: 0.35 to 0.9 of the time, with their gradients (measured). Of
 other convolutions the columns, and what goes back through them, would take longer than is saved.
 
+Batch and group normalization: see `stacked_norms`.
+
 LSTM: on a CPU oneDNN has one operation for a layer and all its steps, which cannot be mapped, so that clients
 take it one after the other. A step as products of all clients takes 0.4 of the time (measured).
 """
