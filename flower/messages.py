@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from io import BytesIO
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
@@ -42,6 +42,7 @@ __all__ = [
     "StoredParams",
     "TensorArray",
     "arrays_to_params",
+    "content_bytes",
     "copy_for",
     "dtype_of",
     "extended",
@@ -58,6 +59,7 @@ __all__ = [
     "set_message_id",
     "tensor_of",
     "tensors_of",
+    "values_in",
 ]
 
 Record = TypeVar("Record", ArrayRecord, MetricRecord, ConfigRecord)
@@ -87,7 +89,9 @@ class MemoryTensor:
     __slots__ = ("_array", "_flat")
 
     def __init__(self, array: NDArray[np.generic]) -> None:
-        self._array: NDArray[np.generic] = np.ascontiguousarray(array).reshape(array.shape)
+        if type(array) is not np.ndarray or not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array).reshape(array.shape)
+        self._array: NDArray[np.generic] = array
         self._flat = self._array.reshape(-1)
 
     @property
@@ -263,16 +267,13 @@ def params_to_arrays(params: Mapping[str, NDArray[np.generic] | FlatTensor]) -> 
 def record_of(arrays: Mapping[str, Array]) -> ArrayRecord:
     """Return a record of these very arrays; Flower's constructor would serialise and copy them, and
     its item by item looks at each several times."""
-    record = ArrayRecord()
-    record.__dict__["_data"].update(arrays)
-    return record
+    return _holding(_ARRAYS, dict(arrays))
 
 
 def extended(config: ConfigRecord, more: Mapping[str, float | int | str | bool]) -> ConfigRecord:
     """Return a record of what `config` has, and of `more` beside or instead; Flower's constructor
     would look at each of its values again."""
-    record = ConfigRecord()
-    record.__dict__["_data"].update(config.__dict__["_data"])
+    record = _holding(config, dict(config.__dict__["_data"]))
     for key, value in more.items():
         record[key] = value
     return record
@@ -281,31 +282,56 @@ def extended(config: ConfigRecord, more: Mapping[str, float | int | str | bool])
 def own_copy(content: RecordDict) -> RecordDict:
     """Return a content's records for one client, which may change them: what clients were sent
     together they must not share. Arrays are the same, and read-only."""
-    own = {}
-    for name, record in content.__dict__["_data"].items():
-        own[name] = made = type(record)()
-        made.__dict__["_data"].update(record.__dict__["_data"])
-    return record_dict(own)
+    records = content.__dict__["_data"].items()
+    own = {name: _holding(each, dict(each.__dict__["_data"])) for name, each in records}
+    return _holding(content, own)
 
 
 def record_dict(records: Mapping[str, ArrayRecord | MetricRecord | ConfigRecord]) -> RecordDict:
     """Return a content of these very records; Flower's constructor looks at each several times."""
-    content = RecordDict()
-    content.__dict__["_data"].update(records)
-    return content
+    return _holding(_CONTENT, dict(records))
 
 
 def metrics_record(metrics: Mapping[str, float | int]) -> MetricRecord:
     """Return a record of our own single numbers, which Flower's constructor would look at again."""
-    record = MetricRecord()
-    record.__dict__["_data"].update(metrics)
-    return record
+    return _holding(_METRICS, dict(metrics))
+
+
+Held = TypeVar("Held", ArrayRecord, MetricRecord, ConfigRecord, RecordDict)
+_ARRAYS, _METRICS, _CONTENT = ArrayRecord(), MetricRecord(), RecordDict()
+
+
+def _holding(like: Held, data: dict[str, Any]) -> Held:
+    """Return a record like another one, of these very values."""
+    made = object.__new__(type(like))
+    made.__dict__.update(like.__dict__, _data=data)
+    return made
 
 
 def records_in(content: RecordDict, kind: type[Record]) -> list[Record]:
     """Return a content's records of one kind; Flower's own views of them copy what they show."""
     records = content.__dict__["_data"].values()
     return [record for record in records if kind in type(record).__mro__]  # ABCs ask slowly
+
+
+def content_bytes(message: Message) -> int:
+    """Return the bytes of the tensors in a message."""
+    if not message.has_content():
+        return 0
+    total = 0
+    for record in records_in(message.content, ArrayRecord):
+        for array in record.__dict__["_data"].values():
+            if isinstance(array, TensorArray):
+                total += math.prod(array.shape) * array.tensor.dtype.itemsize
+            else:
+                total += len(array.data)
+    return total
+
+
+def values_in(record: ConfigRecord) -> Mapping[str, Any]:
+    """Return a record's values by key, not to be changed: a record's own methods take longer."""
+    values: Mapping[str, Any] = record.__dict__["_data"]
+    return values
 
 
 def identify_process(*, run_id: int, node_id: int, quiet: bool = True) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from ctypes import memmove, string_at
 from functools import cache
 from typing import Any
@@ -22,25 +22,36 @@ MT19937_BYTES = 624 * 4 + 4
 _PYTHONS: Any = random.random.__self__  # type: ignore[attr-defined]  # the global generator
 
 
-@contextmanager
-def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
+class seeded:  # noqa: N801 - a context, as torch.no_grad
     """Seed every global generator for the block, and leave them as they were.
 
     The block neither depends on earlier draws nor affects later ones: it gives the same numbers in
-    a simulation, between other clients, as in a process of its own.
+    a simulation, between other clients, as in a process of its own. An object is for one block.
     """
-    (_, restore_python), (_, restore_numpy) = _python_kept(), _numpy_kept()
-    torch_state = torch.default_generator.get_state()
-    with seeded_device(seed, device) if device != "cpu" else nullcontext():
+
+    __slots__ = ("_before", "_device", "_seed")
+
+    def __init__(self, seed: int, device: str = "cpu") -> None:
+        self._seed = seed
+        self._device = seeded_device(seed, device) if device != "cpu" else None
+
+    def __enter__(self) -> None:
+        (_, restore_python), (_, restore_numpy) = _python_kept(), _numpy_kept()
+        self._before = restore_python, restore_numpy, torch.default_generator.get_state()
+        if self._device is not None:
+            self._device.__enter__()
+        seed = self._seed
         torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed)
-        try:
-            yield
-        finally:
-            restore_python()
-            restore_numpy()
-            torch.default_generator.set_state(torch_state)
+
+    def __exit__(self, *error: Any) -> None:
+        restore_python, restore_numpy, torch_state = self._before
+        restore_python()
+        restore_numpy()
+        torch.default_generator.set_state(torch_state)
+        if self._device is not None:
+            self._device.__exit__(*error)
 
 
 def generators_now() -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "batches_of", "chosen_from", "in_pool", "samples_in"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+AT_ONCE_BYTES = 1 << 20
+"""So much of a site's inputs, or targets, is brought into an epoch's order at once: it stays in a cache."""
 
 
 def batches_of(
@@ -64,14 +67,13 @@ def batches_of(
     order = _order(count, seed, epoch)
     if (pooled := in_pool(data)) is not None:
         (inputs, targets), places = pooled
-        order = (order if places is None else places[order]).to(inputs.device)
-        batches = torch.split(order, batch_size)[skip:]
-        if share is None and targets.ndim == 1:  # small: all of them at once
-            ordered = torch.split(targets.index_select(0, order), batch_size)[skip:]
-            for chosen, some in zip(batches, ordered, strict=True):
-                yield inputs.index_select(0, chosen), some
+        order = order if places is None else places[order]
+        order = order if order.device == inputs.device else order.to(inputs.device)
+        if share is None:
+            parts = (_in_order(part, order, batch_size, skip) for part in (inputs, targets))
+            yield from zip(*parts, strict=True)
             return
-        for chosen in batches if share is None else map(share, batches):
+        for chosen in map(share, torch.split(order, batch_size)[skip:]):
             yield inputs.index_select(0, chosen), targets.index_select(0, chosen)
         return
     samples = cast(Dataset[Batch], data)
@@ -162,6 +164,20 @@ def _order(count: int, seed: int | None, epoch: int) -> torch.Tensor:
     if seed is None:
         return torch.arange(count)
     return torch.from_numpy(epoch_order(seed, count, epoch))
+
+
+def _in_order(
+    rows: torch.Tensor, order: torch.Tensor, batch_size: int, skip: int
+) -> Iterable[torch.Tensor]:
+    """Return the rows in an order, batch by batch; few bytes are brought into it at once.
+
+    Batches cut by `unsafe_split` are not views of one another for autograd: what is changed in place in
+    one is not taken for a change of the others.
+    """
+    dense = rows.layout is torch.strided
+    if dense and order.shape[0] * rows.nbytes <= AT_ONCE_BYTES * rows.shape[0]:
+        return torch.unsafe_split(rows.index_select(0, order), batch_size)[skip:]
+    return (rows.index_select(0, chosen) for chosen in torch.split(order, batch_size)[skip:])
 
 
 def _items(samples: Dataset[Batch], places: list[int]) -> list[Batch]:

@@ -9,6 +9,7 @@ import torch
 from ..config.sections.device import DeviceConfig
 from ..errors import DataError
 from ..machine.accelerators import accelerators, is_accelerator
+from .batches import Batch
 from .recomputation import recompute
 
 __all__ = ["DeviceUse", "choose_device"]
@@ -70,8 +71,16 @@ class DeviceUse:
             module.compile()
         return module
 
-    def place(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a batch's tensor on a device."""
+    def place(self, batch: Batch, device: torch.device) -> Batch:
+        """Return a batch on a device."""
+        if not (self.pin_memory or self.channels_last):
+            inputs, targets = batch
+            if inputs.device == device and targets.device == device:
+                return batch
+        inputs, targets = (self._placed(tensor, device) for tensor in batch)
+        return inputs, targets
+
+    def _placed(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if self.pin_memory and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
         if tensor.device != device:

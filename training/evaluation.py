@@ -68,7 +68,8 @@ class ExampleMeans:
 
     def __init__(self, task: Task) -> None:
         self._metrics, self.names = task.metrics, value_names(task)
-        self._values: dict[str, list[torch.Tensor]] = {"loss": [], **{n: [] for n in task.metrics}}
+        self._losses: list[torch.Tensor] = []
+        self._values = {"loss": self._losses, **{name: [] for name in task.metrics}}
         self.examples = 0
 
     def add(self, outputs: torch.Tensor, targets: torch.Tensor, losses: torch.Tensor) -> None:
@@ -78,7 +79,7 @@ class ExampleMeans:
             DataError: the loss or a metric does not give one value an example.
         """
         count = targets.shape[0]
-        self._take("loss", losses, count)
+        self._losses.append(require_values("loss", losses, count).detach())
         if self._metrics:
             outputs = outputs.detach()
             for name, metric in self._metrics.items():
@@ -100,7 +101,7 @@ class ExampleMeans:
 
     def mark(self) -> tuple[int, int]:
         """Return the present number of batches, for `back_to`."""
-        return len(self._values["loss"]), self.examples
+        return len(self._losses), self.examples
 
     def back_to(self, mark: tuple[int, int]) -> None:
         """Forget the examples that were added since a mark."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..errors import AppError, ProtocolError
 from ..randomness.seeded import seeded
 from ..randomness.seeds import derive
+from .module_layout import layout_of
 
 if TYPE_CHECKING:
     from ..task import Task
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Unrecorded",
     "build_module",
+    "load_into",
     "load_params",
     "load_some",
     "owners_of",
@@ -73,7 +75,7 @@ def params_of_module(module: torch.nn.Module, *, copy: bool = True) -> dict[str,
     With `copy` the arrays own their memory; without, they may share it with the module (on the
     CPU) and change when it is trained on.
     """
-    tensors = module.state_dict(keep_vars=True)
+    tensors = layout_of(module).state
     return {name: to_array(tensor, copy=copy) for name, tensor in tensors.items()}
 
 
@@ -93,7 +95,11 @@ def load_params(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> 
     Raises:
         ProtocolError: a name, a shape or a dtype is not the module's; nothing is set then.
     """
-    targets = module.state_dict(keep_vars=True)
+    load_into(layout_of(module).state, params)
+
+
+def load_into(targets: Mapping[str, torch.Tensor], params: Mapping[str, NDArray[Any]]) -> None:
+    """Set all tensors of a module's state_dict; raises as `load_params`."""
     if list(targets) != list(params):
         missing = [name for name in targets if name not in params]
         extra = [name for name in params if name not in targets]
@@ -111,7 +117,7 @@ def load_some(module: torch.nn.Module, params: Mapping[str, NDArray[Any]]) -> No
     Raises:
         ProtocolError: a name, a shape or a dtype is not the module's; nothing is set then.
     """
-    _copy_into(module.state_dict(keep_vars=True), params)
+    _copy_into(layout_of(module).state, params)
 
 
 def _copy_into(targets: Mapping[str, torch.Tensor], params: Mapping[str, NDArray[Any]]) -> None:

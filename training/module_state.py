@@ -60,7 +60,12 @@ class PythonState:
         self._of_torch = _OF_TORCH - {"_buffers"} if buffers else _OF_TORCH
         known: dict[int, _Kept] = {}
         self._kept = [
-            (place, each, {name: _kept(value, known) for name, value in self._attributes_of(each)})
+            (
+                place,
+                each,
+                {name: _kept(value, known) for name, value in self._attributes_of(each)},
+                frozenset(vars(each)),
+            )
             for place, each in self._holders(holder)
         ]
 
@@ -79,11 +84,13 @@ class PythonState:
                 del vars(holder)[name]
 
     def _changes(self) -> Iterator[tuple[str, Any, str, _Kept | None]]:
-        for place, holder, kept in self._kept:
+        for place, holder, kept, names in self._kept:
             now = vars(holder)
             for name, before in kept.items():
                 if name not in now or not before.is_as_it_was(now[name]):
                     yield place, holder, name, before
+            if now.keys() == names:
+                continue
             for name, value in self._attributes_of(holder, but=kept):
                 if _is_data(value):
                     yield place, holder, name, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from flwr.app import ArrayRecord
@@ -10,7 +10,8 @@ from flwr.app import ArrayRecord
 from ..flower.messages import arrays_to_params, params_to_arrays
 from ..strategies.algorithms.algorithm import Params
 from ..task import Task
-from .module_params import build_module, load_params, load_some, params_of_module
+from .module_layout import layout_of
+from .module_params import build_module, load_into, load_some, params_of_module
 from .module_state import PythonState
 
 __all__ = ["WarmModule"]
@@ -43,6 +44,8 @@ class WarmModule:
         """Buffers of a frozen base, as they were built."""
         self._unsent: dict[str, torch.Tensor] = {}
         """Buffers that are not part of the params (`persistent=False`), as they were built."""
+        self._state: Mapping[str, torch.Tensor] = {}
+        """The module's `state_dict` as `fresh` found it."""
 
     def with_some(self, params: Params, *, seed: int) -> torch.nn.Module:
         """Return the module with these params, and the others as they were built.
@@ -65,7 +68,7 @@ class WarmModule:
             ProtocolError: the params are another model's.
         """
         module = self.fresh(seed=seed, generation=generation)
-        load_params(module, arrays_to_params(arrays))
+        load_into(self._state, arrays_to_params(arrays))
         return module
 
     def with_adapters(
@@ -109,6 +112,8 @@ class WarmModule:
         if self._python is not None:
             self._python.restore()
         self._loss.restore()
-        for param in self._module.parameters():
+        layout = layout_of(self._module)
+        self._state = layout.state
+        for param in layout.params:
             param.grad = None
         return self._module

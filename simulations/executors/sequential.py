@@ -6,16 +6,23 @@ It is the reference for every other way of running clients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from ...flower.messages import own_copy
+from ...flower.messages import content_bytes, own_copy
 from ..population.clients import SimulatedClients
 from .contract import EventSink, error_reply
 
 __all__ = ["SequentialExecutor"]
+
+TOGETHER_BYTES = 1 << 20
+TOGETHER_MAX = 64
+"""So many replies, as large as what was sent, are held until they are handed over together. Small clients
+train in less time if what makes their messages and checks their replies does not run in between, where
+it takes their place in the processor's caches."""
 
 
 class SequentialExecutor:
@@ -41,9 +48,12 @@ class SequentialExecutor:
         self._sink = sink or EventSink()
 
     def execute(self, messages: Sequence[Message]) -> Iterator[Message]:
-        """Run one client whenever its reply is asked for."""
-        for message in messages:
-            yield self._run(message) if self._threads == 1 else self._run_threaded(message)
+        """Run a few clients, or one with large params, whenever a reply is asked for."""
+        run = self._run if self._threads == 1 else self._run_threaded
+        left = iter(messages)
+        for first in left:
+            count = min(TOGETHER_MAX, TOGETHER_BYTES // max(1, content_bytes(first)))
+            yield from [run(message) for message in [first, *islice(left, max(0, count - 1))]]
 
     def close(self) -> None:
         """Nothing is held."""

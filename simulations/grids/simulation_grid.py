@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 
-from ...flower.messages import TensorArray, records_in, set_message_id
+from ...flower.messages import content_bytes, set_message_id
 from ...flower.run_grid import RunGrid
 from ...strategies.algorithms.combined import clients_of
 from ...strategies.rounds.broadcast import Broadcast
@@ -19,7 +18,7 @@ from ..population.clients import SimulatedClients
 from ..population.tags import Tagged
 from .prefetch import Prefetch
 
-__all__ = ["SimulationGrid", "content_bytes"]
+__all__ = ["SimulationGrid"]
 
 
 @dataclass(slots=True)
@@ -191,20 +190,3 @@ def _waves(messages: Iterable[Message]) -> list[list[Message]]:
         waves[sent[client]].append(message)
         sent[client] += 1
     return waves
-
-
-def content_bytes(message: Message) -> int:
-    """Return the bytes of the tensors in a message."""
-    if not message.has_content():
-        return 0
-    return sum(_record_size(record) for record in records_in(message.content, ArrayRecord))
-
-
-def _record_size(record: ArrayRecord) -> int:
-    total = 0
-    for array in record.values():
-        if isinstance(array, TensorArray):
-            total += math.prod(array.shape) * array.tensor.dtype.itemsize
-        else:
-            total += len(array.data)
-    return total

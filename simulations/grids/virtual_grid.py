@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...apps.folder import App
 from ...config.sections.model import Config
 from ...errors import NOTHING_TO_EVALUATE
-from ...flower.messages import set_message_id
+from ...flower.messages import content_bytes, set_message_id
 from ...strategies.algorithms.combined import clients_of
 from ...strategies.rounds.broadcast import Broadcast
 from ..devices.available_cohort import draw_available
@@ -21,7 +21,7 @@ from ..executors.contract import APP_RAISED, Executor
 from ..population.clients import SimulatedClients
 from ..population.tags import Tagged, tagged_of
 from .example_counts import ExampleCounts
-from .simulation_grid import SimulationGrid, content_bytes
+from .simulation_grid import SimulationGrid
 
 __all__ = ["VirtualGrid", "devices_of"]
 

@@ -101,7 +101,7 @@ def test_pinned_batches_arrive() -> None:
     use = DeviceUse.of(DeviceConfig(pin_memory=True), kind="none", device=SECOND)
     rows = torch.arange(6.0)
     assert rows.pin_memory().is_pinned() and not rows.is_pinned()
-    placed = use.place(rows, torch.device(SECOND))
+    placed, _ = use.place((rows, rows), torch.device(SECOND))
     assert str(placed.device) == SECOND and torch.equal(placed.cpu(), rows)
     with pytest.raises(DataError, match="pin_memory speeds up copies to an accelerator"):
         DeviceUse.of(DeviceConfig(pin_memory=True), kind="none", device="cpu")

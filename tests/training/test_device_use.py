@@ -115,7 +115,9 @@ def test_channels_lie_last(plain: nn.Module) -> None:
 
 def test_images_of_one_channel_lie_like_the_others() -> None:
     """Their strides say so, which is what convolutions go by."""
-    placed = DeviceUse(channels_last=True).place(torch.ones(2, 1, 4, 5), torch.device("cpu"))
+    placed = DeviceUse(channels_last=True).place(
+        (torch.ones(2, 1, 4, 5), torch.zeros(2)), torch.device("cpu")
+    )[0]
     assert placed.stride() == (20, 1, 5, 1)
 
 
@@ -166,4 +168,4 @@ def test_a_model_without_blocks_says_so() -> None:
 def test_pinned_batches_are_the_same(plain: nn.Module) -> None:
     """Batches reach the accelerator unchanged from pinned memory."""
     use, device = DeviceUse(pin_memory=True), torch.device(accelerators()[0])
-    assert torch.equal(use.place(INPUTS, device).cpu(), INPUTS)
+    assert torch.equal(use.place((INPUTS, INPUTS), device)[0].cpu(), INPUTS)

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from ...errors import NOTHING_TO_EVALUATE, NothingLearnedError, ProtocolError
-from ...flower.messages import metrics_record, record_dict, records_in, reply_with
+from ...flower.messages import metrics_record, record_dict, records_in, reply_with, values_in
 from ...privacy.dp.example_level import ExampleTerms
 from ...privacy.dp.mechanisms.clipping import Clipping
 from ...privacy.dp.noise_terms import NoiseTerms
@@ -117,9 +117,9 @@ def _arrays(message: Message) -> ArrayRecord:
 
 def _config(message: Message) -> Mapping[str, Any]:
     records = records_in(message.content, ConfigRecord)
-    if len(records) <= 1:
-        return records[0] if records else {}
-    named = message.content.get("config")
-    if not isinstance(named, ConfigRecord):
-        raise ProtocolError(f"an instruction must carry one ConfigRecord, got {len(records)}")
-    return named
+    if len(records) > 1:
+        named = message.content.get("config")
+        if not isinstance(named, ConfigRecord):
+            raise ProtocolError(f"an instruction must carry one ConfigRecord, got {len(records)}")
+        records = [named]
+    return values_in(records[0]) if records else {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -18,6 +18,7 @@ from ..batches import Batch, batches_of, samples_in
 from ..device_use import DeviceUse
 from ..evaluation import ExampleMeans
 from ..micro_batch import MicroBatch, ran_out_of_memory
+from ..module_layout import begin_training, layout_of
 from ..objectives import proximal
 from ..parallel.parallelism import Alone, Parallelism
 from ..parallel.sharded_tensors import local_of
@@ -137,9 +138,14 @@ class _Local:
         self._use = use
         self._timer = timer
         self._micro_batch = micro_batch
-        module.train()
-        module = parallelism.attach(module, self._autocast)
-        self._params = [p for p in module.parameters() if p.requires_grad]
+        layout = begin_training(module)
+        dtype = _AUTOCAST.get(settings.precision)
+        self._casts = dtype is not None
+        autocast = partial(timer.of, "forward") if dtype is None else partial(self._casting, dtype)
+        attached = parallelism.attach(module, autocast)
+        layout = layout if attached is module else layout_of(attached)
+        module = attached
+        self._params = [p for p in layout.params if p.requires_grad]
         near = self._params if settings.proximal_mu else ()
         self._starts = [local_of(param.detach()).clone() for param in near]
         self._session = session
@@ -152,6 +158,7 @@ class _Local:
         self._optimizer = local_optimizer(self._params, settings, slots)
         self._means = ExampleMeans(task)
         self._module = module
+        self._piece_loss = _PieceLoss(self)
         self._differentiate = timer.around("backward", parallelism.backward)
         self._optimize = timer.around("optimizer", self._descend)
         self.loss_of = timer.around("forward", self._losses)
@@ -180,7 +187,8 @@ class _Local:
             )
             for group in _groups(batches, settings.accumulation_steps, self._timer):
                 self._step(group, sizes[place.batches : place.batches + len(group)])
-                place = place.after(len(group))
+                place.batches += len(group)
+                place.steps += 1
                 if saves and unfinished and place.steps % saves.every_steps == 0:
                     unfinished.save(saves, place, parallelism)
             examples, *sums = parallelism.totals([self._means.examples, *self._means.sums()])
@@ -194,7 +202,7 @@ class _Local:
                     "training.learning_rate, set training.gradient_clip_norm, or look for "
                     "invalid values in the data"
                 )
-            place = place.in_next_epoch(samples=int(examples))
+            place.begin_next_epoch(samples=int(examples))
         parallelism.collect()
         return place.samples, means
 
@@ -231,20 +239,21 @@ class _Local:
     def _backward(self, group: list[Batch], sizes: Sequence[int]) -> None:
         """Add up the gradients of the mean loss over all examples, on all ranks."""
         examples, parallelism = sum(sizes), self._parallelism
-        place, device = self._use.place, self._device
+        place, device, loss = self._use.place, self._device, self._piece_loss
         for index, (batch, size) in enumerate(zip(group, sizes, strict=True)):
             mine, most = parallelism.rows(size), -(-size // parallelism.parts)
             pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
             for number, (inputs, targets, live) in enumerate(pieces, 1):
-                inputs, targets = place(inputs, device), place(targets, device)
+                inputs, targets = place((inputs, targets), device)
                 last = number == len(pieces) and index == len(group) - 1
-                loss = _PieceLoss(self, examples, live, inputs)
+                loss.examples, loss.live, loss.inputs = examples, live, inputs
                 self._differentiate(inputs, targets, loss, live=live, last=last)
+        loss.inputs = None
 
     def _losses(
         self, inputs: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool
     ) -> torch.Tensor:
-        if self._settings.precision in _AUTOCAST and outputs.dtype in _HALF:
+        if self._casts and outputs.dtype in _HALF:
             outputs = outputs.float()
         if self._loss_of is None:
             losses = self._task.loss(outputs, targets)
@@ -254,13 +263,9 @@ class _Local:
             self._means.add(outputs, targets, losses)
         return losses
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        """What the forward pass runs in."""
-        dtype = _AUTOCAST.get(self._settings.precision)
-        return self._timer.of("forward") if dtype is None else self._casting(dtype)
-
     @contextmanager
     def _casting(self, dtype: torch.dtype) -> Iterator[None]:
+        """What the forward pass runs in, of a precision that is not float32's."""
         with self._timer.of("forward"), torch.autocast(self._device.type, dtype):
             yield
 
@@ -280,39 +285,44 @@ class _Local:
 class _PieceLoss:
     """What a piece of a batch adds to the loss whose gradient makes the step.
 
-    That is the mean over the step's examples; a piece that does not count adds nothing.
+    That is the mean over the step's examples; a piece that does not count adds nothing. The trainer
+    sets which piece it is before each.
+
+    Attributes:
+        examples: how many the step has.
+        live: whether the piece counts.
+        inputs: the piece's.
     """
 
-    __slots__ = ("_examples", "_inputs", "_live", "_local")
+    __slots__ = ("_local", "examples", "inputs", "live")
 
-    def __init__(self, local: _Local, examples: int, live: bool, inputs: torch.Tensor) -> None:
+    def __init__(self, local: _Local) -> None:
         self._local = local
-        self._examples = examples
-        self._live = live
-        self._inputs = inputs
+        self.examples, self.live = 0, False
+        self.inputs: torch.Tensor | None = None
 
     def __call__(
         self, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
     ) -> torch.Tensor:
         """As `LossOf`."""
-        losses = self._local.loss_of(self._inputs, outputs, targets, note=note and self._live)
-        if not self._live:
+        losses = self._local.loss_of(self.inputs, outputs, targets, note=note and self.live)
+        if not self.live:
             added = losses.sum() * 0
-        elif losses.shape[0] == self._examples:
+        elif losses.shape[0] == self.examples:
             added = losses.mean()  # the same gradient as below, in half the time
         else:
-            added = losses.sum() / self._examples
+            added = losses.sum() / self.examples
         scaler = self._local.scaler
         return scaler.scale(added) if scaler else added
 
     def backward(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """As `LossOf.backward`; no mean is computed: the examples begin with the gradient that it
         would give them."""
-        if self._local.scaler or not self._live:
+        if self._local.scaler or not self.live:
             torch.autograd.backward(self(outputs, targets))
             return
-        losses = self._local.loss_of(self._inputs, outputs, targets, note=True)
-        share = _share_of_mean(losses.shape[0], self._examples, losses.dtype, losses.device)
+        losses = self._local.loss_of(self.inputs, outputs, targets, note=True)
+        share = _share_of_mean(losses.shape[0], self.examples, losses.dtype, losses.device)
         # What torch.autograd.backward(losses, share) ends in. Before, that imports SymPy, 200 ms in each
         # process, and its checks take a fourth of a small model's step.
         torch.autograd.Variable._execution_engine.run_backward(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ RANDOM = "random:"
 VALUES = "values:"
 
 
-class Place(NamedTuple):
+@dataclass(slots=True)
+class Place:
     """How far a round's training has come.
 
     Attributes:
@@ -39,13 +41,9 @@ class Place(NamedTuple):
     steps: int = 0
     samples: int = 0
 
-    def after(self, batches: int) -> Place:
-        """Return the place after one more step, of so many batches."""
-        return Place(self.epoch, self.batches + batches, self.steps + 1, self.samples)
-
-    def in_next_epoch(self, *, samples: int) -> Place:
-        """Return the beginning of the next epoch; `samples` is how many were seen so far."""
-        return Place(self.epoch + 1, 0, self.steps, self.samples or samples)
+    def begin_next_epoch(self, *, samples: int) -> None:
+        """Go on to the next epoch; `samples` is how many were seen so far."""
+        self.epoch, self.batches, self.samples = self.epoch + 1, 0, self.samples or samples
 
 
 class Unfinished:
@@ -79,7 +77,7 @@ class Unfinished:
         for name, values in self._means.values().items():
             arrays[VALUES + name] = to_array(values)
         scaler = {} if self._scaler is None else self._scaler.state_dict()
-        facts = {"place": place._asdict(), "steps": self._optimizer.steps, "scaler": scaler}
+        facts = {"place": asdict(place), "steps": self._optimizer.steps, "scaler": scaler}
         saves.write(place.steps, parallelism.rank, Moment(arrays, facts))
 
     @torch.no_grad()
