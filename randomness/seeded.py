@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import memmove, string_at
 from functools import cache
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ MT19937_BYTES = 624 * 4 + 4
 _PYTHONS: Any = random.random.__self__  # type: ignore[attr-defined]  # the global generator
 
 
-class seeded:  # noqa: N801 - a context, as torch.no_grad
+class seeded:
     """Seed every global generator for the block, and leave them as they were.
 
     The block neither depends on earlier draws nor affects later ones: it gives the same numbers in
@@ -45,13 +46,18 @@ class seeded:  # noqa: N801 - a context, as torch.no_grad
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         restore_python, restore_numpy, torch_state = self._before
         restore_python()
         restore_numpy()
         torch.default_generator.set_state(torch_state)
         if self._device is not None:
-            self._device.__exit__(*error)
+            self._device.__exit__(kind, error, trace)
 
 
 def generators_now() -> tuple[object, ...]:

@@ -35,8 +35,10 @@ def derive(seed: int, *parts: int | str) -> int:
         process; different arguments, as for any hash, unrelated ones. The int 1 and the text
         "1" differ, and so do ("ab", "c") and ("a", "bc").
     """
-    texts = [f"{'i' if isinstance(part, int) else 's'}{part}".encode() for part in (seed, *parts)]
-    named = b"".join([len(text).to_bytes(8, "big") + text for text in texts])
+    named = b""
+    for part in (seed, *parts):
+        text = (f"i{part}" if isinstance(part, int) else f"s{part}").encode()
+        named += len(text).to_bytes(8, "big") + text
     return int.from_bytes(sha256(named).digest()[:8], "big") >> 1
 
 

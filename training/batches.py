@@ -22,10 +22,12 @@ from ..randomness.seeds import derive, epoch_order
 if TYPE_CHECKING:
     from ..task import Data
 
-__all__ = ["Batch", "batches_of", "chosen_from", "in_pool", "samples_in"]
+__all__ = ["Batch", "batches_of", "chosen_from", "first_order", "in_pool", "samples_in"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
+FEW = 4096
+"""The order of so many samples is known before they are asked for."""
 AT_ONCE_BYTES = 1 << 20
 """So much of a site's inputs, or targets, is brought into an epoch's order at once: it stays in a cache."""
 
@@ -36,13 +38,14 @@ def batches_of(
     *,
     seed: int | None = None,
     epoch: int = 0,
+    order: torch.Tensor | None = None,
     skip: int = 0,
     share: Callable[[torch.Tensor], torch.Tensor] | None = None,
     processes: int = 0,
 ) -> Iterator[Batch]:
     """Yield (inputs, targets); with a seed in the epoch's random order, else in the data's own order.
 
-    The first `skip` batches are left out. Of a batch's places, in their order, only those that
+    `order` is that order, if it is known already. The first `skip` batches are left out. Of a batch's places, in their order, only those that
     `share` returns are loaded. `processes` other processes prefetch the items of a Dataset.
 
     The last batch may be smaller. A DataLoader keeps its own batches and order; if it has
@@ -64,14 +67,14 @@ def batches_of(
             )
         yield from (_pair(batch) for batch in islice(data, skip, None))
         return
-    order = _order(count, seed, epoch)
+    order = _order(count, seed, epoch) if order is None else order
     if (pooled := in_pool(data)) is not None:
         (inputs, targets), places = pooled
         order = order if places is None else places[order]
         order = order if order.device == inputs.device else order.to(inputs.device)
         if share is None:
-            parts = (_in_order(part, order, batch_size, skip) for part in (inputs, targets))
-            yield from zip(*parts, strict=True)
+            ordered = _in_order(inputs, order, batch_size, skip)
+            yield from zip(ordered, _in_order(targets, order, batch_size, skip), strict=True)
             return
         for chosen in map(share, torch.split(order, batch_size)[skip:]):
             yield inputs.index_select(0, chosen), targets.index_select(0, chosen)
@@ -87,6 +90,14 @@ def batches_of(
     draws = torch.Generator().manual_seed(derive(seed or 0, epoch, "loader"))
     loader = DataLoader(samples, batch_sampler=lists, num_workers=processes, generator=draws)
     yield from (_pair(batch) for batch in loader)
+
+
+def first_order(data: Data, seed: int) -> torch.Tensor | None:
+    """Return the order of a few data in the first epoch; None of many, and of a DataLoader."""
+    count = samples_in(data)
+    return (
+        None if isinstance(data, DataLoader) or count > FEW else _order(count, seed, 0)
+    )
 
 
 def chosen_from(data: Data, places: torch.Tensor) -> Batch:

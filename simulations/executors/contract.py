@@ -46,10 +46,13 @@ class EventSink:
     Attributes:
         traceback: called with a client's node id and the traceback of its error.
         explain: returns one line on an error.
+        took: called with a client's node id and the seconds that it took, by an executor that hands
+            several replies over at once.
     """
 
     traceback: Callable[[int, str], None] = lambda node_id, text: None
     explain: Callable[[Exception], str] = lambda error: f"{type(error).__name__}: {error}"
+    took: Callable[[int, float], None] = lambda node_id, seconds: None
     event: Callable[[str, Mapping[str, object]], None] = lambda kind, detail: None
     """Called with the kind and the detail of the executor's own events, such as a lost worker."""
 

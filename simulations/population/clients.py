@@ -70,15 +70,24 @@ class SimulatedClients:
         Raises:
             ValueError: there is no such client.
         """
-        node_config = self.node_config_of(node_id)
-        kept = self.packed_state(node_id)
+        context = self.stateless_context_of(node_id)
+        context.state = self.state_of(node_id)
+        return context
+
+    def stateless_context_of(self, node_id: int) -> Context:
+        """Return a client's Context, with no state as yet; raises as `context_of`."""
         return Context(
             run_id=self.run_id,
             node_id=node_id,
-            node_config=node_config,
-            state=unpack_state(kept, self._scratch()) if kept else RecordDict(),
+            node_config=self.node_config_of(node_id),
+            state=RecordDict(),
             run_config=dict(self.run_config),
         )
+
+    def state_of(self, node_id: int) -> RecordDict:
+        """Return the client's own copy of what it keeps."""
+        kept = self.packed_state(node_id)
+        return unpack_state(kept, self._scratch()) if kept else RecordDict()
 
     def keep_state(self, node_id: int, state: RecordDict) -> None:
         """Keep what a client left in its Context.

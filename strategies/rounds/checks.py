@@ -17,7 +17,15 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from ...errors import ProtocolError, UpdateError
-from ...flower.messages import NUMPY_STYPE, FlatTensor, TensorArray, records_in, tensor_of
+from ...flower.messages import (
+    NUMPY_STYPE,
+    FlatTensor,
+    TensorArray,
+    records_in,
+    sender_of,
+    tensor_of,
+    values_in,
+)
 from ..algorithms.algorithm import Params
 from ..algorithms.combined import CLIENTS_KEY, EXAMPLES_KEY, columns_in, metrics_of_one
 from ..algorithms.metrics import Metrics, scalars_of
@@ -126,15 +134,17 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
     Raises:
         ReplyError: the reply is not what it should be; it names the client and the field.
     """
-    client = message.metadata.src_node_id
-    metrics = _only(client, message, MetricRecord, "MetricRecord")
+    client = sender_of(message)
+    record = _only(client, message, MetricRecord, "MetricRecord")
+    metrics = values_in(record)
     clients = _clients(client, metrics) if combined else (client,)
     weight = _examples(client, metrics, maximum=EXAMPLES_MAX * len(clients))
     tensors: Mapping[str, FlatTensor] = {}
     if forms is not None:
         if combined and CLIENTS_KEY in metrics:
             forms = {name: replace(form, wide=True) for name, form in forms.items()}
-        tensors = _tensors(client, _only(client, message, ArrayRecord, "ArrayRecord"), forms)
+        arrays = _only(client, message, ArrayRecord, "ArrayRecord")
+        tensors = _tensors(client, values_in(arrays), forms)
         for name, tensor in tensors.items():
             if fault := fault_in(tensor):
                 raise ReplyError(client, f"tensor {name!r}", fault)
@@ -146,7 +156,7 @@ def read_reply(message: Message, *, forms: Forms | None, combined: bool = False)
     reported = scalars_of(metrics)
     reported.pop(EXAMPLES_KEY)
     columns = (
-        columns_in(metrics)
+        columns_in(record)
         if len(clients) > 1
         else {EXAMPLES_KEY: [weight], **metrics_of_one(reported)}
     )
@@ -160,7 +170,7 @@ def _only(client: int, message: Message, kind: type[Any], name: str) -> Any:
     return records[0]
 
 
-def _examples(client: int, metrics: MetricRecord, *, maximum: float) -> float:
+def _examples(client: int, metrics: Mapping[str, Any], *, maximum: float) -> float:
     value = metrics.get(EXAMPLES_KEY)
     if value is None:
         raise ReplyError(client, EXAMPLES_KEY, "is missing")
@@ -177,19 +187,19 @@ def _examples(client: int, metrics: MetricRecord, *, maximum: float) -> float:
     return float(value)
 
 
-def _clients(client: int, metrics: MetricRecord) -> tuple[int, ...]:
+def _clients(client: int, metrics: Mapping[str, Any]) -> tuple[int, ...]:
     value = metrics.get(CLIENTS_KEY)
     if value is None:
         return (client,)
     valid = isinstance(value, list) and all(type(entry) is int for entry in value)
-    if not valid or client not in value or len(set(value)) != len(value):  # type: ignore[operator, arg-type]
+    if not valid or client not in value or len(set(value)) != len(value):
         raise ReplyError(
             client, CLIENTS_KEY, f"must list the sender and others once, got {short(value)}"
         )
-    return tuple(value)  # type: ignore[arg-type]
+    return tuple(value)
 
 
-def _tensors(client: int, arrays: ArrayRecord, forms: Forms) -> dict[str, FlatTensor]:
+def _tensors(client: int, arrays: Mapping[str, Array], forms: Forms) -> dict[str, FlatTensor]:
     """Return a reply's tensors if their names, shapes and dtypes are those that were sent."""
     if missing := forms.keys() - arrays.keys():
         raise ReplyError(client, f"tensor {min(missing)!r}", "is missing")

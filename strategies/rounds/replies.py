@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Error, Message, MessageType, MetricRecord
 
 from ...errors import NOTHING_TO_EVALUATE, QuorumError
-from ...flower.messages import FlatTensor, records_in
+from ...flower.messages import FlatTensor, records_in, sender_of
 from ..algorithms.algorithm import Aggregate, Algorithm, Params, Update
 from ..algorithms.canonical import CanonicalFold
 from ..algorithms.combined import EXAMPLES_KEY, ClientTable, clients_of
@@ -84,7 +84,7 @@ class TrainingReplies:
 
     def take(self, message: Message) -> None:
         """Check a reply, and fold it or refuse it; no content of a reply makes this raise."""
-        client = message.metadata.src_node_id
+        client = sender_of(message)
         try:
             _screen(message, number=self._number, asked=self._cohort, missing=self._open)
             if message.has_error():
@@ -120,7 +120,7 @@ class TrainingReplies:
         return self._means.means()
 
     def _count(self, message: Message) -> None:
-        client = message.metadata.src_node_id
+        client = sender_of(message)
         reply = read_reply(message, forms=self._forms, combined=self._combined)
         if not self._open.issuperset(reply.clients):
             raise ReplyError(client, "reply", "stands for clients not asked, or counted already")
@@ -236,7 +236,7 @@ def _screen(
     message: Message, *, number: int, asked: Collection[int], missing: Collection[int]
 ) -> None:
     """Refuse a reply that nobody asked for, or that has come before."""
-    client = message.metadata.src_node_id
+    client = sender_of(message)
     if client not in asked:
         raise ReplyError(client, "reply", "comes from a client that was not asked")
     if message.metadata.group_id not in ("", str(number)):

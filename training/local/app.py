@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from ...errors import ProtocolError
@@ -18,10 +18,10 @@ from ...task import Site, Task
 
 if TYPE_CHECKING:
     from ...strategies.algorithms.algorithm import Algorithm
-    from .site import LocalSite
+    from .site import LocalSite, SiteTraining
     from .training import LocalTraining
 
-__all__ = ["client_app", "site_in", "site_of"]
+__all__ = ["TaskApp", "client_app", "site_in", "site_of"]
 
 SITES_KEPT_MAX = 1024
 DEVICE_VARIABLE = "MEADOW_DEVICE"
@@ -63,22 +63,45 @@ def client_app(
     if strategy is not None:
         task = replace(task, algorithm=lambda name, arguments: strategy)
     wanted = device or os.environ.get(DEVICE_VARIABLE, "auto")
-    sites = _Sites(task, wanted, copies, training)
-    app = ClientApp()
+    return TaskApp(_Sites(task, wanted, copies, training))
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return sites.of(context).train(message, client=stream_of(context), state=context.state)
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return sites.of(context).evaluate(message, client=stream_of(context), state=context.state)
+class TaskApp(ClientApp):
+    """A task's ClientApp, which an executor may also ask for one part of a training after another."""
 
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return sites.of(context).count(message)
+    def __init__(self, sites: _Sites) -> None:
+        super().__init__()
+        self._sites = sites
+        self._is_extended = False
 
-    return app
+        @self.train()
+        def train(message: Message, context: Context) -> Message:
+            site = sites.of(context)
+            return site.train(message, client=stream_of(context), state=context.state)
+
+        @self.evaluate()
+        def evaluate(message: Message, context: Context) -> Message:
+            site = sites.of(context)
+            return site.evaluate(message, client=stream_of(context), state=context.state)
+
+        @self.query()
+        def query(message: Message, context: Context) -> Message:
+            return sites.of(context).count(message)
+
+    def lifespan(self) -> Any:
+        """Register what a call of the app runs in, as Flower's ClientApp does."""
+        self._is_extended = True
+        return super().lifespan()
+
+    def begin(self, message: Message, context: Context) -> SiteTraining | None:
+        """Read an instruction to train; None for another message, and if the app was extended: then only
+        a call answers it.
+
+        Nothing of the context's state is read: `SiteTraining.train` is given it.
+        """
+        if message.metadata.message_type != MessageType.TRAIN or self._is_extended:
+            return None
+        return self._sites.of(context).begin(message, client=stream_of(context))
 
 
 class _Sites:

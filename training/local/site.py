@@ -9,20 +9,29 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from ...errors import NOTHING_TO_EVALUATE, NothingLearnedError, ProtocolError
-from ...flower.messages import metrics_record, record_dict, records_in, reply_with, values_in
+from ...flower.messages import (
+    metrics_record,
+    params_to_arrays,
+    record_dict,
+    records_in,
+    reply_with,
+    values_in,
+)
 from ...privacy.dp.example_level import ExampleTerms
 from ...privacy.dp.mechanisms.clipping import Clipping
 from ...privacy.dp.noise_terms import NoiseTerms
+from ...strategies.algorithms.algorithm import Params
 from ...task import Site, Task
 from ..batches import samples_in
+from ..loop.trainer import draws_of
 from ..settings import TrainingSettings
 from ..site_data import SiteData
 from ..warm_module import WarmModule
 from .clipped_reply import clipped_reply
 from .training import LocalTraining
-from .work import Assignment, work_for
+from .work import Assignment, SiteWork, work_for
 
-__all__ = ["LocalSite"]
+__all__ = ["LocalSite", "SiteTraining"]
 
 
 class LocalSite:
@@ -43,24 +52,17 @@ class LocalSite:
 
         `state` is what the client keeps between messages: some algorithms change it.
         """
+        training = self.begin(message, client=client)
+        training.train(state)
+        return training.reply()
+
+    def begin(self, message: Message, *, client: int) -> SiteTraining:
+        """Read an instruction to train."""
         config = _config(message)
-        given = self._assignment(message, config, client, state)
+        given = self._assignment(message, config, client)
+        given.draws = draws_of(given.settings, client, self._data.loaded().train)
         work = work_for(given.settings, self._task, ExampleTerms.of(config))
-        clipping, noise = Clipping.of(config), NoiseTerms.of(config)
-        try:
-            examples, means, trained = work.train(given)
-        except NothingLearnedError as error:
-            if clipping is None or noise is None or noise.place == "server":
-                raise
-            # a failure would reveal something about the data: the reply is like any other client's
-            logging.getLogger(__name__).warning("this round has no change of the params: %s", error)
-            examples, means, trained = 1, {}, given.arrays
-        metrics = metrics_record({"num-examples": examples, **means})
-        if clipping is not None:
-            trained, metrics = clipped_reply(
-                given.arrays, trained, clipping, noise, copy=self._copies
-            )
-        return reply_with(record_dict({"arrays": trained, "metrics": metrics}), message)
+        return SiteTraining(message, given, work, Clipping.of(config), NoiseTerms.of(config))
 
     def evaluate(self, message: Message, *, client: int, state: RecordDict) -> Message:
         """Evaluate the message's params on this site's test data, if it has any.
@@ -73,14 +75,13 @@ class LocalSite:
         if data is None or not samples_in(data):
             nothing = Error(NOTHING_TO_EVALUATE, f"site {self._site.index} has no test data")
             return Message(nothing, reply_to=message)
-        given = self._assignment(message, config, client, state)
+        given = self._assignment(message, config, client)
+        given.state = state
         examples, means = work_for(given.settings, self._task).evaluate(given, data)
         metrics = metrics_record({"num-examples": examples, **means})
         return reply_with(record_dict({"metrics": metrics}), message)
 
-    def _assignment(
-        self, message: Message, config: Mapping[str, Any], client: int, state: RecordDict
-    ) -> Assignment:
+    def _assignment(self, message: Message, config: Mapping[str, Any], client: int) -> Assignment:
         return Assignment(
             task=self._task,
             site=self._site,
@@ -92,7 +93,6 @@ class LocalSite:
             settings=TrainingSettings.of(config),
             config=config,
             arrays=_arrays(message),
-            state=state,
             key=(message.metadata.run_id, message.metadata.message_id),
         )
 
@@ -106,6 +106,54 @@ class LocalSite:
             }
         )
         return reply_with(record_dict({"metrics": metrics}), message)
+
+
+class SiteTraining:
+    """A client's training in a round, once its instruction is read: what takes the time, and the reply."""
+
+    def __init__(
+        self,
+        message: Message,
+        given: Assignment,
+        work: SiteWork,
+        clipping: Clipping | None,
+        noise: NoiseTerms | None,
+    ) -> None:
+        self._message = message
+        self._given = given
+        self._work = work
+        self._clipping = clipping
+        self._noise = noise
+        self._trained: tuple[Mapping[str, Any], Params | ArrayRecord] | None = None
+
+    def train(self, state: RecordDict) -> None:
+        """Train, with what the client keeps between messages."""
+        given, clipping, noise = self._given, self._clipping, self._noise
+        given.state = state
+        try:
+            examples, means, trained = self._work.train(given)
+        except NothingLearnedError as error:
+            if clipping is None or noise is None or noise.place == "server":
+                raise
+            # a failure would reveal something about the data: the reply is like any other client's
+            logging.getLogger(__name__).warning("this round has no change of the params: %s", error)
+            examples, means, trained = 1, {}, given.arrays
+        self._trained = {"num-examples": examples, **means}, trained
+        if clipping is not None:
+            sent, arrays = given.arrays, _record(trained)
+            arrays, metrics = clipped_reply(sent, arrays, clipping, noise, copy=given.copies)
+            self._trained = values_in(metrics), arrays
+
+    def reply(self) -> Message:
+        """Return the reply; `train` comes before."""
+        assert self._trained is not None, "train comes first"
+        metrics, trained = self._trained
+        records = record_dict({"arrays": _record(trained), "metrics": metrics_record(metrics)})
+        return reply_with(records, self._message)
+
+
+def _record(trained: Params | ArrayRecord) -> ArrayRecord:
+    return trained if isinstance(trained, ArrayRecord) else params_to_arrays(trained)
 
 
 def _arrays(message: Message) -> ArrayRecord:

@@ -21,7 +21,7 @@ from ..device_meter import DeviceMeter
 from ..device_use import DeviceUse, choose_device
 from ..evaluation import evaluate
 from ..loop.dp_sgd import train_dp_sgd
-from ..loop.trainer import train
+from ..loop.trainer import Draws, train
 from ..micro_batch import MicroBatch
 from ..mid_epoch import MidEpoch, forget_others, saves_folder
 from ..module_params import build_module
@@ -55,6 +55,7 @@ class Round:
         begin: returns what an algorithm does in the steps of a module that has its params; such a
             round is not saved.
         dp_sgd: the terms of example-level privacy, if any; such a round is not saved, and has no means.
+        draws: the client's, if they are known already.
     """
 
     site: Site
@@ -65,6 +66,7 @@ class Round:
     key: tuple[object, ...]
     begin: Callable[[torch.nn.Module], Corrections] | None = None
     dp_sgd: ExampleTerms | None = None
+    draws: Draws | None = None
 
 
 class LocalTraining:
@@ -221,6 +223,7 @@ class LocalTraining:
                 micro_batch=self._micro_batch,
                 saves=instruction.saves,
                 resume_at=instruction.resume_at,
+                draws=work.draws,
             )
             return module, examples, means
 

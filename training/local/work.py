@@ -6,17 +6,18 @@ The site calls the same methods under every algorithm; `work_for` chooses the cl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
 
 from ...errors import ProtocolError
-from ...flower.messages import arrays_to_params, params_to_arrays
+from ...flower.messages import arrays_to_params
 from ...privacy.dp.example_level import ExampleTerms
 from ...randomness.seeded import seeded
 from ...randomness.seeds import derive
+from ...strategies.algorithms.algorithm import Params
 from ...task import Site, Task
 from ..algorithms.algorithms import LocalAlgorithm
 from ..algorithms.client_half import client_half
@@ -27,6 +28,7 @@ from ..algorithms.personalization import (
     evaluate_own,
 )
 from ..algorithms.work_bench import LocalWork, WorkBench
+from ..loop.trainer import Draws
 from ..module_params import params_of_module
 from ..settings import TrainingSettings
 from ..site_data import SiteData
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Assignment", "SiteWork", "Trained", "work_for"]
 
-Trained = tuple[int, dict[str, float], ArrayRecord]
-"""How many examples there were, the metrics, and the arrays of the reply."""
+Trained = tuple[int, dict[str, float], Params | ArrayRecord]
+"""How many examples there were, the metrics, and the params, or arrays, of the reply."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +53,7 @@ class Assignment:
         copies: whether arrays of the reply have memory of their own.
         config: the instruction's, all of it; `settings` are the training's in it.
         state: what the client keeps between messages; some work changes it.
+        draws: those of a training.
         key: what tells this instruction from others, and is the same when it is repeated.
     """
 
@@ -64,14 +67,16 @@ class Assignment:
     settings: TrainingSettings
     config: Mapping[str, Any]
     arrays: ArrayRecord
-    state: RecordDict
     key: tuple[object, ...]
+    state: RecordDict = field(default_factory=RecordDict)
+    draws: Draws | None = None
 
     def round(self, data: Data | None = None, **more: Any) -> Round:
         """Return what is to be done as the owner's [device] says, with the training data unless
         others are given; `more` are further fields of the round."""
         arrays: ArrayRecord = more.pop("arrays", self.arrays)
         seed = self.settings.seed
+        draws = self.draws if data is None else None
         return Round(
             site=self.site,
             data=self.data.loaded().train if data is None else data,
@@ -80,12 +85,12 @@ class Assignment:
             load=lambda generation: self.module.with_params(
                 arrays, seed=seed, generation=generation
             ),
-            **{"key": (), **more},
+            **{"key": (), "draws": draws, **more},
         )
 
-    def arrays_of(self, module: torch.nn.Module) -> ArrayRecord:
-        """Return the reply's arrays: the params of a module."""
-        return params_to_arrays(params_of_module(module, copy=self.copies))
+    def params_of(self, module: torch.nn.Module) -> Params:
+        """Return the params of a module for the reply."""
+        return params_of_module(module, copy=self.copies)
 
 
 class SiteWork(Protocol):
@@ -104,7 +109,7 @@ class Training:
     def train(self, given: Assignment) -> Trained:
         """As `SiteWork.train`."""
         module, examples, means = given.training.train(given.round(key=given.key))
-        return examples, means, given.arrays_of(module)
+        return examples, means, given.params_of(module)
 
     def evaluate(self, given: Assignment, data: Data) -> tuple[int, dict[str, float]]:
         """As `SiteWork.evaluate`; clients may be asked to tune the params to their own data first."""
@@ -129,7 +134,7 @@ class PrivateTraining(Training):
         if given.settings.algorithm != "plain":
             raise ProtocolError(f"algorithm {given.settings.algorithm!r} does not train by DP-SGD")
         module, examples, _ = given.training.train(given.round(dp_sgd=self._terms))
-        return examples, {}, given.arrays_of(module)
+        return examples, {}, given.params_of(module)
 
 
 class CorrectedTraining(Training):
@@ -205,7 +210,7 @@ class PersonalizedTraining:
         bench = self._bench(given)
         sent, data = arrays_to_params(given.arrays), given.data.loaded().train
         examples, means, params = self._personalization.train(bench, sent, data)
-        return examples, means, params_to_arrays(params)
+        return examples, means, params
 
     def evaluate(self, given: Assignment, data: Data) -> tuple[int, dict[str, float]]:
         """As `SiteWork.evaluate`; the metrics of the client's own params are "personal-loss" ..."""
@@ -238,7 +243,7 @@ class OtherWork:
         """As `SiteWork.train`."""
         sent = arrays_to_params(given.arrays)
         examples, means, made = self._work.answer(self._bench(given), sent)
-        return examples, means, params_to_arrays(made)
+        return examples, means, made
 
     def evaluate(self, given: Assignment, data: Data) -> tuple[int, dict[str, float]]:
         """As `SiteWork.evaluate`."""

@@ -246,7 +246,8 @@ class LocalOptimizer:
         """Begin with these slots, which the steps change, instead of new ones."""
         self.param_groups = [{"params": params}]
         self._params = params
-        self._sharded = any(hasattr(param, "to_local") for param in params)
+        others = [param for param in params if type(param) is not torch.nn.Parameter]
+        self._sharded = any(hasattr(param, "to_local") for param in others)
         self._settings = settings
         if slots is None:
             held = [local_of(param.detach()) for param in params] if self._sharded else params

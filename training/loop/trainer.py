@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import torch
 
 from ...errors import DataError, NothingLearnedError
 from ...randomness.seeded import seeded
 from ...randomness.seeds import derive, spread_one
-from ..batches import Batch, batches_of, samples_in
+from ..batches import Batch, batches_of, first_order, samples_in
 from ..device_use import DeviceUse
 from ..evaluation import ExampleMeans
 from ..micro_batch import MicroBatch, ran_out_of_memory
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ...task import Data, Task
     from ..mid_epoch import MidEpoch
 
-__all__ = ["Session", "train"]
+__all__ = ["Draws", "Session", "draws_of", "train"]
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _HALF = frozenset(_AUTOCAST.values())
@@ -76,12 +76,14 @@ def train(
     micro_batch: MicroBatch | None = None,
     saves: MidEpoch | None = None,
     resume_at: int = -1,
+    draws: Draws | None = None,
 ) -> tuple[int, dict[str, float]]:
     """Train `module` in place; returns the number of samples seen in an epoch, and the means of
     "loss" and the task's metrics over all examples, as they were before each step.
 
     `session` is the algorithm's part in the steps, if it has one; it is not saved. With `saves` the
     round is saved every `saves.every_steps` steps; `resume_at` is the saved step to continue from.
+    `draws` is what `draws_of` gives for these settings and data, if that is known already.
 
     Guarantees: the same params, data, settings and client give the same bits in any process
         that has as many threads and the same kind of device, resumed or not; no global generator
@@ -91,17 +93,35 @@ def train(
         DataError: the data are empty or not what the task needs, or the loss is not finite.
     """
     parallelism = parallelism or Alone()
-    own = (
-        (parallelism.part,) if parallelism.part else ()
-    )  # part 0 draws what one process alone would draw
-    stream = derive(settings.stream, settings.server_round, client, "training", *own)
-    with seeded(stream, device):
+    if draws is None or parallelism.part:
+        draws = draws_of(settings, client, data, part=parallelism.part)
+    with seeded(draws.training, device):
         pieces = micro_batch or MicroBatch()
         around = use or DeviceUse(), timer or Unwatched()
-        local = _Local(
-            task, module, settings, client, device, parallelism, *around, pieces, session
-        )
-        return local.run(data, saves, resume_at)
+        local = _Local(task, module, settings, device, parallelism, *around, pieces, session)
+        return local.run(data, draws, saves, resume_at)
+
+
+class Draws(NamedTuple):
+    """What a client's random numbers in a round follow from.
+
+    Attributes:
+        training: the seed of what the module and its loss draw.
+        batches: the seed of the orders in which an epoch goes through the data.
+        first: the order of the first epoch, (samples,); None where it is not known beforehand.
+    """
+
+    training: int
+    batches: int
+    first: torch.Tensor | None
+
+
+def draws_of(settings: TrainingSettings, client: int, data: Data, *, part: int = 0) -> Draws:
+    """Return a client's draws in a round; those of part 0 are what one process alone would draw."""
+    own = (part,) if part else ()
+    training = derive(settings.stream, settings.server_round, client, "training", *own)
+    batches = batch_order_seed(settings, client)
+    return Draws(training, batches, first_order(data, batches))
 
 
 def batch_order_seed(settings: TrainingSettings, client: int) -> int:
@@ -122,7 +142,6 @@ class _Local:
         task: Task,
         module: torch.nn.Module,
         settings: TrainingSettings,
-        client: int,
         device: str,
         parallelism: Parallelism,
         use: DeviceUse,
@@ -132,7 +151,6 @@ class _Local:
     ) -> None:
         self._task = task
         self._settings = settings
-        self._client = client
         self._device = torch.device(device)
         self._parallelism = parallelism
         self._use = use
@@ -164,10 +182,11 @@ class _Local:
         self.loss_of = timer.around("forward", self._losses)
         """Returns each example's loss; with `note` the examples count for loss and metrics."""
 
-    def run(self, data: Data, saves: MidEpoch | None, at: int) -> tuple[int, dict[str, float]]:
+    def run(
+        self, data: Data, draws: Draws, saves: MidEpoch | None, at: int
+    ) -> tuple[int, dict[str, float]]:
         """Train for the configured epochs."""
         settings, parallelism = self._settings, self._parallelism
-        order = batch_order_seed(settings, self._client)
         sizes = _sizes(data, settings.batch_size, parallelism)
         place, means = Place(), {}
         unfinished: Unfinished | None = None
@@ -179,7 +198,8 @@ class _Local:
             batches = batches_of(
                 data,
                 settings.batch_size,
-                seed=order,
+                seed=draws.batches,
+                order=None if place.epoch else draws.first,
                 epoch=place.epoch,
                 skip=place.batches,
                 share=parallelism.share if parallelism.parts > 1 else None,
@@ -248,7 +268,7 @@ class _Local:
                 last = number == len(pieces) and index == len(group) - 1
                 loss.examples, loss.live, loss.inputs = examples, live, inputs
                 self._differentiate(inputs, targets, loss, live=live, last=last)
-        loss.inputs = None
+        del loss.inputs
 
     def _losses(
         self, inputs: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool
@@ -296,10 +316,11 @@ class _PieceLoss:
 
     __slots__ = ("_local", "examples", "inputs", "live")
 
+    inputs: torch.Tensor
+
     def __init__(self, local: _Local) -> None:
         self._local = local
         self.examples, self.live = 0, False
-        self.inputs: torch.Tensor | None = None
 
     def __call__(
         self, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
