@@ -45,8 +45,9 @@ def batches_of(
 ) -> Iterator[Batch]:
     """Yield (inputs, targets); with a seed in the epoch's random order, else in the data's own order.
 
-    `order` is that order, if it is known already. The first `skip` batches are left out. Of a batch's places, in their order, only those that
-    `share` returns are loaded. `processes` other processes prefetch the items of a Dataset.
+    `order` is that of the epoch, if it is known already. The first `skip` batches are left out. Of a
+    batch's places, in their order, only those that `share` returns are loaded. `processes` other
+    processes prefetch the items of a Dataset.
 
     The last batch may be smaller. A DataLoader keeps its own batches and order; if it has
     generators of its own they are seeded from `seed` and `epoch`, so that they do not depend on
@@ -67,7 +68,8 @@ def batches_of(
             )
         yield from (_pair(batch) for batch in islice(data, skip, None))
         return
-    order = _order(count, seed, epoch) if order is None else order
+    if order is None or order.shape[0] != count:  # a Dataset may have grown
+        order = _order(count, seed, epoch)
     if (pooled := in_pool(data)) is not None:
         (inputs, targets), places = pooled
         order = order if places is None else places[order]
@@ -95,9 +97,7 @@ def batches_of(
 def first_order(data: Data, seed: int) -> torch.Tensor | None:
     """Return the order of a few data in the first epoch; None of many, and of a DataLoader."""
     count = samples_in(data)
-    return (
-        None if isinstance(data, DataLoader) or count > FEW else _order(count, seed, 0)
-    )
+    return None if isinstance(data, DataLoader) or count > FEW else _order(count, seed, 0)
 
 
 def chosen_from(data: Data, places: torch.Tensor) -> Batch:

@@ -19,7 +19,7 @@ __all__ = ["ModuleLayout", "begin_training", "layout_of"]
 _WALKS = (
     "state_dict", "_save_to_state_dict", "get_extra_state", "_named_members",
     "parameters", "named_parameters", "buffers", "named_buffers",
-    "children", "named_children", "modules", "named_modules",
+    "children", "named_children", "modules", "named_modules", "__eq__", "__hash__",
 )  # fmt: skip
 """Methods of torch.nn.Module that a layout stands for, and those that they call."""
 _DICTS = "_parameters", "_buffers", "_modules"

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from meadow.errors import DataError
-from meadow.training.batches import batches_of, samples_in
+from meadow.training.batches import FEW, batches_of, first_order, samples_in
 
 INPUTS = torch.arange(10, dtype=torch.float32).reshape(10, 1)
 TARGETS = torch.arange(10)
@@ -124,3 +124,63 @@ def test_useless_data_are_refused(kind: str) -> None:
 def test_samples_are_counted(kind: str) -> None:
     """A loader counts samples, not batches."""
     assert samples_in(KINDS[kind]()) == 10
+
+
+def big(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return samples of 512 KB each: too many bytes to be brought into an order at once."""
+    return torch.rand(count, 1 << 17), torch.arange(count)
+
+
+@pytest.mark.parametrize("skip", [0, 1, 3])
+@pytest.mark.parametrize(
+    "data", [(INPUTS, TARGETS), big(5), (INPUTS, INPUTS)], ids=["small", "large", "wide targets"]
+)
+def test_batches_are_rows_in_the_order(data: tuple[torch.Tensor, torch.Tensor], skip: int) -> None:
+    """Of few bytes and of many, of targets of any shape: those that indexing gives."""
+    order = first_order(data, 7)
+    assert order is not None
+    for known in (None, order):
+        found = list(batches_of(data, 2, seed=7, order=known, skip=skip))
+        chosen = order.split(2)[skip:]
+        assert len(found) == len(chosen)
+        for places, (inputs, targets) in zip(chosen, found, strict=True):
+            assert torch.equal(inputs, data[0][places]) and torch.equal(targets, data[1][places])
+
+
+def test_sparse_inputs_come_in_batches() -> None:
+    """As before they are indexed, batch by batch."""
+    inputs = torch.eye(6).to_sparse()
+    batches = list(batches_of((inputs, torch.arange(6)), 4, seed=1))
+    dense = torch.cat([some.to_dense() for some, _ in batches])
+    assert torch.equal(dense, torch.eye(6)[torch.cat([targets for _, targets in batches])])
+
+
+def test_a_batch_that_is_changed_changes_no_other() -> None:
+    """Nor the data; and autograd does not take it for a change of the others."""
+    held = INPUTS.clone(), TARGETS.clone()
+    weight = torch.ones(1, requires_grad=True)
+    first, second, _ = (inputs for inputs, _ in batches_of(held, 4, seed=1))
+    expected = second.clone()
+    loss = (first * weight).sum()
+    second.mul_(3)
+    loss.backward()
+    assert torch.equal(second, expected * 3) and torch.equal(held[0], INPUTS)
+    first.requires_grad_()
+    assert first.is_leaf and first._base is None
+
+
+def test_an_order_that_is_too_old_is_not_followed() -> None:
+    """A Dataset may grow between two epochs."""
+    order = first_order((INPUTS[:5], TARGETS[:5]), 3)
+    grown = torch.cat(
+        [targets for _, targets in batches_of((INPUTS, TARGETS), 4, seed=3, order=order)]
+    )
+    assert sorted(grown.tolist()) == list(range(10))
+
+
+def test_the_first_order_of_many_or_of_a_loader_is_not_known() -> None:
+    """It would have to be kept until they are asked for."""
+    many = torch.zeros(FEW + 1)
+    assert first_order((many, many), 1) is None
+    assert first_order(loader(), 1) is None
+    assert first_order(Squares(), 1) is not None
