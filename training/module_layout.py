@@ -34,18 +34,16 @@ _last: ModuleLayout | None = None
 def layout_of(module: torch.nn.Module) -> ModuleLayout:
     """Return what a module consists of now."""
     global _last
-    if _last is None or not _last.is_of(module):
-        _last = ModuleLayout(module)
-    return _last
+    found = _last  # another thread may put its own there
+    if found is None or not found.is_of(module):
+        found = _last = ModuleLayout(module)
+    return found
 
 
-def begin_training(module: torch.nn.Module) -> ModuleLayout:
-    """Do what `module.train()` does, and return what the module then consists of."""
-    layout = layout_of(module)
-    if layout.is_training():
-        return layout
-    module.train()
-    return layout_of(module)
+def begin_training(module: torch.nn.Module) -> None:
+    """Do what `module.train()` does."""
+    if not layout_of(module).is_training():
+        module.train()
 
 
 class ModuleLayout:
@@ -100,7 +98,8 @@ class ModuleLayout:
 
 def _forget(module: object) -> None:
     global _last
-    if _last is not None and _last._module is module:
+    found = _last
+    if found is not None and found._module is module:
         _last = None
 
 

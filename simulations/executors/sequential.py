@@ -106,9 +106,8 @@ class SequentialExecutor:
         """Read the instruction, of a task; anybody's ClientApp does it all when it is called."""
         app = self._client_app
         turn.context = context = self._clients.stateless_context_of(turn.node_id)
+        turn.message.content = own_copy(turn.message.content)
         turn.training = app.begin(turn.message, context) if isinstance(app, TaskApp) else None
-        if turn.training is None:
-            turn.message.content = own_copy(turn.message.content)
 
     def _run(self, turn: _Turn) -> None:
         """Train, or call the app, with what the client keeps."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -156,9 +158,8 @@ def test_modes_are_set_as_torch_does() -> None:
     model = network()
     for wrong in (model, model[1], model[1][1], model[2]):
         wrong.eval()
-        layout = begin_training(model)
+        begin_training(model)
         assert all(part.training for part in model.modules())
-        assert layout is layout_of(model)
 
 
 class FrozenNorm(nn.Module):
@@ -215,3 +216,19 @@ def test_a_layout_keeps_no_module_alive() -> None:
     del model
     gc.collect()
     assert [ref() for ref in held] == [None, None]
+
+
+def test_threads_have_their_own_modules() -> None:
+    """Each gets the layout of the module that it asked for."""
+    models = [nn.Sequential(*(nn.Linear(2, 2) for _ in range(count))) for count in (1, 2, 3, 4)]
+
+    def ask(model: nn.Sequential) -> bool:
+        return all(len(layout_of(model).params) == 2 * len(model) for _ in range(3000))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(models)) as pool:
+            assert all(pool.map(ask, models))
+    finally:
+        sys.setswitchinterval(before)

@@ -63,16 +63,16 @@ def client_app(
     if strategy is not None:
         task = replace(task, algorithm=lambda name, arguments: strategy)
     wanted = device or os.environ.get(DEVICE_VARIABLE, "auto")
-    return TaskApp(_Sites(task, wanted, copies, training))
+    return TaskApp(_Sites(task, wanted, copies, training), in_parts=copies)
 
 
 class TaskApp(ClientApp):
     """A task's ClientApp, which an executor may also ask for one part of a training after another."""
 
-    def __init__(self, sites: _Sites) -> None:
+    def __init__(self, sites: _Sites, *, in_parts: bool = True) -> None:
         super().__init__()
         self._sites = sites
-        self._is_extended = False
+        self._in_parts = in_parts
 
         @self.train()
         def train(message: Message, context: Context) -> Message:
@@ -90,16 +90,16 @@ class TaskApp(ClientApp):
 
     def lifespan(self) -> Any:
         """Register what a call of the app runs in, as Flower's ClientApp does."""
-        self._is_extended = True
+        self._in_parts = False
         return super().lifespan()
 
     def begin(self, message: Message, context: Context) -> SiteTraining | None:
-        """Read an instruction to train; None for another message, and if the app was extended: then only
-        a call answers it.
+        """Read an instruction to train; None if only a call answers the message: it asks for something
+        else, the app was extended, or a reply lies in the module's memory.
 
         Nothing of the context's state is read: `SiteTraining.train` is given it.
         """
-        if message.metadata.message_type != MessageType.TRAIN or self._is_extended:
+        if message.metadata.message_type != MessageType.TRAIN or not self._in_parts:
             return None
         return self._sites.of(context).begin(message, client=stream_of(context))
 

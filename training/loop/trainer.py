@@ -156,14 +156,12 @@ class _Local:
         self._use = use
         self._timer = timer
         self._micro_batch = micro_batch
-        layout = begin_training(module)
+        begin_training(module)
         dtype = _AUTOCAST.get(settings.precision)
         self._casts = dtype is not None
         autocast = partial(timer.of, "forward") if dtype is None else partial(self._casting, dtype)
-        attached = parallelism.attach(module, autocast)
-        layout = layout if attached is module else layout_of(attached)
-        module = attached
-        self._params = [p for p in layout.params if p.requires_grad]
+        module = parallelism.attach(module, autocast)
+        self._params = [p for p in layout_of(module).params if p.requires_grad]
         near = self._params if settings.proximal_mu else ()
         self._starts = [local_of(param.detach()).clone() for param in near]
         self._session = session

@@ -281,3 +281,30 @@ def test_global_generators_go_on_between_clients() -> None:
         app = meadow.client_app(replace(TASK, client_data=drawing), device="cpu")
         list(SequentialExecutor(app, clients).execute(instruction(TASK, nodes)))
     assert drawn[:3] == drawn[3:]
+
+
+def test_replies_in_the_modules_memory_come_one_by_one() -> None:
+    """They are good until the next client trains."""
+    clients = SimulatedClients(CLIENTS, run_id=1, run_config={})
+    executor = SequentialExecutor(meadow.client_app(TASK, device="cpu", copies=False), clients)
+    found = [values_of(reply) for reply in executor.execute(instruction(TASK, [3, 1, 6]))]
+    executor, _ = next(both())
+    assert found == [values_of(reply) for reply in executor.execute(instruction(TASK, [3, 1, 6]))]
+
+
+def test_what_a_client_does_to_its_instruction_stays_with_it() -> None:
+    """An own algorithm is given the config, as clients are sent it together."""
+    broadcast = instruction(TASK, [1, 2, 3])
+    app: Any = meadow.client_app(TASK, device="cpu")
+    seen, begin = list[dict[str, Any]](), app.begin
+
+    def changing(message: Message, context: Context) -> Any:
+        training = begin(message, context)
+        seen.append(dict(training._given.config))
+        training._given.config["own"] = context.node_id
+        return training
+
+    app.begin = changing
+    clients = SimulatedClients(CLIENTS, run_id=1, run_config={})
+    list(SequentialExecutor(app, clients).execute(broadcast))
+    assert seen[0] == seen[1] == seen[2] and "own" not in broadcast.content["config"]
