@@ -305,7 +305,10 @@ _ARRAYS, _METRICS, _CONTENT = ArrayRecord(), MetricRecord(), RecordDict()
 def _holding(like: Held, data: dict[str, Any]) -> Held:
     """Return a record like another one, of these very values."""
     made = object.__new__(type(like))
-    made.__dict__.update(like.__dict__, _data=data)
+    checks = like.__dict__
+    made.__dict__.update(
+        _check_key_fn=checks["_check_key_fn"], _check_value_fn=checks["_check_value_fn"], _data=data
+    )
     return made
 
 

@@ -185,8 +185,10 @@ def _in_order(
     Batches cut by `unsafe_split` are not views of one another for autograd: what is changed in place in
     one is not taken for a change of the others.
     """
-    dense = rows.layout is torch.strided
-    if dense and order.shape[0] * rows.nbytes <= AT_ONCE_BYTES * rows.shape[0]:
+    plain = (
+        rows.layout is torch.strided and not rows.requires_grad
+    )  # each has a graph of its own then
+    if plain and order.shape[0] * rows.nbytes <= AT_ONCE_BYTES * rows.shape[0]:
         return torch.unsafe_split(rows.index_select(0, order), batch_size)[skip:]
     return (rows.index_select(0, chosen) for chosen in torch.split(order, batch_size)[skip:])
 

@@ -25,6 +25,7 @@ _WALKS = (
 _DICTS = "_parameters", "_buffers", "_modules"
 _OTHERS = "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks"
 """Where a torch.nn.Module keeps what those methods look at."""
+_METHODS = frozenset((*_WALKS, "train"))
 _dicts_of, _others_of = itemgetter(*_DICTS), itemgetter(*_OTHERS)
 
 _last: ModuleLayout | None = None
@@ -50,12 +51,13 @@ class ModuleLayout:
     """What a module consists of. It does not keep the module itself alive."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        every = [*module.modules()]
+        every = _with_parts(module)
         self._module = weakref.ref(module, _forget)
         self._inner = every[1:]
         self._vars = [vars(each) for each in every]
         self._usual = all(_walks_as_torch(each) for each in every)
-        self._train_as_torch = all(_is_torchs(each, "train") for each in every)
+        self._train_as_torch = self._usual and all(_is_torchs(each, "train") for each in every)
+        self._sizes = [*map(len, self._vars)]
         if self._usual:
             self._parts = self._parts_of(module)
             dicts = chain.from_iterable(map(_dicts_of, self._vars))
@@ -74,7 +76,11 @@ class ModuleLayout:
     def is_of(self, module: torch.nn.Module) -> bool:
         """Return whether this is still a module's layout: it consists of the same modules, params and
         buffers by the same names. Always False where torch's own methods would not tell."""
-        return self._module() is module and self._usual and self._parts == self._parts_of(module)
+        if self._module() is not module or not self._usual:
+            return False
+        if self._sizes != [*map(len, self._vars)] and not all(map(_METHODS.isdisjoint, self._vars)):
+            return False
+        return self._parts == self._parts_of(module)
 
     def is_training(self) -> bool:
         """Return whether every part is in training mode already, and torch's `train` would set it."""
@@ -101,6 +107,18 @@ def _forget(module: object) -> None:
     found = _last
     if found is not None and found._module is module:
         _last = None
+
+
+def _with_parts(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return a module and all parts of it, each once, also those that it does not list itself."""
+    found = {id(module): module}
+    left = [module]
+    while left:
+        for part in vars(left.pop()).get("_modules", {}).values():
+            if part is not None and id(part) not in found:
+                found[id(part)] = part
+                left.append(part)
+    return [*found.values()]
 
 
 def _walks_as_torch(module: torch.nn.Module) -> bool:

@@ -23,6 +23,11 @@ class SiteData:
         self._device = device
         self._data: ClientData | None = None
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `loaded` costs nothing any more."""
+        return self._data is not None
+
     def loaded(self) -> ClientData:
         """Return the data; the first call loads them.
 

@@ -15,6 +15,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from ...errors import AppError
 from ...flower.messages import content_bytes, own_copy
 from ...training.local.app import TaskApp
 from ..population.clients import SimulatedClients
@@ -117,7 +118,12 @@ class SequentialExecutor:
             turn.training.train(context.state)
             self._clients.keep_state(turn.node_id, context.state)
             return
-        reply = self._client_app(turn.message, context)
+        reply: object = self._client_app(turn.message, context)
+        if not isinstance(reply, Message):
+            raise AppError(
+                f"the ClientApp answered with a {type(reply).__name__}, not with a Message; does the "
+                "function that it calls return its reply?"
+            )
         self._clients.keep_state(turn.node_id, context.state)
         turn.reply = reply
 

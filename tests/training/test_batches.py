@@ -184,3 +184,11 @@ def test_the_first_order_of_many_or_of_a_loader_is_not_known() -> None:
     assert first_order((many, many), 1) is None
     assert first_order(loader(), 1) is None
     assert first_order(Squares(), 1) is not None
+
+
+def test_each_batch_of_data_with_gradients_has_its_own_graph() -> None:
+    """As people ask for by `requires_grad_()` on inputs, for a penalty on their gradients."""
+    inputs = INPUTS.clone().requires_grad_()
+    for some, _ in batches_of((inputs, TARGETS), 4, seed=1):
+        some.square().sum().backward()
+    assert inputs.grad is not None and torch.equal(inputs.grad, 2 * INPUTS)

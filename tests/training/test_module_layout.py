@@ -187,6 +187,46 @@ def test_a_train_method_of_its_own_is_called() -> None:
     assert model.calls == 1 and not model.norm.training
 
 
+class Hiding(nn.Module):
+    """A part that is not listed among the modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def modules(self) -> Any:
+        return iter([self.out])
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        return iter([("out", self.out)])
+
+
+@pytest.mark.parametrize("wrap", [nn.Sequential, lambda model: model], ids=["inside", "alone"])
+def test_the_mode_of_a_hidden_part_is_set(wrap: Any) -> None:
+    """torch's `train` reaches it."""
+    hiding = Hiding()
+    model = wrap(hiding)
+    for _ in range(2):
+        hiding.hidden.eval()
+        begin_training(model)
+        assert hiding.hidden.training
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["the root", "a part"])
+def test_a_method_that_an_instance_gets_later_is_followed(place: int) -> None:
+    """As one that keeps a norm in evaluation mode, or that says what is sent."""
+    model = network()
+    each: Any = (model, model[1])[place]
+    agrees(model)
+    begin_training(model)
+    each.train = lambda mode=True: nn.Module.train(each, False)
+    begin_training(model)
+    assert not each.training
+    each.state_dict = lambda **kwargs: kwargs.get("destination", {})
+    each.seen = 1
+    agrees(model)
+
+
 class Equal(nn.Linear):
     """Modules that compare by something of their own; torch then takes several for one."""
 

@@ -57,10 +57,11 @@ class LocalSite:
         return training.reply()
 
     def begin(self, message: Message, *, client: int) -> SiteTraining:
-        """Read an instruction to train."""
+        """Read an instruction to train. Data that are not loaded yet are loaded by `train`."""
         config = _config(message)
         given = self._assignment(message, config, client)
-        given.draws = draws_of(given.settings, client, self._data.loaded().train)
+        if self._data.is_loaded:
+            given.draws = draws_of(given.settings, client, self._data.loaded().train)
         work = work_for(given.settings, self._task, ExampleTerms.of(config))
         return SiteTraining(message, given, work, Clipping.of(config), NoiseTerms.of(config))
 

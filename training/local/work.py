@@ -53,7 +53,7 @@ class Assignment:
         copies: whether arrays of the reply have memory of their own.
         config: the instruction's, all of it; `settings` are the training's in it.
         state: what the client keeps between messages; some work changes it.
-        draws: those of a training.
+        draws: those of a training, if they are known already.
         key: what tells this instruction from others, and is the same when it is repeated.
     """
 

@@ -266,7 +266,7 @@ class _Local:
                 last = number == len(pieces) and index == len(group) - 1
                 loss.examples, loss.live, loss.inputs = examples, live, inputs
                 self._differentiate(inputs, targets, loss, live=live, last=last)
-        del loss.inputs
+        loss.inputs = None  # type: ignore[assignment]  # its memory is free for the next batch
 
     def _losses(
         self, inputs: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool

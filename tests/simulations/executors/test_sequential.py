@@ -308,3 +308,39 @@ def test_what_a_client_does_to_its_instruction_stays_with_it() -> None:
     clients = SimulatedClients(CLIENTS, run_id=1, run_config={})
     list(SequentialExecutor(app, clients).execute(broadcast))
     assert seen[0] == seen[1] == seen[2] and "own" not in broadcast.content["config"]
+
+
+def test_data_are_loaded_when_their_client_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not beforehand for all: that takes time, which counts, and threads, which the executor has set."""
+    seen = []
+
+    def slow(site: meadow.Site) -> meadow.ClientData:
+        sequential.time.now_s += 1.0  # type: ignore[attr-defined]
+        seen.append((site.index + 1, torch.get_num_threads()))
+        return load(site)
+
+    before = torch.get_num_threads()
+    with watched(monkeypatch, 0.0) as (_, task, took):
+        clients = SimulatedClients(CLIENTS, run_id=1, run_config={})
+        app = meadow.client_app(replace(task, client_data=slow), device="cpu")
+        sink = EventSink(took=took.__setitem__)
+        executor = SequentialExecutor(app, clients, threads=before + 1, sink=sink)
+        for nodes in ([1, 2, 3], [3, 2]):
+            for count, _ in enumerate(executor.execute(instruction(task, nodes)), start=1):
+                assert nodes[0] == 3 or (seen == [(n, before + 1) for n in nodes[:count]])
+                assert nodes[0] == 3 or took == dict.fromkeys(nodes[:count], 1.0)
+    assert took == {1: 1.0, 2: 0.0, 3: 0.0} and torch.get_num_threads() == before
+
+
+def test_an_app_that_forgets_to_answer_is_told() -> None:
+    """What is wrong, and with which client."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return None  # type: ignore[return-value]
+
+    clients = SimulatedClients(CLIENTS, run_id=1, run_config={})
+    (reply,) = SequentialExecutor(app, clients).execute(instruction(TASK, [2]))
+    assert reply.metadata.src_node_id == 2
+    assert "answered with a NoneType, not with a Message" in str(reply.error.reason)
