@@ -95,14 +95,12 @@ class PythonState:
                 if _is_data(value):
                     yield place, holder, name, None
 
-    def _attributes_of(
-        self, holder: object, *, but: Collection[str] = ()
-    ) -> Iterator[tuple[str, Any]]:
+    def _attributes_of(self, holder: object, *, but: Collection[str] = ()) -> list[tuple[str, Any]]:
         """Return the attributes that are neither torch's own nor other ways to hold params."""
         own = self._of_torch if isinstance(holder, nn.Module) else frozenset()
         own = own | _OF_RECURRENT if isinstance(holder, nn.RNNBase) else own
-        for name in vars(holder).keys() - but - own:
-            yield name, vars(holder)[name]
+        held = vars(holder).items()
+        return [pair for pair in held if pair[0] not in own and pair[0] not in but]
 
     def _holders(self, first: object) -> Iterator[tuple[str, Any]]:
         """Return the objects whose attributes count, each once and with its place."""
@@ -135,7 +133,7 @@ def _behind_function(first: object) -> Iterator[tuple[str, object]]:
         yield from ((name, value) for name, value in found.items() if isinstance(value, nn.Module))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
     """A value, and what it held: None where nothing in it can change."""
 
@@ -207,9 +205,13 @@ class _Kept:
 
 def _kept(value: Any, known: dict[int, _Kept]) -> _Kept:
     """Return a value with what it holds; each object is kept once."""
-    if id(value) not in known:
-        known[id(value)] = _Kept(value, _held(value, known) if _is_data(value) else _LEFT)
-    return known[id(value)]
+    found = known.get(id(value))
+    if found is None:
+        held = None
+        if type(value) not in _PLAIN_TYPES:
+            held = _held(value, known) if _is_data(value) else _LEFT
+        known[id(value)] = found = _Kept(value, held)
+    return found
 
 
 def _held(value: Any, known: dict[int, _Kept]) -> Any:
@@ -257,9 +259,12 @@ def _are_plain(values: Iterable[Any]) -> bool:
 
 
 def _is_looked_into(value: Any) -> bool:
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return False
     if isinstance(value, nn.Module | SimpleNamespace):
         return True
-    return type(value).__module__.partition(".")[0] not in _LEFT_ALONE
+    return kind.__module__.partition(".")[0] not in _LEFT_ALONE
 
 
 def _equal(before: torch.Tensor, now: torch.Tensor) -> bool:
