@@ -52,8 +52,9 @@ def test_large_seeds_are_taken() -> None:
         assert draw()
 
 
+@pytest.mark.parametrize("inside", range(3))
 @pytest.mark.parametrize("before", range(5))
-def test_normal_numbers_go_on_in_pairs(before: int) -> None:
+def test_normal_numbers_go_on_in_pairs(before: int, inside: int) -> None:
     """Python and NumPy make two normal numbers at once, and keep the second: a block in between
     changes neither it nor those after it, wherever in their words the generators are."""
 
@@ -69,7 +70,7 @@ def test_normal_numbers_go_on_in_pairs(before: int) -> None:
         first = [normals() for _ in range(before)]
         with seeded(8):
             np.random.random_sample(700 * (before % 2))
-            normals()
+            assert len({*map(tuple, [normals() for _ in range(inside)])}) == inside
         assert first + [normals() for _ in range(4)] == expected
 
 
