@@ -113,17 +113,17 @@ def _numpy_kept() -> Kept:
     bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
     if type(bits) is not np.random.MT19937:
         state = np.random.get_state(legacy=False)
-        return _comparable(state), lambda seeded=b"": np.random.set_state(state)
+        return _comparable(state), lambda untouched=b"": np.random.set_state(state)
     address = bits.ctypes.state_address
     words = string_at(address, MT19937_BYTES)
     normal = np.random.standard_normal()
     if string_at(address, MT19937_BYTES) == words:
         state = np.random.get_state(legacy=False)
         held = {**state, "has_gauss": 1, "gauss": normal}
-        return (words, normal), lambda seeded=b"": np.random.set_state(held)
+        return (words, normal), lambda untouched=b"": np.random.set_state(held)
 
-    def restore(seeded: bytes = b"") -> None:
-        if string_at(address, MT19937_BYTES) != seeded:  # somebody has drawn
+    def restore(untouched: bytes = b"") -> None:
+        if string_at(address, MT19937_BYTES) != untouched:  # somebody has drawn
             np.random.seed(0)  # no second number of a pair is left
         memmove(address, words, MT19937_BYTES)
 

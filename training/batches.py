@@ -183,11 +183,10 @@ def _in_order(
     """Return the rows in an order, batch by batch; few bytes are brought into it at once.
 
     Batches cut by `unsafe_split` are not views of one another for autograd: what is changed in place in
-    one is not taken for a change of the others.
+    one is not taken for a change of the others. Rows that need gradients are not: each batch then has a
+    graph of its own.
     """
-    plain = (
-        rows.layout is torch.strided and not rows.requires_grad
-    )  # each has a graph of its own then
+    plain = rows.layout is torch.strided and not rows.requires_grad
     if plain and order.shape[0] * rows.nbytes <= AT_ONCE_BYTES * rows.shape[0]:
         return torch.unsafe_split(rows.index_select(0, order), batch_size)[skip:]
     return (rows.index_select(0, chosen) for chosen in torch.split(order, batch_size)[skip:])

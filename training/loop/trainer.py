@@ -174,7 +174,6 @@ class _Local:
         self._optimizer = local_optimizer(self._params, settings, slots)
         self._means = ExampleMeans(task)
         self._module = module
-        self._piece_loss = _PieceLoss(self)
         self._differentiate = timer.around("backward", parallelism.backward)
         self._optimize = timer.around("optimizer", self._descend)
         self.loss_of = timer.around("forward", self._losses)
@@ -257,16 +256,15 @@ class _Local:
     def _backward(self, group: list[Batch], sizes: Sequence[int]) -> None:
         """Add up the gradients of the mean loss over all examples, on all ranks."""
         examples, parallelism = sum(sizes), self._parallelism
-        place, device, loss = self._use.place, self._device, self._piece_loss
+        place, device = self._use.place, self._device
         for index, (batch, size) in enumerate(zip(group, sizes, strict=True)):
             mine, most = parallelism.rows(size), -(-size // parallelism.parts)
             pieces = self._micro_batch.pieces(batch, rows=mine, most=most)
             for number, (inputs, targets, live) in enumerate(pieces, 1):
                 inputs, targets = place((inputs, targets), device)
                 last = number == len(pieces) and index == len(group) - 1
-                loss.examples, loss.live, loss.inputs = examples, live, inputs
+                loss = _PieceLoss(self, examples, live, inputs)
                 self._differentiate(inputs, targets, loss, live=live, last=last)
-        loss.inputs = None  # type: ignore[assignment]  # its memory is free for the next batch
 
     def _losses(
         self, inputs: torch.Tensor, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool
@@ -303,45 +301,39 @@ class _Local:
 class _PieceLoss:
     """What a piece of a batch adds to the loss whose gradient makes the step.
 
-    That is the mean over the step's examples; a piece that does not count adds nothing. The trainer
-    sets which piece it is before each.
-
-    Attributes:
-        examples: how many the step has.
-        live: whether the piece counts.
-        inputs: the piece's.
+    That is the mean over the step's examples; a piece that does not count adds nothing.
     """
 
-    __slots__ = ("_local", "examples", "inputs", "live")
+    __slots__ = ("_examples", "_inputs", "_live", "_local")
 
-    inputs: torch.Tensor
-
-    def __init__(self, local: _Local) -> None:
+    def __init__(self, local: _Local, examples: int, live: bool, inputs: torch.Tensor) -> None:
         self._local = local
-        self.examples, self.live = 0, False
+        self._examples = examples
+        self._live = live
+        self._inputs = inputs
 
     def __call__(
         self, outputs: torch.Tensor, targets: torch.Tensor, *, note: bool = True
     ) -> torch.Tensor:
         """As `LossOf`."""
-        losses = self._local.loss_of(self.inputs, outputs, targets, note=note and self.live)
-        if not self.live:
+        losses = self._local.loss_of(self._inputs, outputs, targets, note=note and self._live)
+        if not self._live:
             added = losses.sum() * 0
-        elif losses.shape[0] == self.examples:
+        elif losses.shape[0] == self._examples:
             added = losses.mean()  # the same gradient as below, in half the time
         else:
-            added = losses.sum() / self.examples
+            added = losses.sum() / self._examples
         scaler = self._local.scaler
         return scaler.scale(added) if scaler else added
 
     def backward(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
         """As `LossOf.backward`; no mean is computed: the examples begin with the gradient that it
         would give them."""
-        if self._local.scaler or not self.live:
+        if self._local.scaler or not self._live:
             torch.autograd.backward(self(outputs, targets))
             return
-        losses = self._local.loss_of(self.inputs, outputs, targets, note=True)
-        share = _share_of_mean(losses.shape[0], self.examples, losses.dtype, losses.device)
+        losses = self._local.loss_of(self._inputs, outputs, targets, note=True)
+        share = _share_of_mean(losses.shape[0], self._examples, losses.dtype, losses.device)
         # What torch.autograd.backward(losses, share) ends in. Before, that imports SymPy, 200 ms in each
         # process, and its checks take a fourth of a small model's step.
         torch.autograd.Variable._execution_engine.run_backward(
