@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,28 @@ def test_mnist_is_learned(mnist: tuple[Path, dict[str, Any]]) -> None:
 def test_secure_aggregation_costs_no_accuracy(
     mnist: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """MNIST's accuracy with it is that without it, within 0.2 points of a hundred."""
+    """MNIST's accuracy with it is that without it, within 0.2 points of a hundred.
+
+    Rounding to a grid moves a model a little to one side or to the other, by three of the thousand
+    images in a single round; which way also depends on the processor's instructions. So the
+    last five rounds of three seeds are compared, whose mean is right to about 0.05 points.
+    """
     settings = ["run.min_clients=3", "privacy.secure_aggregation.enabled=true"]
-    secure = simulate(EXAMPLES / "mnist", out=tmp_path / "out", overrides=settings)
-    assert {row["clients"] for row in rows_of(tmp_path / "out")} == {4}
-    accuracies = [run["final"]["server"]["accuracy"] for run in (mnist[1], secure)]
-    assert abs(accuracies[0] - accuracies[1]) < 0.002
+    costs = []
+    for seed in (7, 8, 9):
+        overrides = [f"run.seed={seed}"]
+        plain, secure = mnist[0], tmp_path / f"secure-{seed}"
+        if seed != 7:  # of the example itself
+            plain = tmp_path / f"plain-{seed}"
+            simulate(EXAMPLES / "mnist", out=plain, overrides=overrides)
+        simulate(EXAMPLES / "mnist", out=secure, overrides=overrides + settings)
+        assert {row["clients"] for row in rows_of(secure)} == {4}
+        accuracies = [
+            [row["server"]["accuracy"] for row in rows_of(folder)[-5:]]
+            for folder in (plain, secure)
+        ]
+        costs += [without - masked for without, masked in zip(*accuracies, strict=True)]
+    assert abs(statistics.mean(costs)) < 0.002
 
 
 def test_hospitals_show_only_sums(tmp_path: Path) -> None:
