@@ -30,22 +30,27 @@ class seeded:
     a simulation, between other clients, as in a process of its own. An object is for one block.
     """
 
-    __slots__ = ("_before", "_device", "_numpy", "_seed")
+    __slots__ = ("_before", "_device", "_inside", "_numpy", "_seed")
 
-    def __init__(self, seed: int, device: str = "cpu") -> None:
+    def __init__(self, seed: int, device: str = "cpu", *, inside: bool = False) -> None:
+        """`inside`: another block is around this one and leaves the CPU's generators as they were; here they
+        are only seeded. What runs between two such blocks must not draw."""
         self._seed = seed
         self._device = seeded_device(seed, device) if device != "cpu" else None
+        self._inside = inside
 
     def __enter__(self) -> None:
-        (_, restore_python), (_, restore_numpy) = _python_kept(), _numpy_kept()
-        self._before = restore_python, restore_numpy, torch.default_generator.get_state()
+        if not self._inside:
+            (_, restore_python), (_, restore_numpy) = _python_kept(), _numpy_kept()
+            self._before = restore_python, restore_numpy, torch.default_generator.get_state()
         if self._device is not None:
             self._device.__enter__()
         seed = self._seed
         torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
         np.random.seed(seed & 0xFFFFFFFF)
-        self._numpy = _numpy_words()
         random.seed(seed)
+        if not self._inside:
+            self._numpy = _numpy_words()
 
     def __exit__(
         self,
@@ -53,10 +58,11 @@ class seeded:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        restore_python, restore_numpy, torch_state = self._before
-        restore_python()
-        restore_numpy(self._numpy)
-        torch.default_generator.set_state(torch_state)
+        if not self._inside:
+            restore_python, restore_numpy, torch_state = self._before
+            restore_python()
+            restore_numpy(self._numpy)
+            torch.default_generator.set_state(torch_state)
         if self._device is not None:
             self._device.__exit__(kind, error, trace)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from flwr.clientapp import ClientApp
 
 from ...errors import AppError
 from ...flower.messages import content_bytes, own_copy
+from ...randomness.seeded import seeded
 from ...training.local.app import TaskApp
 from ..population.clients import SimulatedClients
 from .contract import EventSink, error_reply
@@ -73,17 +75,21 @@ class SequentialExecutor:
 
     def _answers(self, turns: deque[_Turn]) -> list[Message]:
         """Run clients until it takes too long, and return their replies."""
-        before, done = torch.get_num_threads(), []
+        before, done = torch.get_num_threads(), list[_Turn]()
+        # Keeping the generators takes as long as seeding them: once, if nobody draws between clients.
+        inside = len(turns) > 1 and all(turn.draws_alone for turn in turns)
         begun_s = now_s = time.perf_counter()
         if self._threads > 1:
             torch.set_num_threads(self._threads)
         try:
-            while turns and now_s - begun_s < TOGETHER_S:
-                turn = turns.popleft()
-                self._attempt(self._run, turn)
-                done.append(turn)
-                last_s, now_s = now_s, time.perf_counter()
-                self._sink.took(turn.node_id, now_s - last_s)
+            with seeded(0) if inside else nullcontext():
+                while turns and now_s - begun_s < TOGETHER_S:
+                    turn = turns.popleft()
+                    turn.inside = inside
+                    self._attempt(self._run, turn)
+                    done.append(turn)
+                    last_s, now_s = now_s, time.perf_counter()
+                    self._sink.took(turn.node_id, now_s - last_s)
         finally:
             if self._threads > 1:
                 torch.set_num_threads(before)
@@ -115,7 +121,7 @@ class SequentialExecutor:
         context = turn.context
         context.state = self._clients.state_of(turn.node_id)
         if turn.training is not None:
-            turn.training.train(context.state)
+            turn.training.train(context.state, inside=turn.inside)
             self._clients.keep_state(turn.node_id, context.state)
             return
         reply: object = self._client_app(turn.message, context)
@@ -135,7 +141,7 @@ class SequentialExecutor:
 class _Turn:
     """A message to a client, and how far its answer has come."""
 
-    __slots__ = ("context", "message", "node_id", "reply", "training")
+    __slots__ = ("context", "inside", "message", "node_id", "reply", "training")
 
     context: Context
 
@@ -144,6 +150,12 @@ class _Turn:
         self.node_id = message.metadata.dst_node_id
         self.training: SiteTraining | None = None
         self.reply: Message | None = None
+        self.inside = False
+
+    @property
+    def draws_alone(self) -> bool:
+        """Whether nobody's code draws random numbers but a task's training; or nothing runs any more."""
+        return self.training.draws_alone if self.training is not None else self.reply is not None
 
     def answer(self) -> Message:
         assert self.reply is not None, "every turn ends in a reply"

@@ -46,6 +46,35 @@ def test_outside_nothing_changes(fails: bool) -> None:
     assert got == expected
 
 
+def test_blocks_inside_another_only_seed() -> None:
+    """They give the numbers of a block alone, whatever the one before drew, and the outer one restores."""
+
+    def draws() -> list[object]:
+        return [
+            *draw(),
+            float(np.random.standard_normal()),
+            random.gauss(0, 1),
+            torch.randn(1).item(),
+        ]
+
+    alone = []
+    for seed in (4, 5, 4):
+        with seeded(seed):
+            alone.append(draws())
+    with seeded(9):
+        np.random.standard_normal(), random.gauss(0, 1)
+        before, expected = draws(), [draws(), draws()]
+    with seeded(9):
+        np.random.standard_normal(), random.gauss(0, 1)
+        assert draws() == before
+        with seeded(0):
+            for seed, numbers in zip((4, 5, 4), alone, strict=True):
+                with seeded(seed, inside=True):
+                    assert draws() == numbers
+                    draw(), np.random.standard_normal(), random.gauss(0, 1)
+        assert [draws(), draws()] == expected
+
+
 def test_large_seeds_are_taken() -> None:
     """Derived seeds have 63 bits; NumPy's generator takes 32."""
     with seeded(2**63 - 1):

@@ -29,7 +29,7 @@ from ..site_data import SiteData
 from ..warm_module import WarmModule
 from .clipped_reply import clipped_reply
 from .training import LocalTraining
-from .work import Assignment, SiteWork, work_for
+from .work import Assignment, SiteWork, Training, work_for
 
 __all__ = ["LocalSite", "SiteTraining"]
 
@@ -127,9 +127,21 @@ class SiteTraining:
         self._noise = noise
         self._trained: tuple[Mapping[str, Any], Params | ArrayRecord] | None = None
 
-    def train(self, state: RecordDict) -> None:
-        """Train, with what the client keeps between messages."""
+    @property
+    def draws_alone(self) -> bool:
+        """Whether nobody draws random numbers but the training itself: the data are loaded, and no algorithm's
+        code runs before it or after it."""
+        return self._given.draws is not None and type(self._work) is Training
+
+    def train(self, state: RecordDict, *, inside: bool = False) -> None:
+        """Train, with what the client keeps between messages.
+
+        With `inside`, which needs `draws_alone`, the caller has a `seeded` block around this.
+        """
         given, clipping, noise = self._given, self._clipping, self._noise
+        if inside:
+            assert given.draws is not None
+            given.draws = given.draws._replace(inside=True)
         given.state = state
         try:
             examples, means, trained = self._work.train(given)

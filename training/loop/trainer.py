@@ -95,7 +95,7 @@ def train(
     parallelism = parallelism or Alone()
     if draws is None or parallelism.part:
         draws = draws_of(settings, client, data, part=parallelism.part)
-    with seeded(draws.training, device):
+    with seeded(draws.training, device, inside=draws.inside):
         pieces = micro_batch or MicroBatch()
         around = use or DeviceUse(), timer or Unwatched()
         local = _Local(task, module, settings, device, parallelism, *around, pieces, session)
@@ -109,11 +109,13 @@ class Draws(NamedTuple):
         training: the seed of what the module and its loss draw.
         batches: the seed of the orders in which an epoch goes through the data.
         first: the order of the first epoch, (samples,); None where it is not known beforehand.
+        inside: whether a `seeded` block is around this training and others.
     """
 
     training: int
     batches: int
     first: torch.Tensor | None
+    inside: bool = False
 
 
 def draws_of(settings: TrainingSettings, client: int, data: Data, *, part: int = 0) -> Draws:

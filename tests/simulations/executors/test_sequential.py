@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -275,12 +275,75 @@ def test_global_generators_go_on_between_clients() -> None:
         drawn.append((random.random(), np.random.standard_normal(), float(torch.rand(()))))
         return load(site)
 
-    for nodes in ([1, 2, 3], [1, 5, 3]):
+    for rounds in ([[1, 2], [1, 2, 3], [2, 4, 1]], [[5, 6], [5, 6, 3], [6, 4]]):
         torch.manual_seed(3), random.seed(3), np.random.seed(3)
         clients = SimulatedClients(CLIENTS, run_id=1, run_config={})
         app = meadow.client_app(replace(TASK, client_data=drawing), device="cpu")
-        list(SequentialExecutor(app, clients).execute(instruction(TASK, nodes)))
-    assert drawn[:3] == drawn[3:]
+        executor = SequentialExecutor(app, clients)
+        for nodes in rounds:  # some have their data already, and some load them in between
+            list(executor.execute(instruction(TASK, nodes)))
+    assert drawn[:4] == drawn[4:]
+
+
+class Noisy(meadow.LocalAlgorithm):
+    """Clients draw as they answer, outside of their training's block."""
+
+    state = {"drawn": ()}  # noqa: RUF012
+
+    def answer(self, end: meadow.LocalRound) -> meadow.Answer:
+        drawn = torch.rand(()) + random.random() + np.random.standard_normal()
+        return meadow.Answer(params=end.trained, client_state={"drawn": drawn.float()})
+
+
+def drawn_outside() -> list[float]:
+    """Return numbers that code outside of a training draws; the second ones of pairs count too."""
+    found = [random.gauss(0, 1), random.random(), float(torch.randn(()))]
+    return found + [float(np.random.standard_normal()) for _ in range(3)]
+
+
+def seed_outside() -> None:
+    torch.manual_seed(3), random.seed(3), np.random.seed(3)
+    random.gauss(0, 1), np.random.standard_normal()
+
+
+@pytest.mark.parametrize("fails", [None, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("own", [False, True])
+def test_global_generators_are_left_as_they_were(
+    own: bool, fails: type[BaseException] | None
+) -> None:
+    """By clients that have their data already, and are trained one right after another; also where a
+    training fails or is interrupted. What an algorithm's own code draws goes on from client to client."""
+    fail = False
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if fail and fails is not None and targets.shape[0] == SIZES[1]:
+            raise fails
+        return meadow.cross_entropy(outputs, targets)
+
+    task, config = replace(TASK, loss=loss), dict[str, Any]()
+    if own:
+        noisy = meadow.averaging("noisy", client=Noisy())
+        task = replace(task, algorithm=lambda name, arguments: noisy)
+        config = {"algorithm": f"{__name__}:noisy"}
+    found = []
+    for executor, clients in both(task):
+        seed_outside()
+        fail, states, told = False, list[Any](), list[Any]()
+        list(executor.execute(instruction(task, [1, 2, 3], **config)))
+        fail = True
+        seed_outside()
+        with suppress(KeyboardInterrupt):
+            for reply in executor.execute(instruction(task, [1, 3, 2], **config)):
+                told.append(values_of(reply))
+        drawn = drawn_outside()
+        if fails is not KeyboardInterrupt:  # which loses the replies of the last moment
+            states = [told, *(clients.packed_state(node) for node in (1, 2, 3))]
+        found.append((drawn, states))
+    if fails is not KeyboardInterrupt:
+        assert found[0] == found[1]
+    if not own:
+        seed_outside()
+        assert found[0][0] == found[1][0] == drawn_outside()
 
 
 def test_replies_in_the_modules_memory_come_one_by_one() -> None:
