@@ -26,6 +26,7 @@ from ....training.algorithms.client_half import ClientHalf, client_half
 from ....training.algorithms.personalization import Personalization
 from ....training.algorithms.work_bench import LocalWork
 from ....training.local.session import shared_in, without_auxiliary
+from ....training.module_state import PythonState
 from ....training.settings import TrainingSettings
 from ....training.warm_module import WarmModule
 from ...population.clients import SimulatedClients
@@ -183,7 +184,8 @@ class VectorizedExecutor:
             elif linear is not None and descent is not None:
                 trained = self._train_linear(linear, stacked, data, settings, descent, clients)
             if trained is None:
-                with undisturbed(stacked.module, self._task.loss):
+                state = PythonState(stacked.module)
+                with undisturbed(state, self._task.loss, self._device):
                     session, losses = self._session_of(chunk, stacked, algorithm, settings, replies)
                     trained = train_stacked(
                         self._task,
@@ -232,7 +234,7 @@ class VectorizedExecutor:
     ) -> Trained | None:
         """Train the chunk as linear layers; None where that raises: what vmap makes of it counts."""
         try:
-            with undisturbed(stacked.module, self._task.loss):
+            with undisturbed(self._module.built, self._task.loss, self._device):
                 return train_linear(
                     self._task,
                     linear,

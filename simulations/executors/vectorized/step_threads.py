@@ -13,7 +13,7 @@ from .cohort_data import CohortData
 
 __all__ = ["step_threads"]
 
-THREAD_FLOPS = 12e6
+THREAD_FLOPS = 4e6
 """Below so many operations a step each, threads cost more than they do."""
 
 

@@ -136,7 +136,8 @@ def trace_step(
     watch = _Watch([*trained.values(), *others.values()])
     # The backward pass may come to the module again, which then computes some of it anew.
     own = replaced(module, {**params, **rest})
-    with seeded(0, str(inputs.device)), undisturbed(module, loss, draws=True), own:
+    device = inputs.device
+    with seeded(0, str(device)), undisturbed(PythonState(module), loss, device, draws=True), own:
         with watch:
             outputs = module(inputs.clone())
             total = loss_of(outputs).sum()
@@ -163,30 +164,33 @@ def trace_step(
 
 @contextmanager
 def undisturbed(
-    module: torch.nn.Module, loss: object = None, *, draws: bool = False
+    module: PythonState, loss: object, device: torch.device, *, draws: bool = False
 ) -> Iterator[None]:
     """Check that the block leaves everything that clients would share as it was: the module's and the
     loss's attributes, which are put back, and the global generators (torch's too, unless it `draws`).
 
+    `module` is what that holds now; `device` is where it is.
+
     Raises:
         DataError: it does not; the text names what it changes.
     """
-    state, of_loss = PythonState(module), PythonState(loss, buffers=True)
-    devices = {torch.device("cpu"), *(param.device for param in module.parameters())}
-    generators = [] if draws else [Generator(device) for device in devices]
+    of_loss = PythonState(loss, buffers=True)
+    devices = () if draws else {torch.device("cpu"), device}
+    generators = [Generator(each) for each in devices]
     before, places = generators_now(), [each.get() for each in generators]
     try:
         yield
-        if name := state.changed():
+        if name := module.changed():
             raise DataError(
                 f"the forward pass changes {name!r} of the model, which is neither a param nor a "
                 "buffer; register it with register_buffer to train clients at once"
             )
         if name := of_loss.changed():
             raise DataError(f"the loss changes its {name!r}, which clients would share")
-    finally:
-        state.restore()
+    except BaseException:  # without one, nothing has changed
+        module.restore()
         of_loss.restore()
+        raise
     if before != generators_now():
         raise DataError(
             "the model, the loss or a metric draws from Python's or NumPy's random numbers, which "
