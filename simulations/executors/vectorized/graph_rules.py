@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.passes.shape_prop import TensorMetadata
 
-__all__ = ["simplify"]
+__all__ = ["IN_PLACE", "simplify"]
 
 aten = torch.ops.aten
 _SAME_VALUES = (
@@ -47,6 +47,7 @@ def simplify(graph: fx.Graph, *, on_cpu: bool) -> None:
     _reuse(graph, changed)
     _spare_copies(graph, changed)
     graph.eliminate_dead_code()
+    _overwrite(graph)
 
 
 def _replace(graph: fx.Graph, operation: Any, function: Callable[..., Any]) -> None:
@@ -305,6 +306,60 @@ def _contiguous(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous()
 
 
+IN_PLACE = {
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.div.Tensor: aten.div_.Tensor,
+    aten.mul.Scalar: aten.mul_.Scalar,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.neg.default: aten.neg_.default,
+    aten.relu.default: aten.relu_.default,
+    aten.tanh.default: aten.tanh_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.threshold_backward.default: aten.threshold_backward.grad_input,
+}
+"""Operations on each value alone, and what writes their results over their first argument."""
+_COMMUTE = aten.add.Tensor, aten.mul.Tensor
+
+
+def _overwrite(graph: fx.Graph) -> None:
+    """Write results over what nothing reads any more, which is in a cache where new memory is not.
+
+    That is the step's own memory: neither an argument's nor a result's, nor what an operation has changed
+    in place before, or has drawn.
+    """
+    last = {node: place for place, node in enumerate(graph.nodes)}
+    held: dict[fx.Node, int] = {}
+    """By the result that tensors are in the memory of: the place of the last node that reads it."""
+    for node in graph.nodes:
+        result = _result(node)
+        held[result] = max(held.get(result, 0), *(last[user] for user in node.users), last[node])
+    kept = _changed_in_place(graph) | _returned(graph)
+    for node in graph.nodes:
+        if node.target not in IN_PLACE:
+            continue
+        if node.target in _COMMUTE and not node.kwargs and _are_alike(node.args[1], node):
+            ways = [node.args[:2], node.args[1::-1]]
+        else:
+            ways = [node.args]
+        for over, *others in ways:
+            if not _are_alike(over, node):
+                continue
+            result = _result(over)
+            if result.op != "call_function" or _origin(over) in kept or held[result] > last[node]:
+                continue
+            if any(_result(each) is result for each in node.all_input_nodes if each is not over):
+                continue
+            held[result] = held.pop(node)
+            if node in kept:
+                kept.add(_origin(over))
+            node.target, node.args = IN_PLACE[node.target], (over, *others)
+            if node.target is aten.threshold_backward.grad_input:
+                node.kwargs = {"grad_input": over}
+            break
+
+
 def _changed_in_place(graph: fx.Graph) -> set[fx.Node]:
     """Return the origins of what some operation may change."""
     changed: set[fx.Node] = set()
@@ -326,6 +381,16 @@ def _origin(node: fx.Node) -> fx.Node:
     """Return the node whose memory a node's tensor may be in."""
     while node.op == "call_function" and _may_alias(node.target) and node.all_input_nodes:
         node = node.all_input_nodes[0]
+    return node
+
+
+def _result(node: fx.Node) -> fx.Node:
+    """Return the node whose memory a node's tensor may be in, which of several results is one."""
+    while node is not _origin(node):
+        source = node.all_input_nodes[0]
+        if node.target is operator.getitem and not _may_alias(source.target):
+            break
+        node = source
     return node
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from meadow.simulations.executors.vectorized.graph_rules import simplify
+from meadow.simulations.executors.vectorized.graph_rules import IN_PLACE, simplify
 
 aten = torch.ops.aten
 Step = Callable[..., Any]
@@ -46,7 +47,13 @@ def assert_same(step: Step, *given: torch.Tensor) -> fx.GraphModule:
 
 
 def count(graph: fx.GraphModule, operation: Any) -> int:
-    return sum(node.target is operation for node in graph.graph.nodes)
+    return len(uses(graph, operation))
+
+
+def uses(graph: fx.GraphModule, operation: Any) -> list[fx.Node]:
+    """Return an operation's nodes, also where it writes over its argument."""
+    either = operation, IN_PLACE.get(operation, operation)
+    return [node for node in graph.graph.nodes if node.target in either]
 
 
 def images(*, ties: bool, nan: bool, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -103,10 +110,10 @@ def test_what_relu_stops_is_stopped_after_pooling(
 
     simple = assert_same(torch.func.grad(loss), given)
     assert count(simple, aten.threshold_backward.default) == 1
-    (stopped,) = [n for n in simple.graph.nodes if n.target is aten.threshold_backward.default]
+    (stopped,) = uses(simple, aten.threshold_backward.default)
     (user,) = stopped.users
     assert user.target is aten.max_pool2d_with_indices_backward.default
-    (active,) = [n for n in simple.graph.nodes if n.target is aten.relu.default]
+    (active,) = uses(simple, aten.relu.default)
     assert active.args[0].args[0].args[0].op == "placeholder"  # what is pooled
     assert_same(torch.vmap(torch.func.grad(loss)), given[:, :, None])
 
@@ -115,7 +122,7 @@ def test_what_is_pooled_is_activated_afterwards() -> None:
     """Also where nothing is differentiated, and behind a copy that puts clients beside images."""
     given = images(ties=True, nan=True)
     simple = assert_same(lambda x: functional.max_pool2d(torch.relu(x), 2) + 1, given)
-    (active,) = [n for n in simple.graph.nodes if n.target is aten.relu.default]
+    (active,) = uses(simple, aten.relu.default)
     assert active.args[0].target is operator.getitem
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -332,3 +339,90 @@ def test_numbers_are_made_once() -> None:
         made = simple(given.clone())
         assert made[2] == 4.0
         made[2].zero_()
+
+
+OPERATIONS: list[Callable[[random.Random, list[torch.Tensor]], Sequence[torch.Tensor]]] = [
+    lambda draw, pool: [pick(draw, pool) + pick(draw, pool)],
+    lambda draw, pool: [torch.add(pick(draw, pool), pick(draw, pool), alpha=2)],
+    lambda draw, pool: [pick(draw, pool) * pick(draw, pool)],
+    lambda draw, pool: [pick(draw, pool) - pick(draw, pool)],
+    lambda draw, pool: [pick(draw, pool) / 3],
+    lambda draw, pool: [pick(draw, pool) * pick(draw, pool)[:1]],
+    lambda draw, pool: [pick(draw, pool)[:, :1] + pick(draw, pool)],
+    lambda draw, pool: [-pick(draw, pool)],
+    lambda draw, pool: [torch.relu(pick(draw, pool))],
+    lambda draw, pool: [torch.tanh(pick(draw, pool)), torch.sigmoid(pick(draw, pool))],
+    lambda draw, pool: [pick(draw, pool).t()],
+    lambda draw, pool: [pick(draw, pool).reshape(-1).view(4, 4)],
+    lambda draw, pool: [pick(draw, pool)[draw.randrange(4)].expand(4, 4)],
+    lambda draw, pool: [pick(draw, pool).clone()],
+    lambda draw, pool: [torch.cat([pick(draw, pool)[:2], pick(draw, pool)[2:]])],
+    lambda draw, pool: pick(draw, pool).repeat(2, 1).split(4),
+    lambda draw, pool: [pick(draw, pool) @ pick(draw, pool)],
+    lambda draw, pool: [pick(draw, pool).softmax(1)],
+    lambda draw, pool: aten.native_layer_norm(pick(draw, pool), [4], None, None, 1e-5)[:1],
+    lambda draw, pool: [aten.threshold_backward(pick(draw, pool), pick(draw, pool), 0)],
+    lambda draw, pool: [pick(draw, pool).clone().mul_(pick(draw, pool))],
+    lambda draw, pool: [(pick(draw, pool) + 1).add_(pick(draw, pool)).t()],
+    lambda draw, pool: [(pick(draw, pool) * 1).double().float()],
+    lambda draw, pool: [torch.where(pick(draw, pool) > 0, pick(draw, pool), pick(draw, pool))],
+]
+
+
+def pick(draw: random.Random, pool: list[torch.Tensor]) -> torch.Tensor:
+    """Return one of the values so far, rather a late one."""
+    return pool[-1 - min(draw.randrange(len(pool)), draw.randrange(len(pool)))]
+
+
+def program(seed: int) -> Step:
+    """Return a step of some operations: views of one another, values that are read much later."""
+
+    def step(*given: torch.Tensor) -> list[torch.Tensor]:
+        draw, pool = random.Random(seed), list(given)
+        for _ in range(draw.randrange(3, 25)):
+            pool += draw.choice(OPERATIONS)(draw, pool)
+        return [pick(draw, pool) for _ in range(draw.randrange(1, 4))]
+
+    return step
+
+
+def test_results_are_written_over_what_nobody_reads_any_more() -> None:
+    """In a hundred programs: no argument changes, and no result."""
+    written = made = 0
+    for seed in range(120):
+        generator = torch.Generator().manual_seed(seed)
+        given = [torch.randn(4, 4, generator=generator) for _ in range(2)]
+        simple = assert_same(program(seed), *given)
+        in_place = sum(node.target in IN_PLACE.values() for node in simple.graph.nodes)
+        written, made = written + in_place, made + len(simple.graph.nodes)
+    assert written > made / 20
+
+
+def test_an_argument_a_result_and_what_is_read_later_are_not_written_over() -> None:
+    """Nor views of them, whatever they are views of."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        argument = x.t() * y
+        read = torch.exp(x)
+        view = read.view(-1)
+        later = torch.relu(read) + 1
+        returned = torch.exp(y)
+        over = returned.view(-1) * 2
+        return argument, later + view.view(4, 4), returned, over
+
+    given = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(3))
+    simple = assert_same(step, *given)
+    written = {node.name for node in simple.graph.nodes if node.target in IN_PLACE.values()}
+    assert written == {"add", "add_1"}  # over what relu made, and over that
+    assert not {"mul", "relu", "mul_1"} & written
+
+
+def test_half_of_a_pair_of_results_is_written_over() -> None:
+    """Each of an operation's results has memory of its own."""
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made, mean, _ = aten.native_layer_norm(x, [4], None, None, 1e-5)
+        return made * 2, torch.exp(mean)
+
+    simple = assert_same(step, torch.randn(4, 4))
+    assert [node.target for node in uses(simple, aten.mul.Tensor)] == [aten.mul_.Tensor]
