@@ -47,12 +47,6 @@ class WarmModule:
         self._state: Mapping[str, torch.Tensor] = {}
         """The module's `state_dict` as `fresh` found it."""
 
-    @property
-    def built(self) -> PythonState:
-        """What the module held in Python when it was built; `fresh` has put that back."""
-        assert self._python is not None, "no module is built yet"
-        return self._python
-
     def with_some(self, params: Params, *, seed: int) -> torch.nn.Module:
         """Return the module with these params, and the others as they were built.
 

@@ -131,7 +131,8 @@ class SiteTraining:
     def draws_alone(self) -> bool:
         """Whether nobody draws random numbers but the training itself: the data are loaded, and no algorithm's
         code runs before it or after it."""
-        return self._given.draws is not None and type(self._work) is Training
+        plain = type(self._work) is Training and self._clipping is None
+        return plain and self._given.draws is not None
 
     def train(self, state: RecordDict, *, inside: bool = False) -> None:
         """Train, with what the client keeps between messages.

@@ -26,7 +26,7 @@ from ....training.algorithms.client_half import ClientHalf, client_half
 from ....training.algorithms.personalization import Personalization
 from ....training.algorithms.work_bench import LocalWork
 from ....training.local.session import shared_in, without_auxiliary
-from ....training.module_state import PythonState
+from ....training.module_layout import begin_training
 from ....training.settings import TrainingSettings
 from ....training.warm_module import WarmModule
 from ...population.clients import SimulatedClients
@@ -127,6 +127,7 @@ class VectorizedExecutor:
             return
         arrays = cast(ArrayRecord, order.content["arrays"])
         module = self._module.with_params(without_auxiliary(arrays, algorithm), seed=settings.seed)
+        begin_training(module)  # a module's own `train` may set what was put back just now
         replies = self._replies_to(order, module, settings)
         loaded = self._known.find(order.clients)
         if loaded is None:
@@ -184,8 +185,7 @@ class VectorizedExecutor:
             elif linear is not None and descent is not None:
                 trained = self._train_linear(linear, stacked, data, settings, descent, clients)
             if trained is None:
-                state = PythonState(stacked.module)
-                with undisturbed(state, self._task.loss, self._device):
+                with undisturbed(stacked.module, self._task.loss, self._device):
                     session, losses = self._session_of(chunk, stacked, algorithm, settings, replies)
                     trained = train_stacked(
                         self._task,
@@ -234,7 +234,7 @@ class VectorizedExecutor:
     ) -> Trained | None:
         """Train the chunk as linear layers; None where that raises: what vmap makes of it counts."""
         try:
-            with undisturbed(self._module.built, self._task.loss, self._device):
+            with undisturbed(stacked.module, self._task.loss, self._device):
                 return train_linear(
                     self._task,
                     linear,

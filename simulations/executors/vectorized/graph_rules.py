@@ -361,14 +361,20 @@ def _overwrite(graph: fx.Graph) -> None:
 
 
 def _changed_in_place(graph: fx.Graph) -> set[fx.Node]:
-    """Return the origins of what some operation may change."""
+    """Return the origins of what some operation may change, or return as its result.
+
+    What an operation that is not torch's does is known from its schema alone, which others write.
+    """
     changed: set[fx.Node] = set()
     for node in graph.nodes:
         draws = node.op == "call_module"  # and may fill its argument
-        schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
-        if draws or (schema is not None and schema.is_mutable):
+        if draws or (isinstance(node.target, torch._ops.OpOverload) and _may_change(node.target)):
             changed |= {node, *map(_origin, node.all_input_nodes)}
     return changed
+
+
+def _may_change(operation: torch._ops.OpOverload) -> bool:
+    return operation.namespace != "aten" or operation._schema.is_mutable
 
 
 def _returned(graph: fx.Graph) -> set[fx.Node]:

@@ -60,8 +60,8 @@ class StackedEvaluation:
                 made = self._one_by_one(module, parts, batch_size, held)
             return made
         finally:
-            module.train(was_training)
             _restore(held)
+            module.train(was_training)  # whose own `train` may set attributes
 
     @torch.no_grad()
     def _proven(self, module: torch.nn.Module, data: CohortData) -> torch.fx.GraphModule | None:

@@ -137,7 +137,7 @@ def trace_step(
     # The backward pass may come to the module again, which then computes some of it anew.
     own = replaced(module, {**params, **rest})
     device = inputs.device
-    with seeded(0, str(device)), undisturbed(PythonState(module), loss, device, draws=True), own:
+    with seeded(0, str(device)), undisturbed(module, loss, device, draws=True), own:
         with watch:
             outputs = module(inputs.clone())
             total = loss_of(outputs).sum()
@@ -164,23 +164,22 @@ def trace_step(
 
 @contextmanager
 def undisturbed(
-    module: PythonState, loss: object, device: torch.device, *, draws: bool = False
+    module: torch.nn.Module, loss: object, device: torch.device, *, draws: bool = False
 ) -> Iterator[None]:
     """Check that the block leaves everything that clients would share as it was: the module's and the
-    loss's attributes, which are put back, and the global generators (torch's too, unless it `draws`).
-
-    `module` is what that holds now; `device` is where it is.
+    loss's attributes, which are put back, and the global generators (those of torch, on the module's
+    `device` too, unless it `draws`).
 
     Raises:
         DataError: it does not; the text names what it changes.
     """
-    of_loss = PythonState(loss, buffers=True)
+    state, of_loss = PythonState(module), PythonState(loss, buffers=True)
     devices = () if draws else {torch.device("cpu"), device}
     generators = [Generator(each) for each in devices]
     before, places = generators_now(), [each.get() for each in generators]
     try:
         yield
-        if name := module.changed():
+        if name := state.changed():
             raise DataError(
                 f"the forward pass changes {name!r} of the model, which is neither a param nor a "
                 "buffer; register it with register_buffer to train clients at once"
@@ -188,7 +187,7 @@ def undisturbed(
         if name := of_loss.changed():
             raise DataError(f"the loss changes its {name!r}, which clients would share")
     except BaseException:  # without one, nothing has changed
-        module.restore()
+        state.restore()
         of_loss.restore()
         raise
     if before != generators_now():

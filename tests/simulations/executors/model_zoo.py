@@ -377,6 +377,26 @@ class Annealed(nn.Module):
         return self.temperature(self.a(x)) if self.training else self.a(x)
 
 
+class OwnModes(nn.Module):
+    """What `train` and `eval` set besides decides what a layer does; at first it is not there, or is what
+    evaluation needs."""
+
+    def __init__(self, *between: nn.Module, begun: bool) -> None:
+        super().__init__()
+        self.a, self.between, self.b = nn.Linear(16, 12), nn.Sequential(*between), nn.Linear(12, 4)
+        if begun:
+            self.learning = False
+
+    def train(self, mode: bool = True) -> OwnModes:
+        self.learning = mode
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.between(self.a(x)))
+        made: torch.Tensor = self.b(2 * hidden if self.learning else hidden)
+        return made
+
+
 class Weighted(nn.Module):
     """A loss that keeps how large it was, in a buffer or an attribute."""
 
@@ -847,6 +867,11 @@ ZOO: dict[str, Habit] = {
         build=lambda: Shortcut(clears=False), stacked=False
     ),
     "an object that counts": Habit(build=Annealed, stacked=False),
+    "modes of one's own": Habit(build=lambda: OwnModes(begun=True)),
+    "modes of one's own, set by train": Habit(build=lambda: OwnModes(begun=False)),
+    "modes of one's own, with a norm": Habit(
+        build=lambda: OwnModes(nn.BatchNorm1d(12), begun=True)
+    ),
     # random numbers
     "dropout": Habit(build=lambda: mlp(nn.ReLU(), nn.Dropout(0.4))),
     "dropout of features": Habit(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import nn
 
 import meadow
 from meadow.flower.messages import arrays_to_params, identify_process, params_to_arrays
 from meadow.simulations.executors.contract import EventSink
 from meadow.simulations.executors.sequential import SequentialExecutor
+from meadow.simulations.executors.vectorized import recorded_steps
 from meadow.simulations.executors.vectorized.executor import VectorizedExecutor
 from meadow.simulations.population.clients import SimulatedClients
+from meadow.strategies.algorithms.catalogue import CATALOGUE
 from meadow.strategies.algorithms.combined import columns_in
 from meadow.strategies.rounds.broadcast import Broadcast
 from meadow.training.module_params import build_module, params_of_module
@@ -82,15 +85,20 @@ def run(
     """
     reasons: list[str] = []
     task = task_of(ZOO[model], poked=poked)
+    executor = executor_of(name, task, reasons)
+    return updates_of(executor.execute(order_of(task, kind, SETTINGS[settings]))), reasons
+
+
+def updates_of(replies: Iterable[Message]) -> Updates:
     made = {}
-    for reply in executor_of(name, task, reasons).execute(order_of(task, kind, SETTINGS[settings])):
+    for reply in replies:
         assert not reply.has_error(), reply.error.reason
         records = reply.content.array_records
         params = dict(arrays_to_params(records["arrays"])) if records else {}
         metrics = dict(reply.content.metric_records["metrics"])
         made[reply.metadata.src_node_id] = params, metrics
     assert sorted(made) == list(range(1, len(SIZES) + 1))
-    return made, reasons
+    return made
 
 
 def assert_alike(found: Updates, expected: Updates) -> None:
@@ -114,6 +122,47 @@ def test_every_model_trains_as_alone(model: str, settings: str) -> None:
     found, reasons = run("vectorized", model, settings)
     assert_alike(found, expected)
     assert bool(reasons) != ZOO[model].stacked, reasons
+
+
+@pytest.mark.parametrize("model", ZOO)
+def test_later_rounds_are_trained_and_evaluated_as_alone(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An executor keeps its module, and what it found out about it: no round leaves another one anything."""
+    monkeypatch.setattr(
+        recorded_steps, "RECORD_AFTER", 1 << 30
+    )  # test_recorded_steps.py does; for time
+    found, reasons = [], list[str]()
+    for name in ("sequential", "vectorized"):
+        task = task_of(ZOO[model])
+        executor, answers = executor_of(name, task, reasons), []
+        for number in range(1, 4):
+            for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+                order = order_of(task, kind, {"learning-rate": 0.1, "server-round": number})
+                answers.append(updates_of(executor.execute(order)))
+        found.append(answers)
+    for expected, made in zip(*found, strict=True):
+        if all(params for params, _ in expected.values()):
+            assert_alike(made, expected)
+        else:
+            assert_measured_alike(made, expected)
+    assert bool(reasons) != ZOO[model].stacked, reasons
+
+
+@pytest.mark.parametrize("model", [name for name in ZOO if name.startswith("modes of one's own")])
+def test_losses_before_a_round_are_measured_and_then_trained(model: str) -> None:
+    """A module is evaluated and goes back to training within a round, with all that its modes set."""
+    found, reasons = [], list[str]()
+    for name in ("sequential", "vectorized"):
+        task = task_of(ZOO[model])
+        algorithm = CATALOGUE["qfedavg"].builder(**CATALOGUE["qfedavg"].example)
+        config = {"learning-rate": 0.1, **algorithm.client_config}
+        order = order_of(task, MessageType.TRAIN, config)
+        begun = algorithm.init(params_of_module(build_module(task, 5)))
+        order.content["arrays"] = params_to_arrays(algorithm.sent(begun))
+        found.append(updates_of(executor_of(name, task, reasons).execute(order)))
+    assert_alike(found[1], found[0])
+    assert not reasons
 
 
 @pytest.mark.parametrize("model", ZOO)
@@ -144,6 +193,10 @@ def test_every_model_is_evaluated_as_alone(model: str) -> None:
     """Each client's loss and metrics are those of sequential."""
     expected, _ = run("sequential", model, kind=MessageType.EVALUATE)
     found, _ = run("vectorized", model, kind=MessageType.EVALUATE)
+    assert_measured_alike(found, expected)
+
+
+def assert_measured_alike(found: Updates, expected: Updates) -> None:
     for client, (_, metrics) in expected.items():
         for key, value in metrics.items():
             (measured,) = np.ravel(columns_of(found[client][1])[key])

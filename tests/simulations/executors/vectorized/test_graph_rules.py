@@ -417,6 +417,29 @@ def test_an_argument_a_result_and_what_is_read_later_are_not_written_over() -> N
     assert not {"mul", "relu", "mul_1"} & written
 
 
+@pytest.mark.parametrize("annotated", [False, True])
+def test_what_an_operation_of_others_may_return_is_not_written_over(annotated: bool) -> None:
+    """It may be an argument itself, the second one, or in some steps only."""
+    name = "annotated" if annotated else "plain"
+    argument, result = ("Tensor(a)", "Tensor(a)") if annotated else ("Tensor", "Tensor")
+    with torch.library._scoped_library(f"rules_{name}", "DEF") as library:
+        library.define(f"limit(Tensor most, {argument} x) -> {result}")
+        library.impl("limit", lambda most, x: x if x.max() < most else x.clamp(max=most), "CPU")
+        limit = getattr(torch.ops, f"rules_{name}").limit
+
+        def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            made = torch.exp(x)
+            limited = limit(x.sum() * 0 + 3, made)
+            return torch.tanh(limited * 1.5) * 2, made * 3
+
+        simple = graphs(step, torch.full((4, 4), 2.0))[
+            1
+        ]  # recorded where there is something to limit
+        given = torch.full((4, 4), 0.5)
+        for one, other in zip(step(given), simple(given), strict=True):
+            assert torch.equal(one, other)
+
+
 def test_half_of_a_pair_of_results_is_written_over() -> None:
     """Each of an operation's results has memory of its own."""
 
