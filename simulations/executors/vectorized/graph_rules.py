@@ -339,10 +339,9 @@ def _overwrite(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target not in IN_PLACE:
             continue
-        if node.target in _COMMUTE and not node.kwargs and _are_alike(node.args[1], node):
-            ways = [node.args[:2], node.args[1::-1]]
-        else:
-            ways = [node.args]
+        ways = [node.args]
+        if node.target in _COMMUTE and not node.kwargs and _is_real(node):
+            ways.append(node.args[1::-1])
         for over, *others in ways:
             if not _are_alike(over, node):
                 continue
@@ -358,6 +357,12 @@ def _overwrite(graph: fx.Graph) -> None:
             if node.target is aten.threshold_backward.grad_input:
                 node.kwargs = {"grad_input": over}
             break
+
+
+def _is_real(node: fx.Node) -> bool:
+    """Whether factors may change places: of complex ones, products of parts are rounded in their order."""
+    lies = _lies(node)
+    return lies is not None and not lies.dtype.is_complex
 
 
 def _changed_in_place(graph: fx.Graph) -> set[fx.Node]:
