@@ -30,7 +30,7 @@ class seeded:
     a simulation, between other clients, as in a process of its own. An object is for one block.
     """
 
-    __slots__ = ("_before", "_device", "_inside", "_numpy", "_seed")
+    __slots__ = ("_before", "_device", "_inside", "_seed")
 
     def __init__(self, seed: int, device: str = "cpu", *, inside: bool = False) -> None:
         """`inside`: another block is around this one and leaves the CPU's generators as they were; here they
@@ -49,8 +49,6 @@ class seeded:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed looks at every device
         np.random.seed(seed & 0xFFFFFFFF)
         random.seed(seed)
-        if not self._inside:
-            self._numpy = _numpy_words()
 
     def __exit__(
         self,
@@ -61,7 +59,7 @@ class seeded:
         if not self._inside:
             restore_python, restore_numpy, torch_state = self._before
             restore_python()
-            restore_numpy(self._numpy)
+            restore_numpy()
             torch.default_generator.set_state(torch_state)
         if self._device is not None:
             self._device.__exit__(kind, error, trace)
@@ -74,9 +72,8 @@ def generators_now() -> tuple[object, ...]:
     return python, numpy
 
 
-Kept = tuple[object, Callable[..., None]]
-"""The present state of a generator, and a function that restores it; NumPy's in less time if it is given
-the words that a seed has made since, and nobody has drawn."""
+Kept = tuple[object, Callable[[], None]]
+"""The present state of a generator, and a function that restores it."""
 
 
 def _python_kept() -> Kept:
@@ -119,28 +116,20 @@ def _numpy_kept() -> Kept:
     bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
     if type(bits) is not np.random.MT19937:
         state = np.random.get_state(legacy=False)
-        return _comparable(state), lambda untouched=b"": np.random.set_state(state)
+        return _comparable(state), lambda: np.random.set_state(state)
     address = bits.ctypes.state_address
     words = string_at(address, MT19937_BYTES)
     normal = np.random.standard_normal()
     if string_at(address, MT19937_BYTES) == words:
         state = np.random.get_state(legacy=False)
         held = {**state, "has_gauss": 1, "gauss": normal}
-        return (words, normal), lambda untouched=b"": np.random.set_state(held)
+        return (words, normal), lambda: np.random.set_state(held)
 
-    def restore(untouched: bytes = b"") -> None:
-        if string_at(address, MT19937_BYTES) != untouched:  # somebody has drawn
-            np.random.seed(0)  # no second number of a pair is left
+    def restore() -> None:
+        np.random.seed(0)  # no second number of a pair is left
         memmove(address, words, MT19937_BYTES)
 
     return (words, None), restore
-
-
-def _numpy_words() -> bytes:
-    """Return the words of NumPy's global generator as they are now, b"" if it is another kind."""
-    bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs lack it
-    other = type(bits) is not np.random.MT19937
-    return b"" if other else string_at(bits.ctypes.state_address, MT19937_BYTES)
 
 
 def _comparable(state: Any) -> object:

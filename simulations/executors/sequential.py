@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,7 @@ class SequentialExecutor:
         before, done = torch.get_num_threads(), list[_Turn]()
         # Keeping the generators takes as long as seeding them: once, if nobody draws between clients.
         inside = len(turns) > 1 and all(turn.draws_alone for turn in turns)
+        run = partial(self._run, inside=inside)
         begun_s = now_s = time.perf_counter()
         if self._threads > 1:
             torch.set_num_threads(self._threads)
@@ -85,8 +87,7 @@ class SequentialExecutor:
             with seeded(0) if inside else nullcontext():
                 while turns and now_s - begun_s < TOGETHER_S:
                     turn = turns.popleft()
-                    turn.inside = inside
-                    self._attempt(self._run, turn)
+                    self._attempt(run, turn)
                     done.append(turn)
                     last_s, now_s = now_s, time.perf_counter()
                     self._sink.took(turn.node_id, now_s - last_s)
@@ -116,12 +117,12 @@ class SequentialExecutor:
         turn.message.content = own_copy(turn.message.content)
         turn.training = app.begin(turn.message, context) if isinstance(app, TaskApp) else None
 
-    def _run(self, turn: _Turn) -> None:
+    def _run(self, turn: _Turn, *, inside: bool) -> None:
         """Train, or call the app, with what the client keeps."""
         context = turn.context
         context.state = self._clients.state_of(turn.node_id)
         if turn.training is not None:
-            turn.training.train(context.state, inside=turn.inside)
+            turn.training.train(context.state, inside=inside)
             self._clients.keep_state(turn.node_id, context.state)
             return
         reply: object = self._client_app(turn.message, context)
@@ -141,7 +142,7 @@ class SequentialExecutor:
 class _Turn:
     """A message to a client, and how far its answer has come."""
 
-    __slots__ = ("context", "inside", "message", "node_id", "reply", "training")
+    __slots__ = ("context", "message", "node_id", "reply", "training")
 
     context: Context
 
@@ -150,7 +151,6 @@ class _Turn:
         self.node_id = message.metadata.dst_node_id
         self.training: SiteTraining | None = None
         self.reply: Message | None = None
-        self.inside = False
 
     @property
     def draws_alone(self) -> bool:

@@ -129,8 +129,8 @@ class SiteTraining:
 
     @property
     def draws_alone(self) -> bool:
-        """Whether nobody draws random numbers but the training itself: the data are loaded, and no algorithm's
-        code runs before it or after it."""
+        """Whether nobody draws random numbers but the training itself: the data are loaded, no algorithm's
+        code runs before it or after it, and nothing is logged, as clipping does."""
         plain = type(self._work) is Training and self._clipping is None
         return plain and self._given.draws is not None
 

@@ -129,9 +129,8 @@ def test_later_rounds_are_trained_and_evaluated_as_alone(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An executor keeps its module, and what it found out about it: no round leaves another one anything."""
-    monkeypatch.setattr(
-        recorded_steps, "RECORD_AFTER", 1 << 30
-    )  # test_recorded_steps.py does; for time
+    # Recording takes long; test_recorded_steps.py does it.
+    monkeypatch.setattr(recorded_steps, "RECORD_AFTER", 1 << 30)
     found, reasons = [], list[str]()
     for name in ("sequential", "vectorized"):
         task = task_of(ZOO[model])

@@ -414,7 +414,6 @@ def test_an_argument_a_result_and_what_is_read_later_are_not_written_over() -> N
     simple = assert_same(step, *given)
     written = {node.name for node in simple.graph.nodes if node.target in IN_PLACE.values()}
     assert written == {"add", "add_1"}  # over what relu made, and over that
-    assert not {"mul", "relu", "mul_1"} & written
 
 
 @pytest.mark.parametrize("annotated", [False, True])
@@ -432,9 +431,7 @@ def test_what_an_operation_of_others_may_return_is_not_written_over(annotated: b
             limited = limit(x.sum() * 0 + 3, made)
             return torch.tanh(limited * 1.5) * 2, made * 3
 
-        simple = graphs(step, torch.full((4, 4), 2.0))[
-            1
-        ]  # recorded where there is something to limit
+        _, simple = graphs(step, torch.full((4, 4), 2.0))  # where there is something to limit
         given = torch.full((4, 4), 0.5)
         for one, other in zip(step(given), simple(given), strict=True):
             assert torch.equal(one, other)
